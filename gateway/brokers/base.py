@@ -1,0 +1,41 @@
+"""The seam between the gateway and whatever stores records: one embedded store today, other nodes or Kafka later.
+
+Everything above this file speaks of topics and partitions; everything below, of physical queues. The translation
+is `gateway/routing/`. A broker is addressed by its name only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKey, ReadResult
+
+
+class Broker(Protocol):
+    """A store plus timer that owns physical queues. Errors are those of `store.errors`."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """Append batches, each to its queue, in the order given. Returns when all reached `acks`; the answers
+        name the level reached. On an error the outcome of every batch of the call is unknown unless the error says
+        that nothing was stored."""
+        ...
+
+    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+        """Accept records that are to be delivered later; `delays[i]` belongs to record i of the batch. Returns when
+        the schedules are as durable as `acks` says; (position, i) then identifies each schedule."""
+        ...
+
+    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+        """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`.
+        At the end of the queue wait up to `wait_ms` for the next entry."""
+        ...
+
+    async def bounds(self, queue: QueueKey) -> Bounds: ...
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """Search by store time; see `store.types.Boundary`. The answer lies within the queue's bounds."""
+        ...

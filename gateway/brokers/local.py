@@ -1,0 +1,57 @@
+"""The embedded broker: the store of this node. A delayed record is an ordinary append to system topic `__timer`, which
+the timer follows; so accepting a schedule costs what a send costs and is exactly as durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from store import Store
+from store.topics import TIMER_QUEUE, Topic
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKey, ReadResult, ReadStatus
+
+
+class LocalBroker:
+    """`Broker` over a store. `on_topic` is called with each topic it creates, before the creation is answered."""
+
+    def __init__(self, store: Store, *, name: str, on_topic: Callable[[Topic], None]) -> None:
+        self._store = store
+        self._name = name
+        self._on_topic = on_topic
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        return await self._store.append(appends, acks=acks)
+
+    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+        append = Append(
+            queue=TIMER_QUEUE, batch=batch, record_count=len(delays), json_values=json_values, delays=delays
+        )
+        return (await self._store.append([append], acks=acks))[0]
+
+    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+        result = await self._store.read(queue, offset, max_bytes=max_bytes)
+        at_end = result.status in (ReadStatus.AT_END, ReadStatus.EMPTY)
+        if wait_ms and at_end and await self._store.wait_for(queue, offset, wait_ms):
+            return await self._store.read(queue, offset, max_bytes=max_bytes)
+        return result
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        return self._store.bounds(queue)
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        return await self._store.offset_for_time(queue, time_ms, boundary)
+
+    async def create_topic(self, name: str, partitions: int) -> Topic:
+        """The topic, created if need be; durable on return. Raises IllegalTopic, TopicExists."""
+        topic, is_new = await self._store.create_topic(name, partitions)
+        if is_new:
+            self._on_topic(topic)
+        return topic
+
+    def ready(self) -> list[str]:
+        """Why no record can be taken now; empty when all is well."""
+        failure = self._store.failure
+        return [] if failure is None else [str(failure)]

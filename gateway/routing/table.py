@@ -1,0 +1,105 @@
+"""From a partition, which never moves, to the queue that holds it today (seeds: logical queues).
+
+A partition is a chain of segments. Each segment is a stretch of one physical queue of one broker; all but the last
+are sealed. Moving a partition to another broker seals the last segment and opens one there, at the next offset, so
+offsets stay dense and clients notice nothing. With one broker every chain is one open segment that begins at 0, and
+logical and physical offsets are the same.
+
+    partition 0 of "orders":   logical   0 ........ 100 | 101 .......... 200 | 201 ...
+                               segment   broker a, q 0  |  broker b, q 2     |  broker a, q 3 (open)
+                               physical  0 ........ 100 |  0 ........... 99  |  0 ...
+
+    R1  segments of a chain are ordered by logical_start and leave no gap
+    R2  only the last segment is open (physical_end None): a partition has one writable queue at a time
+    R3  a chain is replaced as a whole; a reader holds one immutable tuple
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.brokers.base import Broker
+from gateway.topics import TopicView
+from store.errors import UnknownQueue
+from store.types import QueueKey
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of one queue, and where it lies in its partition. `physical_end` is exclusive; None while open."""
+
+    broker: Broker
+    queue: QueueKey
+    logical_start: int = 0
+    physical_start: int = 0
+    physical_end: int | None = None
+
+    def to_logical(self, offset: int) -> int:
+        return offset - self.physical_start + self.logical_start
+
+    def to_physical(self, offset: int) -> int:
+        return offset - self.logical_start + self.physical_start
+
+
+Chain = tuple[Segment, ...]
+
+
+class RouteTable:
+    """All topics a gateway knows and the chain of each of their partitions. Answers from memory."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, TopicView] = {}
+        self._chains: dict[str, tuple[Chain, ...]] = {}
+
+    def place(self, topic: TopicView, broker: Broker) -> None:
+        """Add a topic whose partitions all lie on one broker, partition p in queue p."""
+        chains = [(Segment(broker, QueueKey(topic.topic_id, p)),) for p in range(topic.partitions)]
+        self.set_chains(topic, chains)
+
+    def set_chains(self, topic: TopicView, chains: Sequence[Chain]) -> None:
+        """Add or replace a topic's chains. Raises ValueError when they break R1 or R2."""
+        if len(chains) != topic.partitions:
+            raise ValueError(f"{len(chains)} chains for {topic.partitions} partitions")
+        for chain in chains:
+            _check_chain(chain)
+        self._topics[topic.name] = topic
+        self._chains[topic.name] = tuple(chains)
+
+    def topics(self) -> list[TopicView]:
+        """All topics, by name."""
+        return [self._topics[name] for name in sorted(self._topics)]
+
+    def topic(self, name: str) -> TopicView:
+        """Raises UnknownQueue."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise UnknownQueue(f"topic {name} does not exist")
+        return topic
+
+    def writable(self, topic: str, partition: int) -> Segment:
+        """The open segment of a partition. Raises UnknownQueue."""
+        return self._chain(topic, partition)[-1]
+
+    def readable(self, topic: str, partition: int, offset: int) -> Segment:
+        """The segment that holds a logical offset; the first one for offsets before it. Raises UnknownQueue."""
+        chain = self._chain(topic, partition)
+        if len(chain) == 1:
+            return chain[0]
+        at = bisect_right(chain, offset, key=lambda segment: segment.logical_start)
+        return chain[max(at - 1, 0)]
+
+    def _chain(self, topic: str, partition: int) -> Chain:
+        chains = self._chains.get(topic)
+        if chains is None or not 0 <= partition < len(chains):
+            raise UnknownQueue(f"partition {partition} of topic {topic} does not exist")
+        return chains[partition]
+
+
+def _check_chain(chain: Chain) -> None:
+    if not chain or chain[-1].physical_end is not None:
+        raise ValueError("the last segment of a chain must be open (R2)")
+    for number, segment in enumerate(chain[:-1]):
+        if segment.physical_end is None or segment.to_logical(segment.physical_end) != chain[number + 1].logical_start:
+            raise ValueError("segments must be sealed and follow each other without a gap (R1, R2)")

@@ -1,0 +1,340 @@
+"""The commit log: one address space of bytes, cut into files named by the position of their first byte.
+
+    commitlog/00000000000000000000     positions 0 .. file_bytes - 1
+    commitlog/00000000001073741824     positions file_bytes .. 2 * file_bytes - 1
+
+A file holds entries (store/entry.py) end to end. An entry never spans files: when the rest of a file is too small,
+a blank marker fills it and the entry goes to the next file. At least BLANK_BYTES stay free for that marker.
+
+Files are filled with zeros in extents ahead of the tail (`prepare`), for two reasons: an fdatasync of overwritten
+bytes moves no metadata, and a full disk shows before a send has been accepted rather than in the middle of one.
+
+Invariants
+    L1  bytes in [end_position, prepared_position) are zero
+    L2  everything before durable_position has been covered by a successful fdatasync, and so has every directory
+        entry leading to it
+    L3  after a failed write or fdatasync this object refuses all writes; only recovery can tell what the disk holds
+
+Writing (`write`, `sync`) belongs to one thread, the writer's. `prepare` may run beside it in another; it touches only
+what lies behind prepared_position. Any number of threads may read what the writer has published.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from store.entry import BLANK_BYTES, HEADER_BYTES, Blank, Damage, decode_entry, encode_blank, entry_length
+from store.errors import Corrupt, DiskFull, StoreError, StoreStopped
+from store.files import File, Files
+from store.limits import ENTRY_BYTES_MAX, MiB
+from store.types import Buffer, Entry
+
+NAME_DIGITS = 20
+_ZEROS = bytes(1 * MiB)  # zeroed and synced at a time: how long a send's fdatasync may have to wait for it
+_SCAN_BYTES = 4 * MiB
+_FIRST_READ_BYTES = 4096
+
+
+class Span(NamedTuple):
+    """A range of the log that holds one entry."""
+
+    position: int
+    size: int
+
+
+class CommitLog:
+    """Reads, writes and scans the log's files. Positions are absolute; sizes are bytes."""
+
+    def __init__(
+        self, directory: Path, files: Files, *, file_bytes: int, extent_bytes: int, disk_floor_bytes: int
+    ) -> None:
+        self._directory = directory
+        self._files = files
+        self._file_bytes = file_bytes
+        self._extent_bytes = extent_bytes
+        self._disk_floor_bytes = disk_floor_bytes
+        self._open_files: dict[int, File] = {}  # by start position, ascending
+        self._dirty: set[int] = set()  # starts of files written since the last datasync
+        self._unnamed: set[int] = set()  # starts of files whose directory entry is not known to be durable
+        self._failed = False
+        self._preparing = threading.Lock()
+        self.first_position = 0
+        self.end_position = 0
+        self.durable_position = 0
+        self.prepared_position = 0
+
+    def open(self) -> None:
+        """Open all files. Sets `first_position` and `prepared_position`; recovery finds the rest.
+
+        Raises Corrupt when a file is missing in the middle or has an impossible name or size.
+        """
+        self._files.make_dirs(self._directory)
+        starts = []
+        for name in self._files.list(self._directory):
+            if len(name) != NAME_DIGITS or not name.isdigit() or int(name) % self._file_bytes:
+                raise Corrupt(str(self._directory / name), 0, f"not the name of a {self._file_bytes}-byte log file")
+            starts.append(int(name))
+        for before, start in pairwise(starts):
+            if start != before + self._file_bytes:
+                raise Corrupt(self.path_of(before + self._file_bytes), 0, "a log file is missing")
+        for start in starts:
+            file = self._files.open(self._directory / _name(start))
+            self._open_files[start] = file
+            if file.size() > self._file_bytes:
+                raise Corrupt(self.path_of(start), self._file_bytes, "the file is larger than configured")
+        # A file made just before a kill may exist without its name being durable.
+        self._files.sync_dir(self._directory)
+        self.first_position = starts[0] if starts else 0
+        self.prepared_position = starts[-1] + self._open_files[starts[-1]].size() if starts else 0
+        self.end_position = self.durable_position = self.first_position
+
+    def close(self) -> None:
+        """Close all files. Nothing is flushed."""
+        for file in self._open_files.values():
+            file.close()
+        self._open_files.clear()
+
+    def path_of(self, position: int) -> str:
+        """The path of the file that holds a position, for messages."""
+        return str(self._directory / _name(self.file_start(position)))
+
+    def file_start(self, position: int) -> int:
+        """The first position of the file that holds `position`."""
+        return position - position % self._file_bytes
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def place(self, position: int, size: int) -> int:
+        """Where an entry of `size` bytes goes when the tail is at `position`: there, or at the next file's start."""
+        remaining = self._file_bytes - position % self._file_bytes
+        return position if size + BLANK_BYTES <= remaining else position + remaining
+
+    def prepare(self, position: int) -> None:
+        """Zero-fill extents until the log is prepared up to `position`; durable on return (L1, L2).
+
+        Raises DiskFull when there is no room; what is prepared so far stays usable. Raises StoreStopped on any
+        other I/O error.
+        """
+        with self._preparing:
+            self._prepare(position)
+
+    def _prepare(self, position: int) -> None:
+        self._refuse_if_failed()
+        while self.prepared_position < position:
+            start = self.file_start(self.prepared_position)
+            extent_end = min(self.prepared_position + self._extent_bytes, start + self._file_bytes)
+            self._check_room(extent_end - self.prepared_position)
+            try:
+                self._zero(start, extent_end)
+            except OSError as error:
+                raise self._fail(error) from error
+            self.prepared_position = extent_end
+
+    def _zero(self, start: int, extent_end: int) -> None:
+        """Zero [prepared_position, extent_end) of the file at `start`, and make it durable with its name.
+
+        Only a write may find the disk full and be tried again. A failed datasync is final whatever its error says: it
+        may have dropped entries that were written to this file before.
+        """
+        file = self._open_files.get(start)
+        try:
+            if file is None:
+                file = self._files.open(self._directory / _name(start), create=True)
+                self._open_files[start] = file
+                self._unnamed.add(start)
+            at = self.prepared_position
+            while at < extent_end:
+                size = min(len(_ZEROS), extent_end - at)
+                file.pwritev([_ZEROS[:size]], at - start)
+                at += size
+                self._datasync(file)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(_NO_ROOM.format(path=self._directory)) from error
+            raise
+        if start in self._unnamed:
+            self._files.sync_dir(self._directory)
+            self._unnamed.discard(start)
+
+    def _datasync(self, file: File) -> None:
+        try:
+            file.datasync()
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def write(self, position: int, buffers: Sequence[Buffer]) -> int:
+        """Write entries end to end from `position` on, all within one prepared file; return the new end.
+
+        Moves `end_position`, not `durable_position`. A gap between the old end and `position` (a roll) is filled
+        with a blank marker.
+        """
+        self._refuse_if_failed()
+        start = self.file_start(position)
+        try:
+            if position != self.end_position:
+                self._write_blank(position)
+            written = self._open_files[start].pwritev(buffers, position - start)
+        except OSError as error:
+            raise self._fail(error) from error
+        self._dirty.add(start)
+        self.end_position = position + written
+        assert self.end_position <= self.prepared_position
+        return self.end_position
+
+    def sync(self) -> None:
+        """Make everything written so far durable. A failure is final (L3)."""
+        self._refuse_if_failed()
+        try:
+            for start in sorted(self._dirty):
+                self._open_files[start].datasync()
+        except OSError as error:
+            raise self._fail(error) from error
+        self._dirty.clear()
+        self.durable_position = self.end_position
+
+    def _write_blank(self, next_start: int) -> None:
+        size = next_start - self.end_position
+        old = self.file_start(self.end_position)
+        assert BLANK_BYTES <= size <= self._file_bytes
+        assert next_start == old + self._file_bytes
+        marker = encode_blank(self.end_position, size, self.durable_position)
+        self._open_files[old].pwritev([marker], self.end_position - old)
+        self._dirty.add(old)
+
+    def _check_room(self, size: int) -> None:
+        if self._disk_floor_bytes and self._files.free_bytes(self._directory) < size + self._disk_floor_bytes:
+            raise DiskFull(_NO_ROOM.format(path=self._directory))
+
+    def _refuse_if_failed(self) -> None:
+        if self._failed:
+            raise StoreStopped("the log took an I/O error; restart the server to recover")
+
+    def _fail(self, error: OSError) -> StoreError:
+        self._failed = True
+        return StoreStopped(f"writing the commit log failed ({error}); restart the server to recover")
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read_bytes(self, position: int, size: int) -> bytes:
+        """Raw bytes within one file; shorter where the file ends."""
+        start = self.file_start(position)
+        file = self._open_files.get(start)
+        if file is None:
+            raise Corrupt(self.path_of(position), position, "there is no such log file")
+        try:
+            return file.pread(min(size, start + self._file_bytes - position), position - start)
+        except OSError as error:
+            raise Corrupt(self.path_of(position), position, f"reading failed ({error})") from error
+
+    def read_entry(self, position: int) -> Entry:
+        """The entry at a position, checked. Raises Corrupt."""
+        view = memoryview(self.read_bytes(position, _FIRST_READ_BYTES))
+        size = entry_length(view) if len(view) >= HEADER_BYTES else 0
+        if size > len(view):
+            view = memoryview(self.read_bytes(position, size))
+        return self._entry_or_raise(view, 0, position)
+
+    def read_spans(self, spans: Sequence[Span]) -> list[Entry]:
+        """The entries at the given places, in order. Neighbours are fetched by one system call. Raises Corrupt."""
+        entries: list[Entry] = []
+        first = 0
+        while first < len(spans):
+            last = first
+            while (
+                last + 1 < len(spans)
+                and spans[last + 1].position == spans[last].position + spans[last].size
+                and self.file_start(spans[last + 1].position) == self.file_start(spans[first].position)
+            ):
+                last += 1
+            begin = spans[first].position
+            view = memoryview(self.read_bytes(begin, spans[last].position + spans[last].size - begin))
+            for span in spans[first : last + 1]:
+                entries.append(self._entry_or_raise(view, span.position - begin, span.position))
+            first = last + 1
+        return entries
+
+    def scan(self, position: int, *, end: int | None = None) -> Iterator[Entry | Blank | Damage]:
+        """Entries and blanks from `position` (an entry boundary) on, across files, up to `end` or the prepared end.
+
+        Stops after yielding the first Damage. Space that was never written is a Damage with `is_zero`; reaching
+        the end of the last file yields nothing more.
+        """
+        limit = self.prepared_position if end is None else end
+        window = _SCAN_BYTES
+        while position < limit:
+            file_end = self.file_start(position) + self._file_bytes
+            view = memoryview(self.read_bytes(position, window))
+            is_rest_of_file = len(view) < window
+            window = _SCAN_BYTES
+            at = 0
+            while position + at < min(limit, file_end):
+                needed = HEADER_BYTES
+                if len(view) - at >= HEADER_BYTES:
+                    needed = max(HEADER_BYTES, min(entry_length(view, at), ENTRY_BYTES_MAX))
+                if at + needed > len(view) and not is_rest_of_file:
+                    window = max(_SCAN_BYTES, needed)
+                    break  # read on from this entry's start
+                found = decode_entry(view, at, position + at)
+                if isinstance(found, Blank) and position + at + found.size != file_end:
+                    found = Damage(position + at, "a blank marker does not reach the end of the file", False)
+                yield found
+                if isinstance(found, Damage):
+                    return
+                at += found.size
+            position += at
+
+    def _entry_or_raise(self, view: memoryview, at: int, position: int) -> Entry:
+        found = decode_entry(view, at, position)
+        if isinstance(found, Entry):
+            return found
+        reason = found.reason if isinstance(found, Damage) else "a blank marker where an entry should be"
+        raise Corrupt(self.path_of(position), position, reason)
+
+    # ---- recovery ------------------------------------------------------------------------------------------------
+
+    def accept_tail(self, durable_from: int, end: int) -> None:
+        """After a scan found that the log ends at `end`: make it so, and durable (L1, L2).
+
+        Bytes in [durable_from, end) were perhaps never synced, or their fdatasync failed and the page cache only
+        pretends: they are written again and synced. Everything behind `end` is zeroed.
+        """
+        try:
+            position = durable_from
+            while position < end:
+                start = self.file_start(position)
+                chunk = self.read_bytes(position, min(_SCAN_BYTES, end - position))
+                self._open_files[start].pwritev([chunk], position - start)
+                self._dirty.add(start)
+                position += len(chunk)
+            for chunk_at, size in self.nonzero_chunks(end):
+                start = self.file_start(chunk_at)
+                self._open_files[start].pwritev([bytes(size)], chunk_at - start)
+                self._dirty.add(start)
+            self.end_position = end
+            self.sync()
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def nonzero_chunks(self, position: int) -> Iterator[Span]:
+        """Ranges behind `position` that hold anything but zeros, in pieces."""
+        while position < self.prepared_position:
+            size = min(len(_ZEROS), self.prepared_position - position)
+            chunk = self.read_bytes(position, size)
+            if not chunk:
+                position = self.file_start(position) + self._file_bytes
+                continue
+            if chunk != _ZEROS[: len(chunk)]:
+                yield Span(position, len(chunk))
+            position += len(chunk)
+
+
+_NO_ROOM = "no room for the commit log in {path}; free some space or shorten retention, sends resume by themselves"
+
+
+def _name(start: int) -> str:
+    return f"{start:0{NAME_DIGITS}}"

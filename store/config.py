@@ -1,0 +1,60 @@
+"""What an operator may choose about the store. Units in names, trade-offs in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.limits import COMMIT_LOG_FILE_BYTES_MIN, ENTRY_BYTES_MAX, MiB
+from store.types import Acks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings of one store. `root` is the data directory."""
+
+    root: Path
+
+    acks: Acks = Acks.FLUSHED
+    """Level a send reaches when the request does not say. FLUSHED survives a power cut; WRITTEN is faster and may
+    lose the last `flush_interval_ms` at a power cut (never at kill -9)."""
+
+    flush_interval_ms: int = 200
+    """Longest time bytes that were only written wait for an fdatasync."""
+
+    commit_log_file_bytes: int = 1024 * MiB
+    """Size of one commit-log file: the unit of retention."""
+
+    extent_bytes: int = 64 * MiB
+    """The log is filled with zeros in steps of this size ahead of its tail, so that an fdatasync moves no metadata
+    and a full disk shows before a send is accepted. Also what an empty store takes on disk."""
+
+    disk_floor_bytes: int = 256 * MiB
+    """Free space the log never takes: sends are refused with DiskFull before the disk is really full."""
+
+    append_bytes_max: int = 64 * MiB
+    """Bytes that may wait for the writer; beyond it sends are refused with Overloaded."""
+
+    tail_bytes_max: int = 32 * MiB
+    """Most recent entries kept in memory for readers that follow the log closely."""
+
+    checkpoint_interval_ms: int = 5000
+    """Longest time between two checkpoints while records arrive. A checkpoint flushes the indexes; recovery scans
+    the log from the last one."""
+
+    checkpoint_log_bytes: int = 64 * MiB
+    """A checkpoint is also due when the log has grown by this much since the last one."""
+
+    consume_queue_file_units: int = 300_000
+    """Index units (one a record) in one consume-queue file."""
+
+    def __post_init__(self) -> None:
+        if self.commit_log_file_bytes < COMMIT_LOG_FILE_BYTES_MIN:
+            raise ValueError(f"commit_log_file_bytes must be at least {COMMIT_LOG_FILE_BYTES_MIN}")
+        if self.extent_bytes <= 0 or self.flush_interval_ms <= 0 or self.checkpoint_interval_ms <= 0:
+            raise ValueError("extent_bytes, flush_interval_ms and checkpoint_interval_ms must be positive")
+
+    @property
+    def entry_bytes_max(self) -> int:
+        """Largest entry this store takes: an entry never spans files, and one must leave room for its neighbours."""
+        return min(ENTRY_BYTES_MAX, self.commit_log_file_bytes // 4)

@@ -1,0 +1,68 @@
+"""What can go wrong in the store, by what a caller can do about it.
+
+StoreError
+├── StoreStopped     an earlier I/O error or a shutdown: only a restart helps         (503)
+├── DiskFull         no space: reads go on, sends may be retried once space is back    (507)
+├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
+├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
+├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
+├── UnknownQueue     no such queue (or topic) in this store                            (404)
+├── TopicExists      a topic of that name exists with another shape                    (409)
+├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
+├── Corrupt          stored bytes fail their check; names file and position            (500)
+└── StoreLocked      another process holds the data directory                          (start refused)
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of all errors the store raises on purpose."""
+
+
+class StoreStopped(StoreError):
+    """The store takes no more appends until the process is restarted. The outcome of a waiting append is unknown."""
+
+
+class DiskFull(StoreError):
+    """The disk has no room for the next append. Nothing of the refused append was stored."""
+
+
+class Overloaded(StoreError):
+    """The bytes waiting for the writer reached their limit. Nothing was stored."""
+
+    retry_after_ms = 1000
+
+
+class RecordTooLarge(StoreError):
+    """A batch is larger than the store accepts. Nothing was stored."""
+
+
+class MalformedBatch(StoreError):
+    """Bytes given as a RecordBatch are not one. Nothing was stored."""
+
+
+class UnknownQueue(StoreError):
+    """The topic or queue does not exist here."""
+
+
+class TopicExists(StoreError):
+    """A topic of this name exists and differs from what was asked for."""
+
+
+class IllegalTopic(StoreError):
+    """A topic name or its configuration breaks a rule; the message names the rule."""
+
+
+class Corrupt(StoreError):
+    """Stored bytes fail their check. They are neither skipped nor served."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path}, position {position}: {reason}")
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+
+class StoreLocked(StoreError):
+    """Another process has this data directory open."""

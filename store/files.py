@@ -1,0 +1,178 @@
+"""The only place where the store and the timer touch a disk.
+
+`Files` and `File` are the seam: `OsFiles` is the real disk; tests put a simulated one with power cuts and
+I/O errors in its place. What a power cut may leave, and so what callers must do:
+
+    F1  bytes written but not covered by a later successful `datasync` of that file may be lost, kept or garbage,
+        each disk sector on its own
+    F2  a created, renamed or removed name is certain only after `sync_dir` of its directory
+    F3  after a failed `datasync` nothing is known about any byte since the last successful one; calling it
+        again may claim success for bytes that are gone, so callers must stop instead
+
+All writes are complete or raise: short writes are finished here. `OSError` passes through to the caller, which
+knows what it means. No mmap: a full disk or a truncated file would kill the process instead of raising.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from store.types import Buffer
+
+IOV_MAX = 1024  # buffers one pwritev takes (Linux UIO_MAXIOV)
+
+
+class File(Protocol):
+    """One open file. Positions and sizes are bytes."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end of the file."""
+        ...
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers one after the other from `position` on; return the byte count. Not yet durable."""
+        ...
+
+    def datasync(self) -> None:
+        """Make every byte written so far durable (fdatasync). Raises OSError; see F3."""
+        ...
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend to `size`; durable after the next `datasync`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """A file system. Paths are absolute or relative to the process, as the caller gave them."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """Open for reading and writing; with `create`, make an empty file when there is none."""
+        ...
+
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory, sorted; empty when there is no such directory."""
+        ...
+
+    def make_dirs(self, directory: Path) -> None:
+        """Create a directory and its parents, and make their names durable."""
+        ...
+
+    def remove(self, path: Path) -> None: ...
+
+    def sync_dir(self, directory: Path) -> None:
+        """Make creations and removals in this directory durable."""
+        ...
+
+    def lock(self, path: Path) -> File:
+        """Create and lock a file for this process; raises BlockingIOError when another process holds it."""
+        ...
+
+    def free_bytes(self, directory: Path) -> int:
+        """Bytes an unprivileged process may still write on this file system."""
+        ...
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self.path = path
+
+    def pread(self, size: int, position: int) -> bytes:
+        chunk = os.pread(self._fd, size, position)
+        if len(chunk) == size or not chunk:
+            return chunk
+        parts = [chunk]
+        done = len(chunk)
+        while done < size and (chunk := os.pread(self._fd, size - done, position + done)):
+            parts.append(chunk)
+            done += len(chunk)
+        return b"".join(parts)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        start = position
+        for first in range(0, len(buffers), IOV_MAX):
+            group = buffers[first : first + IOV_MAX]
+            wanted = sum(map(len, group))
+            written = os.pwritev(self._fd, group, position)
+            position += written
+            if written < wanted:
+                rest = memoryview(b"".join(group))[written:]
+                while rest:
+                    written = os.pwrite(self._fd, rest, position)
+                    position += written
+                    rest = rest[written:]
+        return position - start
+
+    def datasync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsFiles:
+    """The real file system."""
+
+    def open(self, path: Path, *, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return OsFile(os.open(path, flags, 0o644), path)
+
+    def list(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def make_dirs(self, directory: Path) -> None:
+        missing = []
+        while not directory.exists():
+            missing.append(directory)
+            directory = directory.parent
+        for made in reversed(missing):
+            made.mkdir(exist_ok=True)
+            self.sync_dir(made.parent)
+
+    def remove(self, path: Path) -> None:
+        os.remove(path)
+
+    def sync_dir(self, directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: Path) -> OsFile:
+        locked = self.open(path, create=True)
+        try:
+            fcntl.flock(locked._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            locked.close()
+            raise
+        return locked
+
+    def free_bytes(self, directory: Path) -> int:
+        stat = os.statvfs(directory)
+        return stat.f_bavail * stat.f_frsize

@@ -1,0 +1,264 @@
+"""RecordBatch v2, the form in which records travel and rest. Nothing else in the server knows this layout.
+
+Format (Apache Kafka protocol guide, "Record Batch"), big-endian:
+
+    0         8        12      16    17     21      23      27        35        43       51      53     57     61
+    +---------+--------+-------+-----+------+-------+-------+---------+---------+--------+-------+------+------+----
+    |baseOff  |length  |leader |magic|crc32c|attrib |last   |base     |max      |producer|prod.  |base  |count |rec
+    |i64      |i32     |epoch  |i8=2 |u32   |i16    |offset |timestamp|timestamp|id i64  |epoch  |seq   |i32   |...
+    |         |        |i32    |     |      |       |delta  |i64 ms   |i64 ms   |        |i16    |i32   |      |
+    +---------+--------+-------+-----+------+-------+-------+---------+---------+--------+-------+------+------+----
+
+    length counts the bytes after itself; the CRC covers everything from `attributes` on, so the base offset and
+    the leader epoch may be patched without touching it. attributes: bits 0-2 compression, 3 timestamp type,
+    4 transactional, 5 control.
+
+Encoding and decoding of the records section is done by aiokafka's C extension; this module adds what it lacks for
+bytes from strangers: every length checked before it is used, CRC with the hardware instruction, bounded inflation.
+
+Invariants
+    B1  a batch that passed `check` decodes completely, to `record_count` records with offset deltas 0, 1, 2, ...
+    B2  nothing inflates to more than BATCH_BYTES_MAX
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import zstandard
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from crc32c import crc32c
+
+from store.errors import MalformedBatch, RecordTooLarge
+from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from store.types import Buffer
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES = 61
+assert _HEADER.size == HEADER_BYTES
+_PREFIX = struct.Struct(">qi")  # base offset, length
+_BASE_OFFSET_AND_EPOCH = struct.Struct(">qii")
+_CRC = struct.Struct(">I")
+_COUNT = struct.Struct(">i")
+_ATTRIBUTES = struct.Struct(">h")
+
+_LENGTH_AT = 12  # bytes before the range that `length` counts
+_CRC_AT = 17
+_CRC_FROM = 21
+_RECORD_BYTES_MIN = 7
+
+_MAGIC = 2
+_COMPRESSION_MASK = 0x07
+_LOG_APPEND_TIME = 0x08
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+_CODEC_NAMES = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(NamedTuple):
+    """One record to encode. `value` None is a tombstone. Timestamps are event time, ms since 1970 UTC."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: Headers = ()
+
+
+class DecodedRecord(Protocol):
+    """What `decode` yields: attributes of the C codec's record objects."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
+class BatchHeader(NamedTuple):
+    """The facts of one batch that routing and storing need."""
+
+    size: int
+    record_count: int
+    base_offset: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+def encode(records: Sequence[Record]) -> bytearray:
+    """Encode 1..n records as one uncompressed batch with base offset 0.
+
+    Raises RecordTooLarge when the batch would exceed BATCH_BYTES_MAX or BATCH_RECORDS_MAX.
+    """
+    assert records, "a batch holds at least one record"
+    if len(records) > BATCH_RECORDS_MAX:
+        raise RecordTooLarge(f"{len(records)} records in one batch; the limit is {BATCH_RECORDS_MAX}")
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=BATCH_BYTES_MAX,
+    )
+    append = builder.append
+    for delta, (key, value, timestamp_ms, headers) in enumerate(records):
+        if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
+            raise RecordTooLarge(f"the records of one batch exceed {BATCH_BYTES_MAX} bytes")
+    batch: bytearray = builder.build()
+    if len(batch) > BATCH_BYTES_MAX:
+        raise RecordTooLarge(f"a batch of {len(batch)} bytes; the limit is {BATCH_BYTES_MAX}")
+    return batch
+
+
+def decode(batch: Buffer) -> Iterator[DecodedRecord]:
+    """Iterate over the records of one batch that passed `check` (all stored ones have).
+
+    Offsets are absolute: base offset + delta. Raises MalformedBatch if the bytes are not a checked batch.
+    """
+    if _compression(batch):
+        batch = _inflate(batch)
+    return iter(DefaultRecordBatch(batch))
+
+
+def check(batch: Buffer) -> BatchHeader:
+    """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
+
+    Raises MalformedBatch, or RecordTooLarge when it breaks a size limit.
+    """
+    size = len(batch)
+    if size < HEADER_BYTES:
+        raise MalformedBatch(f"{size} bytes are less than a batch header ({HEADER_BYTES} bytes)")
+    if size > BATCH_BYTES_MAX:
+        raise RecordTooLarge(f"a batch of {size} bytes; the limit is {BATCH_BYTES_MAX}")
+    (
+        base_offset, length, _, magic, crc, attributes, last_delta,
+        base_timestamp_ms, max_timestamp_ms, _, _, _, count,
+    ) = _HEADER.unpack_from(batch)  # fmt: skip
+    if magic != _MAGIC:
+        raise MalformedBatch(f"magic byte {magic}; only RecordBatch v2 (magic 2) is accepted")
+    if length + _LENGTH_AT != size:
+        raise MalformedBatch(f"the batch says it has {length + _LENGTH_AT} bytes, but {size} were given")
+    if attributes & (_TRANSACTIONAL | _CONTROL):
+        raise MalformedBatch("transactional and control batches are not accepted")
+    if not 1 <= count <= BATCH_RECORDS_MAX:
+        raise MalformedBatch(f"{count} records in a batch; 1 to {BATCH_RECORDS_MAX} are accepted")
+    if last_delta != count - 1:
+        raise MalformedBatch(f"last offset delta {last_delta} does not fit {count} records")
+    with memoryview(batch) as view, view[_CRC_FROM:] as covered:
+        if crc32c(covered) != crc:
+            raise MalformedBatch("the batch's CRC-32C does not match its bytes")
+    plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
+    if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
+        raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
+    _check_records(plain, base_offset, count)
+    return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
+
+
+def split(body: Buffer) -> Iterator[memoryview]:
+    """Cut a body of batches laid end to end into views of single batches. Lengths are checked, contents are not.
+
+    Raises MalformedBatch when the last batch is cut short.
+    """
+    view = memoryview(body)
+    position = 0
+    while position < len(view):
+        if len(view) - position < HEADER_BYTES:
+            raise MalformedBatch(f"{len(view) - position} bytes left at byte {position} are less than a batch header")
+        _, length = _PREFIX.unpack_from(view, position)
+        end = position + _LENGTH_AT + length
+        if length < HEADER_BYTES - _LENGTH_AT or end > len(view):
+            raise MalformedBatch(f"the batch at byte {position} says it has {length + _LENGTH_AT} bytes")
+        yield view[position:end]
+        position = end
+
+
+def with_base_offset(batch: Buffer, base_offset: int) -> bytearray:
+    """The batch with its base offset (and leader epoch 0) set; the CRC does not cover them.
+
+    A bytearray is patched in place, anything else is copied.
+    """
+    patched = batch if isinstance(batch, bytearray) else bytearray(batch)
+    _BASE_OFFSET_AND_EPOCH.pack_into(patched, 0, base_offset, len(patched) - _LENGTH_AT, 0)
+    return patched
+
+
+def record_count(batch: Buffer) -> int:
+    """The number of records a batch claims to hold."""
+    count: int = _COUNT.unpack_from(batch, HEADER_BYTES - _COUNT.size)[0]
+    return count
+
+
+def is_log_append_time(batch: Buffer) -> bool:
+    """True when all records share the batch's max timestamp (timestamp type LogAppendTime)."""
+    return bool(_ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _LOG_APPEND_TIME)
+
+
+def _compression(batch: Buffer) -> int:
+    codec: int = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _COMPRESSION_MASK
+    return codec
+
+
+def _check_records(plain: Buffer, base_offset: int, count: int) -> None:
+    """Decode every record once: bytes that pass here can be read by anyone, for ever."""
+    expected = base_offset
+    try:
+        for record in DefaultRecordBatch(plain):
+            if record.offset != expected:
+                raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
+            expected += 1
+    except MalformedBatch:
+        raise
+    except Exception as error:  # the C codec reports bad bytes by errors of many types, MemoryError among them
+        raise MalformedBatch(f"record {expected - base_offset} does not decode: {error}") from error
+    if expected - base_offset != count:
+        raise MalformedBatch(f"{expected - base_offset} records decode, the header says {count}")
+
+
+def _inflate(batch: Buffer) -> bytearray:
+    """The same batch with its records section uncompressed (B2), CRC and length made to fit."""
+    codec = _compression(batch)
+    with memoryview(batch) as view:
+        packed = view[HEADER_BYTES:]
+        budget = BATCH_BYTES_MAX - HEADER_BYTES
+        try:
+            if codec == 4:
+                unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+                if len(unpack.stream_reader(packed).read(budget + 1)) > budget:
+                    raise RecordTooLarge(f"the batch inflates to more than {BATCH_BYTES_MAX} bytes")
+                frame = unpack.decompressobj()  # unbounded, but says where the frame ends
+                records = frame.decompress(packed)
+                is_whole = frame.eof and not frame.unused_data
+            elif codec == 1:
+                member = zlib.decompressobj(wbits=31)
+                records = member.decompress(packed, budget + 1)
+                is_whole = member.eof and not member.unused_data
+            else:
+                name = _CODEC_NAMES.get(codec, str(codec))
+                raise MalformedBatch(f"compression codec {name} is not accepted; use none, gzip or zstd")
+        except (zstandard.ZstdError, zlib.error) as error:
+            raise MalformedBatch(f"the records do not decompress: {error}") from error
+        if len(records) > budget:
+            raise RecordTooLarge(f"the batch inflates to more than {BATCH_BYTES_MAX} bytes")
+        if not is_whole:
+            # Other decoders would refuse it: one client could spoil a partition for all the others.
+            raise MalformedBatch("the compressed records end too early or have bytes behind them")
+        plain = bytearray(view[:HEADER_BYTES])
+    plain += records
+    (attributes,) = _ATTRIBUTES.unpack_from(plain, _CRC_FROM)
+    _ATTRIBUTES.pack_into(plain, _CRC_FROM, attributes & ~_COMPRESSION_MASK)
+    struct.pack_into(">i", plain, 8, len(plain) - _LENGTH_AT)
+    with memoryview(plain) as whole:
+        _CRC.pack_into(plain, _CRC_AT, crc32c(whole[_CRC_FROM:]))
+    return plain

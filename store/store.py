@@ -1,0 +1,454 @@
+"""The store: one commit log and its consume queues, wired together.
+
+    append ──> Writer ──> CommitLog ──(durable at its level)──> _publish ──┬─ consume queues
+                                                                           ├─ tail in memory
+                                                                           └─ waiting readers
+
+Opening is recovery: the log is scanned from the checkpoint, the tail is cut or refused (store/recovery.py), consume
+queues are brought up to date by the same `append` that live records use, then the topic table is rebuilt from `__meta`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+from store.checkpoint import CheckpointFile
+from store.clock import Clock, SystemClock
+from store.commit_log import CommitLog, Span
+from store.config import StoreConfig
+from store.consume_queue.base import search_time
+from store.consume_queue.file import FileConsumeQueues
+from store.entry import Blank, Damage
+from store.errors import Corrupt, StoreError, StoreLocked
+from store.files import File, Files, OsFiles
+from store.record_batch import Record, decode, encode
+from store.recovery import RecoveryReport, recover
+from store.topics import META_QUEUE, Topic, TopicTable, decode_event, encode_event
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Entry,
+    QueueKey,
+    ReadResult,
+    ReadStatus,
+    Source,
+)
+from store.writer import Writer, WriterStats
+
+log = logging.getLogger(__name__)
+
+UNITS_PER_LOOK_UP = 4096
+"""Index units looked at in one step of a read."""
+
+
+class Store:
+    """One data directory. Made by `open`; belongs to the event loop that opened it."""
+
+    def __init__(self, config: StoreConfig, files: Files, clock: Clock, executor: Executor | None) -> None:
+        self.config = config
+        self._files = files
+        self._clock = clock
+        self._owned_executors: list[ThreadPoolExecutor] = []
+        self._write_executor = executor or self._own_executor("write", 1)
+        self._prepare_executor = executor or self._own_executor("prepare", 1)
+        self._index_executor = executor or self._own_executor("index", 1)
+        self._read_executor = executor or self._own_executor("read", 4)
+        self._topics = TopicTable()
+        self._tail: dict[int, Entry] = {}
+        self._tail_order: deque[Entry] = deque()
+        self._tail_bytes = 0
+        self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
+        self._published_position = 0
+        self._creating = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log: CommitLog
+        self._queues: FileConsumeQueues
+        self._checkpoint_file: CheckpointFile
+        self._checkpoint = 0
+        self._writer: Writer
+        self._lock: File
+        self.recovery: RecoveryReport
+
+    def _own_executor(self, role: str, thread_count: int) -> Executor:
+        made = ThreadPoolExecutor(thread_count, thread_name_prefix=f"mq-{role}")
+        self._owned_executors.append(made)
+        return made
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        config: StoreConfig,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        executor: Executor | None = None,
+    ) -> Store:
+        """Open a data directory, creating it if need be; recover it if it was not closed.
+
+        `executor` replaces the store's own threads (tests run everything inline). Raises StoreLocked when another
+        process has it open, Corrupt when stored bytes that had been durable are damaged: nothing is changed then.
+        """
+        store = cls(config, files or OsFiles(), clock or SystemClock(), executor)
+        try:
+            await asyncio.get_running_loop().run_in_executor(store._index_executor, store._recover)
+        except BaseException:
+            store._shut_down_executors()
+            raise
+        store._start()
+        return store
+
+    def _recover(self) -> None:
+        """Blocking part of `open`."""
+        config, files = self.config, self._files
+        files.make_dirs(config.root)
+        try:
+            self._lock = files.lock(config.root / "lock")
+        except BlockingIOError as error:
+            raise StoreLocked(f"{config.root} is in use by another process") from error
+        self._log = CommitLog(
+            config.root / "commitlog",
+            files,
+            file_bytes=config.commit_log_file_bytes,
+            extent_bytes=config.extent_bytes,
+            disk_floor_bytes=config.disk_floor_bytes,
+        )
+        try:
+            self._log.open()
+            self._checkpoint_file = CheckpointFile(config.root / "checkpoint", files)
+            self._checkpoint = self._checkpoint_file.load()
+            self._queues = FileConsumeQueues(
+                config.root / "consumequeue",
+                files,
+                file_units=config.consume_queue_file_units,
+                checked_position=self._checkpoint,
+                entry_at=self._entry_at,
+            )
+            self._last_store_time_ms = 0
+            self.recovery = recover(self._log, self._checkpoint, self._replay)
+            self._published_position = self._log.end_position
+            self._load_topics()
+        except BaseException:
+            self._log.close()
+            self._lock.close()
+            raise
+        if self.recovery.entry_count or self.recovery.cut_bytes:
+            log.info("recovered data_dir=%s %s", config.root, self.recovery)
+
+    def _replay(self, entry: Entry) -> None:
+        self._queues.append(entry)
+        self._last_store_time_ms = max(self._last_store_time_ms, entry.store_time_ms)
+
+    def _entry_at(self, position: int) -> Entry | None:
+        return None if position < self._log.first_position else self._log.read_entry(position)
+
+    def _load_topics(self) -> None:
+        bounds = self._queues.bounds(META_QUEUE)
+        offset = bounds.min_offset
+        while offset < bounds.max_offset:
+            for run in self._queues.runs(META_QUEUE, offset, UNITS_PER_LOOK_UP):
+                entry = self._log.read_entry(run.position)
+                for record in decode(entry.batch):
+                    if record.offset >= offset:
+                        event = decode_event(
+                            record.value, path=self._log.path_of(entry.position), position=entry.position
+                        )
+                        self._topics.apply(event)
+                offset = entry.next_offset
+
+    def _start(self) -> None:
+        self._writer = Writer(
+            self._log,
+            self.config,
+            self._clock,
+            executor=self._write_executor,
+            prepare_executor=self._prepare_executor,
+            next_offset_of=lambda queue: self._queues.bounds(queue).max_offset,
+            topic_name_of=lambda queue: self._topics.of_queue(queue).name.encode(),
+            publish=self._publish,
+            last_store_time_ms=self._last_store_time_ms,
+        )
+        self._tasks = [
+            asyncio.create_task(self._writer.run(), name="mq-store-writer"),
+            asyncio.create_task(self._checkpoint_now_and_then(), name="mq-store-checkpoint"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(_log_failure)
+
+    async def close(self) -> None:
+        """Write what waits, flush everything, move the checkpoint to the end. A later `open` scans nothing."""
+        writer, checkpointer = self._tasks
+        self._writer.stop()
+        await asyncio.wait([writer])
+        checkpointer.cancel()
+        await asyncio.wait([checkpointer])
+        self._wake_all()
+        try:
+            if self._writer.failure is None:
+                await self._save_checkpoint()
+        finally:
+            self._shut_down_executors()  # before the files: a thread may still be zeroing an extent
+            self._queues.close()
+            self._checkpoint_file.close()
+            self._log.close()
+            self._lock.close()
+
+    def _shut_down_executors(self) -> None:
+        for executor in self._owned_executors:
+            executor.shutdown()
+
+    async def watch(self) -> None:
+        """Return when the store was closed; raise if one of its tasks died of anything but a disk error.
+
+        A disk error leaves the process up: reads go on, appends raise StoreStopped (see `failure`).
+        """
+        for finished in asyncio.as_completed(self._tasks):
+            try:
+                await finished
+            except (StoreError, asyncio.CancelledError):
+                continue
+
+    # ---- topics --------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
+        """The topic, and whether it was made now. Durable on return. Raises IllegalTopic, TopicExists, and what
+        `append` raises."""
+        async with self._creating:
+            decided = self._topics.decide_create(name, partitions, self._clock.now_ms())
+            if isinstance(decided, Topic):
+                return decided, False
+            batch = encode([Record(None, encode_event(decided), decided.created_ms)])
+            append = Append(queue=META_QUEUE, batch=batch, record_count=1, json_values=True)
+            await self.append([append], acks=Acks.FLUSHED)
+            return self._topics.apply(decided), True
+
+    def topic(self, name: str) -> Topic:
+        """Raises UnknownQueue."""
+        return self._topics.by_name(name)
+
+    def topics(self) -> list[Topic]:
+        """All topics, system topics included, by id."""
+        return self._topics.all()
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks | None = None) -> list[Appended]:
+        """Append batches, in order, in one group. On return they are as durable as the answers say, and readable.
+
+        `acks` None means the configured level. Raises UnknownQueue, RecordTooLarge, Overloaded, DiskFull: nothing was
+        stored; StoreStopped: the outcome is unknown.
+        """
+        return await self._writer.append(appends, self.config.acks if acks is None else acks)
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why appends are refused for good; None while all is well."""
+        return self._writer.failure
+
+    @property
+    def stats(self) -> WriterStats:
+        return self._writer.stats
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes accepted and not yet written."""
+        return self._writer.waiting_bytes
+
+    def _publish(self, entries: Sequence[Entry]) -> None:
+        """Make entries visible: they are as durable as their senders asked for."""
+        woken: list[list[asyncio.Future[None]]] = []
+        for entry in entries:
+            self._queues.append(entry)
+            self._remember(entry)
+            if waiting := self._waiters.pop(entry.queue, None):
+                woken.append(waiting)
+        if entries:
+            self._published_position = entries[-1].position + entries[-1].size
+        for waiting in woken:
+            for waiter in waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _remember(self, entry: Entry) -> None:
+        self._tail[entry.position] = entry
+        self._tail_order.append(entry)
+        self._tail_bytes += entry.size
+        while self._tail_bytes > self.config.tail_bytes_max:
+            oldest = self._tail_order.popleft()
+            del self._tail[oldest.position]
+            self._tail_bytes -= oldest.size
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def bounds(self, queue: QueueKey) -> Bounds:
+        """Raises UnknownQueue."""
+        self._topics.of_queue(queue)
+        return self._queues.bounds(queue)
+
+    @property
+    def end_position(self) -> int:
+        """The end of what has been published."""
+        return self._published_position
+
+    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int) -> ReadResult:
+        """Whole entries from the one that holds `offset` on: at least one if there is any, then up to `max_bytes`.
+
+        The bounds are of one moment. Raises UnknownQueue, Corrupt.
+        """
+        bounds = self.bounds(queue)
+        if not bounds.min_offset <= offset < bounds.max_offset:
+            return _nothing(bounds, offset)
+        spans: list[Span] = []
+        total_bytes = 0
+        at = offset
+        while at < bounds.max_offset and (not spans or total_bytes < max_bytes):
+            count = min(UNITS_PER_LOOK_UP, bounds.max_offset - at)
+            for run in self._queues.runs(queue, at, count):
+                if spans and run.position == spans[-1].position:
+                    continue  # an entry that began in the step before
+                if spans and total_bytes + run.size > max_bytes:
+                    total_bytes = max_bytes
+                    break
+                spans.append(Span(run.position, run.size))
+                total_bytes += run.size
+            at += count
+        entries = await self._entries(spans)
+        return ReadResult(
+            ReadStatus.FOUND,
+            entries,
+            bounds.min_offset,
+            bounds.max_offset,
+            min(entries[-1].next_offset, bounds.max_offset),
+        )
+
+    async def _entries(self, spans: Sequence[Span]) -> list[Entry]:
+        """Entries from memory where they are, from the log's files otherwise."""
+        remembered = [self._tail.get(span.position) for span in spans]
+        missing = [span for span, entry in zip(spans, remembered, strict=True) if entry is None]
+        if not missing:
+            return [entry for entry in remembered if entry is not None]
+        loop = asyncio.get_running_loop()
+        fetched = iter(await loop.run_in_executor(self._read_executor, self._log.read_spans, missing))
+        return [entry if entry is not None else next(fetched) for entry in remembered]
+
+    async def read_entry(self, position: int) -> Entry:
+        """The entry at a position of the log. Raises Corrupt."""
+        remembered = self._tail.get(position)
+        if remembered is not None:
+            return remembered
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._read_executor, self._log.read_entry, position)
+
+    async def wait_for(self, queue: QueueKey, offset: int, timeout_ms: int) -> bool:
+        """Wait until the queue's max offset is beyond `offset`; False when `timeout_ms` passed or the store closes."""
+        if self.bounds(queue).max_offset > offset:
+            return True
+        if timeout_ms <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.setdefault(queue, []).append(waiter)
+        handle = loop.call_later(timeout_ms / 1000, _finish, waiter)
+        try:
+            await waiter
+        finally:
+            handle.cancel()
+            if (waiting := self._waiters.get(queue)) and waiter in waiting:
+                waiting.remove(waiter)
+                if not waiting:
+                    del self._waiters[queue]
+        return self._queues.bounds(queue).max_offset > offset
+
+    def _wake_all(self) -> None:
+        for waiting in self._waiters.values():
+            for waiter in waiting:
+                _finish(waiter)
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """Search by store time; see `store.consume_queue.base.search_time`. Raises UnknownQueue, Corrupt."""
+        bounds = self.bounds(queue)
+
+        def time_at(offset: int) -> int:
+            position = self._queues.runs(queue, offset, 1)[0].position
+            entry = self._tail.get(position) or self._log.read_entry(position)
+            return entry.store_time_ms
+
+        return search_time(bounds, time_ms, boundary, time_at)
+
+    async def sources_since(self, position: int) -> set[Source]:
+        """The schedules whose records were delivered by entries at or behind a log position (an entry boundary)."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._read_executor, self._sources_since, position)
+
+    def _sources_since(self, position: int) -> set[Source]:
+        return {source for entry in self._scan(position) for source in entry.sources}
+
+    def _scan(self, position: int) -> Iterator[Entry]:
+        """All published entries from `position` on. Raises Corrupt."""
+        for found in self._log.scan(max(position, self._log.first_position), end=self._published_position):
+            if isinstance(found, Damage):
+                raise Corrupt(self._log.path_of(found.position), found.position, found.reason)
+            if not isinstance(found, Blank):
+                yield found
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    async def _checkpoint_now_and_then(self) -> None:
+        """Flush indexes and move the checkpoint when enough time has passed or enough log has been written."""
+        step_s = min(0.1, self.config.checkpoint_interval_ms / 1000)
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(step_s)
+            grown = self._published_position - self._checkpoint
+            due = grown > 0 and loop.time() - last >= self.config.checkpoint_interval_ms / 1000
+            if due or grown >= self.config.checkpoint_log_bytes:
+                await self._save_checkpoint()
+                last = loop.time()
+
+    async def _save_checkpoint(self) -> None:
+        """Order matters (K2): the indexes are durable before the checkpoint says so."""
+        checkpoint = min(self._published_position, self._log.durable_position)
+        flush = self._queues.flush()
+
+        def flush_and_save() -> None:
+            flush.run()
+            self._checkpoint_file.save(checkpoint)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._index_executor, flush_and_save)
+        except OSError as error:
+            # Derived files only: nothing is lost, recovery starts further back. The next round tries again.
+            log.warning("checkpoint failed data_dir=%s error=%s", self.config.root, error)
+            return
+        flush.finish()
+        self._checkpoint = checkpoint
+
+
+def _nothing(bounds: Bounds, offset: int) -> ReadResult:
+    """The answer to a read that finds no record, with the nearest offset that makes sense next."""
+    if offset < bounds.min_offset:
+        status, following = ReadStatus.TOO_SMALL, bounds.min_offset
+    elif offset > bounds.max_offset:
+        status, following = ReadStatus.TOO_LARGE, bounds.max_offset
+    else:
+        status, following = ReadStatus.EMPTY if bounds.max_offset == 0 else ReadStatus.AT_END, offset
+    return ReadResult(status, [], bounds.min_offset, bounds.max_offset, following)
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("store task failed task=%s error=%r", task.get_name(), error)

@@ -1,0 +1,144 @@
+"""The words of the store: queues, offsets, positions, and what an append or a read answers.
+
+Terms
+    offset    index of a record in a queue; 0-based, dense, never reused
+    position  byte position in the commit log; the log is one address space over all its files
+    entry     one commit-log envelope holding one RecordBatch of one queue
+
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple, NewType
+
+Buffer = bytes | bytearray | memoryview
+
+Offset = NewType("Offset", int)
+Position = NewType("Position", int)
+
+
+class QueueKey(NamedTuple):
+    """A physical queue of this store. Topic ids are never reused, so neither is a key."""
+
+    topic_id: int
+    queue_id: int
+
+
+class Acks(IntEnum):
+    """How safe a record is when its append is answered. Ordered: a higher level includes the lower."""
+
+    WRITTEN = 1  # in the operating system's hands: survives kill -9, not a power cut
+    FLUSHED = 2  # covered by a successful fdatasync: survives a power cut
+
+
+class Boundary(Enum):
+    """Which offset a search by time returns: the first at or after the time, or the last at or before it."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+
+
+class Delay(NamedTuple):
+    """Where and when one record of a `__timer` entry is to be delivered.
+
+    `origin_position`/`origin_index` name the entry that first accepted the record; they stay the same
+    when the record rolls, so a schedule id stays valid. -1 means: this entry itself.
+    """
+
+    due_ms: int
+    topic_id: int
+    queue_id: int
+    origin_position: int = -1
+    origin_index: int = 0
+
+
+class Source(NamedTuple):
+    """The schedule a delivered record came from: the accepting entry and the record's index in it."""
+
+    position: int
+    record_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """One RecordBatch to append to one queue; all of it is stored, or none.
+
+    `batch` is a whole RecordBatch v2 that `store.record_batch` made or checked. The store sets its base offset: in
+    place in a bytearray, which then belongs to the store, in a copy of anything else. `tag_hashes` has one hash a
+    record, or is empty when no record has a tag. `json_values` promises that every key and value is valid JSON or null.
+    """
+
+    queue: QueueKey
+    batch: Buffer
+    record_count: int
+    json_values: bool = False
+    tag_hashes: Sequence[int] = ()
+    delays: Sequence[Delay] = ()
+    sources: Sequence[Source] = ()
+
+
+class Appended(NamedTuple):
+    """The answer to an append: where it is, when it was stored, and the level of durability reached."""
+
+    position: int
+    base_offset: int
+    store_time_ms: int
+    acks: Acks
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry as read from the log, CRC checked. `batch` is a view of a RecordBatch, base offset patched in."""
+
+    position: int
+    size: int  # bytes of the entry in the log, padding included
+    queue: QueueKey
+    topic: str
+    base_offset: int
+    record_count: int
+    store_time_ms: int
+    json_values: bool
+    batch: memoryview
+    tag_hashes: Sequence[int] = field(default=())
+    delays: Sequence[Delay] = field(default=())
+    sources: Sequence[Source] = field(default=())
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record of this entry."""
+        return self.base_offset + self.record_count
+
+
+class ReadStatus(Enum):
+    """Why a read returned what it did."""
+
+    FOUND = "found"
+    EMPTY = "empty"  # the queue has never held a record
+    AT_END = "at_end"  # offset == max: nothing yet, ask again later
+    TOO_SMALL = "too_small"  # offset < min: retention has passed it
+    TOO_LARGE = "too_large"  # offset > max
+
+
+class ReadResult(NamedTuple):
+    """Whole entries from `offset` on, with the queue's bounds from the same snapshot.
+
+    The first entry is the one that *contains* the asked offset, so it may begin before it.
+    `next_offset` is where the following read begins: after the last entry, or the nearest legal offset.
+    """
+
+    status: ReadStatus
+    entries: list[Entry]
+    min_offset: int
+    max_offset: int
+    next_offset: int
+
+
+class Bounds(NamedTuple):
+    """First readable offset, and the offset the next record will get."""
+
+    min_offset: int
+    max_offset: int

@@ -1,0 +1,304 @@
+"""The one owner of the log's tail: group commit.
+
+Appends queue here in the order they come and get their offsets at once. While one group is being written and synced
+in a thread, the next one gathers; so the slower the disk, the larger the groups, and one fdatasync answers them all.
+
+    append ──> waiting ──> group: place, encode, one pwritev a file, one fdatasync ──> publish ──> wake the callers
+
+Invariants
+    W1  offsets of one queue are assigned and written in the same order
+    W2  `publish` sees an entry before its caller is woken, and never before the entry is durable at its level
+    W3  after an I/O error nobody is answered with success any more: the failed group, and all that wait or come later,
+        get StoreStopped
+    W4  when the disk is full, no offset is used up: all that wait are refused, and the offsets they had are given back
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from store.clock import Clock
+from store.commit_log import CommitLog
+from store.config import StoreConfig
+from store.entry import encode_entry, entry_bytes
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped
+from store.limits import MiB
+from store.record_batch import with_base_offset
+from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
+
+GROUP_BYTES_MAX = 16 * MiB
+"""Bytes written by one group: bounds how long a small append can wait behind large ones."""
+
+
+class _Call:
+    """One call of `append`: batches that are written together, and the future their caller waits on."""
+
+    __slots__ = ("acks", "appends", "base_offsets", "done", "size", "topics")
+
+    def __init__(
+        self,
+        appends: Sequence[Append],
+        topics: list[bytes],
+        base_offsets: list[int],
+        size: int,
+        acks: Acks,
+        done: asyncio.Future[list[Appended]],
+    ) -> None:
+        self.appends = appends
+        self.topics = topics
+        self.base_offsets = base_offsets
+        self.size = size
+        self.acks = acks
+        self.done = done
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """Plain counters since start, for metrics."""
+
+    append_count: int = 0
+    record_count: int = 0
+    bytes_written: int = 0
+    group_count: int = 0
+    sync_count: int = 0
+
+
+class Writer:
+    """Appends to the log of one store. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        config: StoreConfig,
+        clock: Clock,
+        *,
+        executor: Executor,
+        prepare_executor: Executor,
+        next_offset_of: Callable[[QueueKey], int],
+        topic_name_of: Callable[[QueueKey], bytes],
+        publish: Callable[[Sequence[Entry]], None],
+        last_store_time_ms: int,
+    ) -> None:
+        self._log = log
+        self._config = config
+        self._clock = clock
+        self._executor = executor
+        self._prepare_executor = prepare_executor
+        self._preparing: Future[None] | None = None
+        self._published_offset_of = next_offset_of
+        self._topic_name_of = topic_name_of
+        self._publish = publish
+        self._last_store_time_ms = last_store_time_ms
+        self._next_offsets: dict[QueueKey, int] = {}  # of queues with appends under way
+        self._waiting: list[_Call] = []
+        self._waiting_bytes = 0
+        self._work = asyncio.Event()
+        self._stopping = False
+        self._failure: StoreError | None = None
+        self.stats = WriterStats()
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why appends are refused for good; None while all is well."""
+        return self._failure
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes accepted and not yet written."""
+        return self._waiting_bytes
+
+    def append(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
+        """Queue batches to be written together. The future yields one answer a batch, in order.
+
+        Raises, with nothing stored: UnknownQueue, RecordTooLarge, Overloaded, StoreStopped. The future raises DiskFull
+        (nothing stored) or StoreStopped (outcome unknown).
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._stopping:
+            raise StoreStopped("the store is closing")
+        topics = [self._topic_name_of(append.queue) for append in appends]
+        size = 0
+        for append, topic in zip(appends, topics, strict=True):
+            bytes_ = entry_bytes(append, len(topic))
+            if bytes_ > self._config.entry_bytes_max:
+                raise RecordTooLarge(f"an entry of {bytes_} bytes; this store takes {self._config.entry_bytes_max}")
+            size += bytes_
+        if self._waiting_bytes + size > self._config.append_bytes_max and self._waiting:
+            raise Overloaded(f"{self._waiting_bytes} bytes wait for the disk; send again in a moment")
+        base_offsets = [self._take_offsets(append) for append in appends]
+        done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Call(appends, topics, base_offsets, size, acks, done))
+        self._waiting_bytes += size
+        self._work.set()
+        return done
+
+    def _take_offsets(self, append: Append) -> int:
+        base_offset = self._next_offsets.get(append.queue)
+        if base_offset is None:
+            base_offset = self._published_offset_of(append.queue)
+        self._next_offsets[append.queue] = base_offset + append.record_count
+        return base_offset
+
+    async def run(self) -> None:
+        """Write until `stop`; then write what still waits, sync, and return. On an I/O error answer everyone and
+        raise StoreStopped."""
+        loop = asyncio.get_running_loop()
+        interval_s = self._config.flush_interval_ms / 1000
+        flush_at: float | None = None  # when bytes that were only written must be synced
+        group: list[_Call] = []
+        try:
+            while True:
+                await self._wait_for_work(loop, flush_at)
+                group = self._take_group()
+                if not group and self._stopping and flush_at is None:
+                    return
+                is_flush_due = flush_at is not None and (self._stopping or loop.time() >= flush_at)
+                sync = is_flush_due or any(call.acks is Acks.FLUSHED for call in group)
+                if not group and not sync:
+                    continue
+                try:
+                    entries = await loop.run_in_executor(self._executor, self._write_group, group, sync)
+                except DiskFull as error:
+                    self._refuse(group, error)
+                    continue
+                self._prepare_ahead()
+                if sync:
+                    flush_at = None
+                elif flush_at is None:
+                    flush_at = loop.time() + interval_s
+                self._answer(group, entries, Acks.FLUSHED if sync else Acks.WRITTEN)
+                group = []
+        except BaseException as error:
+            self._failure = error if isinstance(error, StoreError) else StoreStopped(f"the writer stopped: {error!r}")
+            self._refuse(group, self._failure)
+            raise
+
+    def stop(self) -> None:
+        """Let `run` finish what waits and return. Later appends are refused."""
+        self._stopping = True
+        self._work.set()
+
+    async def _wait_for_work(self, loop: asyncio.AbstractEventLoop, flush_at: float | None) -> None:
+        if self._waiting or self._stopping:
+            return
+        self._work.clear()
+        if flush_at is None:
+            await self._work.wait()
+            return
+        handle = loop.call_at(flush_at, self._work.set)
+        try:
+            await self._work.wait()
+        finally:
+            handle.cancel()
+
+    def _take_group(self) -> list[_Call]:
+        if self._waiting_bytes <= GROUP_BYTES_MAX:
+            group, self._waiting = self._waiting, []
+            return group
+        size = count = 0
+        for call in self._waiting:
+            if count and size + call.size > GROUP_BYTES_MAX:
+                break
+            size += call.size
+            count += 1
+        group = self._waiting[:count]
+        del self._waiting[:count]
+        return group
+
+    def _write_group(self, group: list[_Call], sync: bool) -> list[Entry]:
+        """Blocking part, in the executor's thread: the only code that moves the log's tail."""
+        log = self._log
+        store_time_ms = max(self._last_store_time_ms, self._clock.now_ms())
+        placed, end = self._place(group)
+        log.prepare(end)
+        self._last_store_time_ms = store_time_ms
+        entries: list[Entry] = []
+        buffers: list[Buffer] = []
+        write_at = position = log.end_position
+        number = 0
+        for call in group:
+            for append, topic, base_offset in zip(call.appends, call.topics, call.base_offsets, strict=True):
+                place, size = placed[number]
+                number += 1
+                if place != position:  # a roll
+                    if buffers:
+                        log.write(write_at, buffers)
+                    buffers, write_at = [], place
+                position = place + size
+                batch = with_base_offset(append.batch, base_offset)
+                buffers += encode_entry(
+                    append,
+                    batch,
+                    topic=topic,
+                    position=place,
+                    durable_position=log.durable_position,
+                    base_offset=base_offset,
+                    store_time_ms=store_time_ms,
+                )
+                entries.append(
+                    Entry(
+                        place, size, append.queue, topic.decode(), base_offset, append.record_count, store_time_ms,
+                        append.json_values, memoryview(batch), append.tag_hashes, append.delays, append.sources,
+                    )
+                )  # fmt: skip
+        if buffers:
+            log.write(write_at, buffers)
+        if sync:
+            log.sync()
+            self.stats.sync_count += 1
+        return entries
+
+    def _prepare_ahead(self) -> None:
+        """Have the next extent zeroed in another thread before the tail gets there, so that no send waits for it.
+
+        A failure shows when the writer itself needs the space.
+        """
+        log = self._log
+        if log.prepared_position - log.end_position >= self._config.extent_bytes // 2:
+            return
+        if self._preparing is None or self._preparing.done():
+            self._preparing = self._prepare_executor.submit(log.prepare, log.prepared_position + 1)
+
+    def _place(self, group: list[_Call]) -> tuple[list[tuple[int, int]], int]:
+        """The position and size of every entry of the group, and where the last one ends."""
+        placed = []
+        position = self._log.end_position
+        for call in group:
+            for append, topic in zip(call.appends, call.topics, strict=True):
+                size = entry_bytes(append, len(topic))
+                position = self._log.place(position, size)
+                placed.append((position, size))
+                position += size
+        return placed, position
+
+    def _answer(self, group: list[_Call], entries: list[Entry], reached: Acks) -> None:
+        self._publish(entries)
+        stats = self.stats
+        stats.group_count += 1
+        stats.append_count += len(entries)
+        at = 0
+        for call in group:
+            self._waiting_bytes -= call.size
+            stats.bytes_written += call.size
+            own = entries[at : at + len(call.appends)]
+            at += len(own)
+            stats.record_count += sum(entry.record_count for entry in own)
+            if not call.done.done():  # its caller may have been cancelled
+                call.done.set_result(
+                    [Appended(entry.position, entry.base_offset, entry.store_time_ms, reached) for entry in own]
+                )
+        if not self._waiting:
+            self._next_offsets.clear()
+
+    def _refuse(self, group: list[_Call], error: StoreError) -> None:
+        """Answer everyone with an error. With DiskFull nothing was written, so their offsets are free again (W4)."""
+        refused, self._waiting = group + self._waiting, []
+        self._waiting_bytes = 0
+        self._next_offsets.clear()
+        for call in refused:
+            if not call.done.done():
+                call.done.set_exception(error)
