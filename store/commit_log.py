@@ -197,6 +197,19 @@ class CommitLog:
         self._dirty.clear()
         self.durable_position = self.end_position
 
+    def starts(self) -> list[int]:
+        """The first positions of all files that hold anything, in order."""
+        return [start for start in sorted(self._open_files) if start < self.end_position or start == 0]
+
+    def remove_first(self) -> None:
+        """Remove the oldest file; those who are reading it finish. Not for the file that holds the tail."""
+        start = self.first_position
+        assert start + self._file_bytes <= self.file_start(self.end_position)
+        self._files.remove(self._directory / _name(start))
+        self._files.sync_dir(self._directory)
+        del self._open_files[start]  # not closed: readers in other threads hold it, the last one lets it go
+        self.first_position = start + self._file_bytes
+
     def _write_blank(self, next_start: int) -> None:
         size = next_start - self.end_position
         old = self.file_start(self.end_position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from store.limits import COMMIT_LOG_FILE_BYTES_MIN, ENTRY_BYTES_MAX, MiB
 from store.types import Acks
@@ -29,6 +30,15 @@ class StoreConfig:
     """The log is filled with zeros in steps of this size ahead of its tail, so that an fdatasync moves no metadata
     and a full disk shows before a send is accepted. Also what an empty store takes on disk."""
 
+    retention_ms: int | None = 7 * 24 * 3_600_000
+    """Records older than this go, a whole log file at a time. None keeps them for ever."""
+
+    retention_bytes: int | None = None
+    """Most bytes the log may take before its oldest files go. None sets no limit."""
+
+    retention_interval_ms: int = 60_000
+    """How often retention looks. It removes one file at a time, so that a large clean-up is spread out."""
+
     disk_floor_bytes: int = 256 * MiB
     """Free space the log never takes: sends are refused with DiskFull before the disk is really full."""
 
@@ -44,6 +54,10 @@ class StoreConfig:
 
     checkpoint_log_bytes: int = 64 * MiB
     """A checkpoint is also due when the log has grown by this much since the last one."""
+
+    index: Literal["file", "rocksdb"] = "file"
+    """Where consume queues live: files, or one RocksDB for more than some ten thousand queues (extra `rocksdb`).
+    `mq index rebuild` turns one into the other."""
 
     consume_queue_file_units: int = 300_000
     """Index units (one a record) in one consume-queue file."""

@@ -66,3 +66,7 @@ class Corrupt(StoreError):
 
 class StoreLocked(StoreError):
     """Another process has this data directory open."""
+
+
+class FormatTooNew(StoreError):
+    """The data directory has a format this program does not know. Nothing was touched."""

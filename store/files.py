@@ -69,6 +69,10 @@ class Files(Protocol):
 
     def remove(self, path: Path) -> None: ...
 
+    def remove_dir(self, directory: Path) -> None:
+        """Remove an empty directory."""
+        ...
+
     def sync_dir(self, directory: Path) -> None:
         """Make creations and removals in this directory durable."""
         ...
@@ -131,6 +135,8 @@ class OsFile:
             os.close(self._fd)
             self._fd = -1
 
+    __del__ = close  # a file that is removed while others read it is closed by the last of them
+
 
 class OsFiles:
     """The real file system."""
@@ -156,6 +162,9 @@ class OsFiles:
 
     def remove(self, path: Path) -> None:
         os.remove(path)
+
+    def remove_dir(self, directory: Path) -> None:
+        os.rmdir(directory)
 
     def sync_dir(self, directory: Path) -> None:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from store.commit_log import CommitLog
 from store.entry import ALIGNMENT, HEADER_BYTES, Damage, decode_entry, durable_position_of
 from store.errors import Corrupt
-from store.limits import ENTRY_BYTES_MAX
+from store.limits import ENTRY_BYTES_MAX, MiB
 from store.types import Entry
 
 _WORD = struct.Struct(">q")
@@ -41,7 +41,15 @@ class RecoveryReport:
     cut_reason: str | None
 
 
-def recover(log: CommitLog, checkpoint: int, replay: Callable[[Entry], None]) -> RecoveryReport:
+Progress = Callable[[int, int], None]
+"""Told how many bytes of the log have been scanned, and how many there are at most."""
+
+_PROGRESS_BYTES = 16 * MiB
+
+
+def recover(
+    log: CommitLog, checkpoint: int, replay: Callable[[Entry], None], progress: Progress | None = None
+) -> RecoveryReport:
     """Scan the opened log from the checkpoint (a position), call `replay` for each entry, cut a torn tail.
 
     When it returns, every byte of the log is durable. `replay` is called before that, but nothing may be shown to
@@ -53,6 +61,7 @@ def recover(log: CommitLog, checkpoint: int, replay: Callable[[Entry], None]) ->
     end = begin
     entry_count = 0
     damage: Damage | None = None
+    told = begin
     for found in log.scan(begin):
         if isinstance(found, Damage):
             damage = found
@@ -61,6 +70,9 @@ def recover(log: CommitLog, checkpoint: int, replay: Callable[[Entry], None]) ->
         if isinstance(found, Entry):
             entry_count += 1
             replay(found)
+        if progress is not None and end - told >= _PROGRESS_BYTES:
+            told = end
+            progress(end - begin, log.prepared_position - begin)
     torn = [(position, size) for position, size in log.nonzero_chunks(end)]
     if damage is not None:
         for position, size in torn:

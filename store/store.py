@@ -13,21 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import pairwise
 
-from store.checkpoint import CheckpointFile
 from store.clock import Clock, SystemClock
 from store.commit_log import CommitLog, Span
 from store.config import StoreConfig
-from store.consume_queue.base import search_time
+from store.consume_queue.base import ConsumeQueues, search_time
 from store.consume_queue.file import FileConsumeQueues
+from store.data_format import check_format
 from store.entry import Blank, Damage
 from store.errors import Corrupt, StoreError, StoreLocked
 from store.files import File, Files, OsFiles
 from store.record_batch import Record, decode, encode
-from store.recovery import RecoveryReport, recover
-from store.topics import META_QUEUE, Topic, TopicTable, decode_event, encode_event
+from store.recovery import Progress, RecoveryReport, recover
+from store.retention import LogFile, decide_expired
+from store.snapshot import Snapshot, SnapshotFiles
+from store.topics import META_QUEUE, Event, Topic, TopicTable, decode_events, encode_event
 from store.types import (
     Acks,
     Append,
@@ -46,6 +49,9 @@ log = logging.getLogger(__name__)
 
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
+
+UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
+"""Index units a filtered read passes over before it answers that nothing matched so far."""
 
 
 class Store:
@@ -66,14 +72,18 @@ class Store:
         self._tail_bytes = 0
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._published_position = 0
-        self._creating = asyncio.Lock()
+        self._changing_topics = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        self._meta_offset = 0  # records of `__meta` before it are in the topic table
+        self._snapshot_offset = 0  # ... and in the saved snapshot
+        self._pins: list[Callable[[], int]] = []
+        self._newest_ms: dict[int, int] = {}  # of full log files, by start
         self._tasks: list[asyncio.Task[None]] = []
         self._log: CommitLog
-        self._queues: FileConsumeQueues
-        self._checkpoint_file: CheckpointFile
-        self._checkpoint = 0
+        self._queues: ConsumeQueues
         self._writer: Writer
         self._lock: File
+        self._meta_snapshots: SnapshotFiles
         self.recovery: RecoveryReport
 
     def _own_executor(self, role: str, thread_count: int) -> Executor:
@@ -91,22 +101,24 @@ class Store:
         files: Files | None = None,
         clock: Clock | None = None,
         executor: Executor | None = None,
+        progress: Progress | None = None,
     ) -> Store:
         """Open a data directory, creating it if need be; recover it if it was not closed.
 
-        `executor` replaces the store's own threads (tests run everything inline). Raises StoreLocked when another
+        `executor` replaces the store's own threads (tests run everything inline). `progress` is called from a thread
+        with bytes scanned and bytes to scan at most. Raises StoreLocked when another
         process has it open, Corrupt when stored bytes that had been durable are damaged: nothing is changed then.
         """
         store = cls(config, files or OsFiles(), clock or SystemClock(), executor)
         try:
-            await asyncio.get_running_loop().run_in_executor(store._index_executor, store._recover)
+            await asyncio.get_running_loop().run_in_executor(store._index_executor, store._recover, progress)
         except BaseException:
             store._shut_down_executors()
             raise
         store._start()
         return store
 
-    def _recover(self) -> None:
+    def _recover(self, progress: Progress | None) -> None:
         """Blocking part of `open`."""
         config, files = self.config, self._files
         files.make_dirs(config.root)
@@ -114,6 +126,11 @@ class Store:
             self._lock = files.lock(config.root / "lock")
         except BlockingIOError as error:
             raise StoreLocked(f"{config.root} is in use by another process") from error
+        try:
+            check_format(config.root, files)
+        except BaseException:
+            self._lock.close()
+            raise
         self._log = CommitLog(
             config.root / "commitlog",
             files,
@@ -123,17 +140,15 @@ class Store:
         )
         try:
             self._log.open()
-            self._checkpoint_file = CheckpointFile(config.root / "checkpoint", files)
-            self._checkpoint = self._checkpoint_file.load()
             self._queues = FileConsumeQueues(
-                config.root / "consumequeue",
+                config.root,
                 files,
                 file_units=config.consume_queue_file_units,
-                checked_position=self._checkpoint,
+                first_position=self._log.first_position,
                 entry_at=self._entry_at,
             )
             self._last_store_time_ms = 0
-            self.recovery = recover(self._log, self._checkpoint, self._replay)
+            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
             self._published_position = self._log.end_position
             self._load_topics()
         except BaseException:
@@ -151,18 +166,29 @@ class Store:
         return None if position < self._log.first_position else self._log.read_entry(position)
 
     def _load_topics(self) -> None:
+        """The topic table: the last snapshot, and the records of `__meta` behind it."""
+        self._meta_snapshots = SnapshotFiles(self.config.root, "meta", self._files)
+        snapshot = self._meta_snapshots.load()
+        if snapshot is not None:
+            self._topics.restore(snapshot.content)
+            self._meta_offset = self._snapshot_offset = snapshot.next_offset
         bounds = self._queues.bounds(META_QUEUE)
-        offset = bounds.min_offset
-        while offset < bounds.max_offset:
-            for run in self._queues.runs(META_QUEUE, offset, UNITS_PER_LOOK_UP):
+        if self._meta_offset < bounds.min_offset:
+            path = str(self.config.root / "meta.0")
+            raise Corrupt(path, 0, f"no snapshot of the topics reaches the first kept record, {bounds.min_offset}")
+        while self._meta_offset < bounds.max_offset:
+            count = min(UNITS_PER_LOOK_UP, bounds.max_offset - self._meta_offset)
+            for run in self._queues.runs(META_QUEUE, self._meta_offset, count):
                 entry = self._log.read_entry(run.position)
-                for record in decode(entry.batch):
-                    if record.offset >= offset:
-                        event = decode_event(
-                            record.value, path=self._log.path_of(entry.position), position=entry.position
-                        )
+                try:
+                    for event in decode_events(record.value for record in decode(entry.batch)):
                         self._topics.apply(event)
-                offset = entry.next_offset
+                except ValueError as error:
+                    raise Corrupt(self._log.path_of(entry.position), entry.position, str(error)) from error
+                self._meta_offset = entry.next_offset
+        for topic_id in self._queues.topic_ids():
+            if topic_id not in self._topics:
+                self._queues.drop_topic(topic_id)  # deleted; recovery may have met its records
 
     def _start(self) -> None:
         self._writer = Writer(
@@ -179,17 +205,19 @@ class Store:
         self._tasks = [
             asyncio.create_task(self._writer.run(), name="mq-store-writer"),
             asyncio.create_task(self._checkpoint_now_and_then(), name="mq-store-checkpoint"),
+            asyncio.create_task(self._expire_now_and_then(), name="mq-store-retention"),
         ]
         for task in self._tasks:
             task.add_done_callback(_log_failure)
 
     async def close(self) -> None:
         """Write what waits, flush everything, move the checkpoint to the end. A later `open` scans nothing."""
-        writer, checkpointer = self._tasks
+        writer, *periodic = self._tasks
         self._writer.stop()
         await asyncio.wait([writer])
-        checkpointer.cancel()
-        await asyncio.wait([checkpointer])
+        for task in periodic:
+            task.cancel()
+        await asyncio.wait(periodic)
         self._wake_all()
         try:
             if self._writer.failure is None:
@@ -197,7 +225,6 @@ class Store:
         finally:
             self._shut_down_executors()  # before the files: a thread may still be zeroing an extent
             self._queues.close()
-            self._checkpoint_file.close()
             self._log.close()
             self._lock.close()
 
@@ -221,14 +248,35 @@ class Store:
     async def create_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
         """The topic, and whether it was made now. Durable on return. Raises IllegalTopic, TopicExists, and what
         `append` raises."""
-        async with self._creating:
-            decided = self._topics.decide_create(name, partitions, self._clock.now_ms())
+        return await self._change_topics(lambda: self._topics.decide_create(name, partitions, self._clock.now_ms()))
+
+    async def grow_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
+        """The topic with more partitions, and whether that changed it. Raises UnknownQueue, IllegalTopic, and what
+        `append` raises."""
+        return await self._change_topics(lambda: self._topics.decide_grow(name, partitions))
+
+    async def delete_topic(self, name: str) -> Topic:
+        """Delete a topic and forget its records; readers that wait get UnknownQueue. Durable on return. Raises
+        UnknownQueue, IllegalTopic, and what `append` raises."""
+        topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
+        async with self._saving:  # no flush may be under way
+            self._queues.drop_topic(topic.topic_id)
+        for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
+            _wake(self._waiters.pop(queue))
+        return topic
+
+    async def _change_topics(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
+        """Decide → write → apply, one change at a time."""
+        async with self._changing_topics:
+            decided = decide()
             if isinstance(decided, Topic):
                 return decided, False
-            batch = encode([Record(None, encode_event(decided), decided.created_ms)])
+            batch = encode([Record(None, encode_event(decided), self._clock.now_ms())])
             append = Append(queue=META_QUEUE, batch=batch, record_count=1, json_values=True)
-            await self.append([append], acks=Acks.FLUSHED)
-            return self._topics.apply(decided), True
+            [appended] = await self.append([append], acks=Acks.FLUSHED)
+            topic = self._topics.apply(decided)
+            self._meta_offset = appended.base_offset + 1
+            return topic, True
 
     def topic(self, name: str) -> Topic:
         """Raises UnknownQueue."""
@@ -264,18 +312,17 @@ class Store:
 
     def _publish(self, entries: Sequence[Entry]) -> None:
         """Make entries visible: they are as durable as their senders asked for."""
-        woken: list[list[asyncio.Future[None]]] = []
         for entry in entries:
+            if entry.queue.topic_id not in self._topics:
+                continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
             self._remember(entry)
-            if waiting := self._waiters.pop(entry.queue, None):
-                woken.append(waiting)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
-        for waiting in woken:
-            for waiter in waiting:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if self._waiters:
+            for entry in entries:
+                if waiting := self._waiters.pop(entry.queue, None):
+                    _wake(waiting)
 
     def _remember(self, entry: Entry) -> None:
         self._tail[entry.position] = entry
@@ -298,10 +345,14 @@ class Store:
         """The end of what has been published."""
         return self._published_position
 
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int) -> ReadResult:
+    async def read(
+        self, queue: QueueKey, offset: int, *, max_bytes: int, tag_hashes: frozenset[int] | None = None
+    ) -> ReadResult:
         """Whole entries from the one that holds `offset` on: at least one if there is any, then up to `max_bytes`.
 
-        The bounds are of one moment. Raises UnknownQueue, Corrupt.
+        With `tag_hashes`, entries without any record of such a tag are passed over in the index, the log is not read
+        for them; an entry that is returned may hold other records too, and tags of equal hash. The bounds are of one
+        moment. Raises UnknownQueue, Corrupt.
         """
         bounds = self.bounds(queue)
         if not bounds.min_offset <= offset < bounds.max_offset:
@@ -309,9 +360,9 @@ class Store:
         spans: list[Span] = []
         total_bytes = 0
         at = offset
-        while at < bounds.max_offset and (not spans or total_bytes < max_bytes):
+        while at < bounds.max_offset and total_bytes < max_bytes:
             count = min(UNITS_PER_LOOK_UP, bounds.max_offset - at)
-            for run in self._queues.runs(queue, at, count):
+            for run in self._queues.runs(queue, at, count, tag_hashes):
                 if spans and run.position == spans[-1].position:
                     continue  # an entry that began in the step before
                 if spans and total_bytes + run.size > max_bytes:
@@ -320,14 +371,15 @@ class Store:
                 spans.append(Span(run.position, run.size))
                 total_bytes += run.size
             at += count
+            if not spans and at - offset >= UNITS_PER_READ_MAX:
+                break
+        low, high = bounds
+        if not spans:
+            return ReadResult(ReadStatus.NO_MATCH, [], low, high, min(at, high))
         entries = await self._entries(spans)
-        return ReadResult(
-            ReadStatus.FOUND,
-            entries,
-            bounds.min_offset,
-            bounds.max_offset,
-            min(entries[-1].next_offset, bounds.max_offset),
-        )
+        is_all = total_bytes < max_bytes  # of what was looked at
+        next_offset = min(at, high) if is_all else entries[-1].next_offset
+        return ReadResult(ReadStatus.FOUND, entries, low, high, max(next_offset, entries[-1].next_offset))
 
     async def _entries(self, spans: Sequence[Span]) -> list[Entry]:
         """Entries from memory where they are, from the log's files otherwise."""
@@ -365,12 +417,11 @@ class Store:
                 waiting.remove(waiter)
                 if not waiting:
                     del self._waiters[queue]
-        return self._queues.bounds(queue).max_offset > offset
+        return self.bounds(queue).max_offset > offset
 
     def _wake_all(self) -> None:
         for waiting in self._waiters.values():
-            for waiter in waiting:
-                _finish(waiter)
+            _wake(waiting)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by store time; see `store.consume_queue.base.search_time`. Raises UnknownQueue, Corrupt."""
@@ -408,29 +459,88 @@ class Store:
         last = loop.time()
         while True:
             await asyncio.sleep(step_s)
-            grown = self._published_position - self._checkpoint
+            grown = self._published_position - self._queues.checkpoint
             due = grown > 0 and loop.time() - last >= self.config.checkpoint_interval_ms / 1000
             if due or grown >= self.config.checkpoint_log_bytes:
                 await self._save_checkpoint()
                 last = loop.time()
 
     async def _save_checkpoint(self) -> None:
-        """Order matters (K2): the indexes are durable before the checkpoint says so."""
-        checkpoint = min(self._published_position, self._log.durable_position)
-        flush = self._queues.flush()
+        """Make the indexes and the topic snapshot durable, in this order: log, snapshot, indexes, checkpoint."""
+        async with self._saving:
+            flush = self._queues.flush(min(self._published_position, self._log.durable_position))
+            snapshot = None
+            if self._meta_offset > self._snapshot_offset:
+                snapshot = Snapshot(self._meta_offset, self._topics.snapshot())
 
-        def flush_and_save() -> None:
-            flush.run()
-            self._checkpoint_file.save(checkpoint)
+            def save() -> None:
+                if snapshot is not None:
+                    self._meta_snapshots.save(snapshot)
+                flush.run()
 
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._index_executor, flush_and_save)
-        except OSError as error:
-            # Derived files only: nothing is lost, recovery starts further back. The next round tries again.
-            log.warning("checkpoint failed data_dir=%s error=%s", self.config.root, error)
-            return
-        flush.finish()
-        self._checkpoint = checkpoint
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._index_executor, save)
+            except OSError as error:
+                # Derived files only: nothing is lost, recovery starts further back. The next round tries again.
+                log.warning("checkpoint failed data_dir=%s error=%s", self.config.root, error)
+                return
+            flush.finish()
+            if snapshot is not None:
+                self._snapshot_offset = snapshot.next_offset
+
+    # ---- retention -----------------------------------------------------------------------------------------------
+
+    def pin(self, lowest_needed: Callable[[], int]) -> None:
+        """Have retention ask, each time it looks, for the lowest log position that somebody still needs."""
+        self._pins.append(lowest_needed)
+
+    async def _expire_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.retention_interval_ms / 1000)
+            await self.expire()
+
+    async def expire(self, *, file_count_max: int = 1) -> int:
+        """Remove up to `file_count_max` log files that are past retention, oldest first; return how many went.
+
+        The checkpoint moves first: neither the topics nor the indexes need what goes. Then each queue's min offset
+        rises, so that nobody is sent to a file that is about to go.
+        """
+        expired = decide_expired(
+            self._log_files(),
+            now_ms=self._clock.now_ms(),
+            retention_ms=self.config.retention_ms,
+            retention_bytes=self.config.retention_bytes,
+            pinned_position=min((lowest_needed() for lowest_needed in self._pins), default=self._published_position),
+        )[:file_count_max]
+        if not expired or self.failure is not None:
+            return 0
+        await self._save_checkpoint()
+        removed = 0
+        for file in expired:
+            if file.end > self._queues.checkpoint or self._snapshot_offset < self._meta_offset:
+                break  # the checkpoint could not be saved
+            async with self._saving:
+                self._queues.advance_min(file.end)
+                await asyncio.get_running_loop().run_in_executor(self._index_executor, self._log.remove_first)
+            self._newest_ms.pop(file.start, None)
+            removed += 1
+            log.info("log file expired path=%s", self._log.path_of(file.start))
+        return removed
+
+    def _log_files(self) -> list[LogFile]:
+        """The log's files; a full one is as old as the first record of the file behind it."""
+        starts = self._log.starts()
+        files = []
+        for start, following in pairwise(starts):
+            if start not in self._newest_ms:
+                if following >= self._published_position:
+                    break
+                self._newest_ms[start] = self._log.read_entry(following).store_time_ms
+            files.append(LogFile(start, following, self._newest_ms[start]))
+        if starts:
+            last = files[-1].end if files else starts[0]
+            files.append(LogFile(last, self._log.end_position, self._clock.now_ms()))
+        return files
 
 
 def _nothing(bounds: Bounds, offset: int) -> ReadResult:
@@ -442,6 +552,11 @@ def _nothing(bounds: Bounds, offset: int) -> ReadResult:
     else:
         status, following = ReadStatus.EMPTY if bounds.max_offset == 0 else ReadStatus.AT_END, offset
     return ReadResult(status, [], bounds.min_offset, bounds.max_offset, following)
+
+
+def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        _finish(waiter)
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

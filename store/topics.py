@@ -1,18 +1,24 @@
-"""Topics as events: decide → write → apply. The table is rebuilt at start by applying what the log holds.
+"""Topics as events: decide → write → apply. The table is rebuilt at start by applying what was written.
 
-An event is one JSON record of system topic `__meta`:  {"event": "topic_created", "topic_id": 16, "name": ..,
-"partitions": .., "created_ms": ..}. Topic ids grow and are never used twice, so nothing stored under an old id can
-show up under a topic that was created again.
+An event is one JSON record of system topic `__meta`:
+
+    {"event": "topic_created", "topic_id": 16, "name": "orders", "partitions": 4, "created_ms": 1767225600000}
+    {"event": "topic_grown", "topic_id": 16, "partitions": 8}
+    {"event": "topic_deleted", "topic_id": 16}
+
+Topic ids grow and are never used twice, so nothing stored under an old id can show up under a topic that was created
+again. Partition p of a topic is its queue p.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 
 import orjson
 
-from store.errors import Corrupt, IllegalTopic, TopicExists, UnknownQueue
+from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.limits import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
 from store.types import QueueKey
 
@@ -23,7 +29,7 @@ FIRST_USER_TOPIC_ID = 16
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic and its number of partitions; partition p is queue p."""
+    """A topic and its number of partitions."""
 
     topic_id: int
     name: str
@@ -44,7 +50,7 @@ TIMER_QUEUE = QueueKey(TIMER.topic_id, 0)
 
 @dataclass(frozen=True, slots=True)
 class TopicCreated:
-    """The event that brings a topic into being."""
+    """A topic comes into being."""
 
     topic_id: int
     name: str
@@ -52,31 +58,85 @@ class TopicCreated:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class TopicGrown:
+    """A topic has more partitions from now on; there is no way back."""
+
+    topic_id: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    """A topic and all its records are gone."""
+
+    topic_id: int
+
+
+Event = TopicCreated | TopicGrown | TopicDeleted
+_EVENTS: dict[str, type[Event]] = {
+    "topic_created": TopicCreated,
+    "topic_grown": TopicGrown,
+    "topic_deleted": TopicDeleted,
+}
+_EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
+
+
 class TopicTable:
-    """All topics of one store, by name and by id. Changes only through `apply`."""
+    """All topics of one store, by name and by id. Changes only through `apply` (and `restore`, at start)."""
 
     def __init__(self) -> None:
-        self._by_name = {topic.name: topic for topic in (META, TIMER, OFFSETS)}
-        self._by_id = {topic.topic_id: topic for topic in self._by_name.values()}
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[int, Topic] = {}
+        self._next_id = FIRST_USER_TOPIC_ID
+        for topic in (META, TIMER, OFFSETS):
+            self._put(topic)
 
     def decide_create(self, name: str, partitions: int, now_ms: int) -> TopicCreated | Topic:
         """The event to write, or the topic if one with this shape exists. Raises IllegalTopic, TopicExists."""
         check_name(name)
-        if not 1 <= partitions <= PARTITIONS_MAX:
-            raise IllegalTopic(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        _check_partitions(partitions)
         existing = self._by_name.get(name)
         if existing is not None:
             if existing.partitions != partitions:
                 raise TopicExists(f"topic {name} exists with {existing.partitions} partitions, not {partitions}")
             return existing
-        topic_id = max(FIRST_USER_TOPIC_ID, max(self._by_id) + 1)
-        return TopicCreated(topic_id, name, partitions, now_ms)
+        return TopicCreated(self._next_id, name, partitions, now_ms)
 
-    def apply(self, event: TopicCreated) -> Topic:
-        topic = Topic(event.topic_id, event.name, event.partitions, event.created_ms)
-        self._by_name[topic.name] = topic
-        self._by_id[topic.topic_id] = topic
+    def decide_grow(self, name: str, partitions: int) -> TopicGrown | Topic:
+        """The event to write, or the topic if it has that many already. Raises UnknownQueue, IllegalTopic."""
+        topic = self._user_topic(name)
+        _check_partitions(partitions)
+        if partitions < topic.partitions:
+            raise IllegalTopic(f"topic {name} has {topic.partitions} partitions; it cannot shrink to {partitions}")
+        return topic if partitions == topic.partitions else TopicGrown(topic.topic_id, partitions)
+
+    def decide_delete(self, name: str) -> TopicDeleted:
+        """The event to write. Raises UnknownQueue, IllegalTopic for a system topic."""
+        return TopicDeleted(self._user_topic(name).topic_id)
+
+    def apply(self, event: Event) -> Topic:
+        """Change the table; the topic as it is afterwards (as it last was, when it is deleted)."""
+        if isinstance(event, TopicCreated):
+            self._next_id = max(self._next_id, event.topic_id + 1)
+            return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms))
+        topic = self._by_id[event.topic_id]
+        if isinstance(event, TopicGrown):
+            return self._put(replace(topic, partitions=event.partitions))
+        del self._by_name[topic.name], self._by_id[topic.topic_id]
         return topic
+
+    def snapshot(self) -> bytes:
+        """The whole table, for `restore`."""
+        topics = [asdict(topic) for topic in self.all() if not topic.is_system]
+        return orjson.dumps({"next_topic_id": self._next_id, "topics": topics})
+
+    def restore(self, snapshot: bytes) -> None:
+        """Fill an empty table. Raises ValueError, TypeError or KeyError on bytes that `snapshot` did not write."""
+        fields = orjson.loads(snapshot)
+        for topic in fields["topics"]:
+            self._put(Topic(**topic))
+        self._next_id = fields["next_topic_id"]
 
     def by_name(self, name: str) -> Topic:
         """Raises UnknownQueue."""
@@ -92,9 +152,23 @@ class TopicTable:
             raise UnknownQueue(f"queue {queue.queue_id} of topic id {queue.topic_id} does not exist")
         return topic
 
+    def __contains__(self, topic_id: int) -> bool:
+        return topic_id in self._by_id
+
     def all(self) -> list[Topic]:
         """Every topic, system topics first, by id."""
         return sorted(self._by_id.values(), key=lambda topic: topic.topic_id)
+
+    def _user_topic(self, name: str) -> Topic:
+        topic = self.by_name(name)
+        if topic.is_system:
+            raise IllegalTopic(f"{name} is a system topic")
+        return topic
+
+    def _put(self, topic: Topic) -> Topic:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        return topic
 
 
 def check_name(name: str) -> None:
@@ -107,18 +181,24 @@ def check_name(name: str) -> None:
         raise IllegalTopic(f"topic names beginning with {', '.join(RESERVED_PREFIXES)} are reserved")
 
 
-def encode_event(event: TopicCreated) -> bytes:
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise IllegalTopic(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+
+
+def encode_event(event: Event) -> bytes:
     """The JSON record of one event."""
-    return orjson.dumps({"event": "topic_created", **asdict(event)})
+    return orjson.dumps({"event": _EVENT_NAMES[type(event)], **asdict(event)})
 
 
-def decode_event(value: bytes | None, *, path: str, position: int) -> TopicCreated:
-    """The event of one record. Raises Corrupt: metadata that cannot be understood must not be skipped."""
-    try:
-        fields = orjson.loads(value or b"")
-        if fields.pop("event") != "topic_created":
-            raise ValueError("unknown event")
-        return TopicCreated(**fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = f"a metadata record does not decode ({error}); is a newer version needed?"
-        raise Corrupt(path, position, reason) from error
+def decode_events(values: Iterable[bytes | None]) -> list[Event]:
+    """The events of the records of one entry. Raises ValueError: metadata nobody understands must not be skipped."""
+    events: list[Event] = []
+    for value in values:
+        try:
+            fields = orjson.loads(value or b"")
+            events.append(_EVENTS[fields.pop("event")](**fields))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"a metadata record is not understood ({error!r}); was it written by a newer version?"
+            raise ValueError(reason) from error
+    return events

@@ -121,6 +121,7 @@ class ReadStatus(Enum):
     AT_END = "at_end"  # offset == max: nothing yet, ask again later
     TOO_SMALL = "too_small"  # offset < min: retention has passed it
     TOO_LARGE = "too_large"  # offset > max
+    NO_MATCH = "no_match"  # there are records, none with an asked-for tag; go on at next_offset
 
 
 class ReadResult(NamedTuple):

@@ -11,10 +11,13 @@ no fact of its own: it can be cut at a log position and built again from the log
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from store.types import Boundary, Bounds, Entry, QueueKey
+
+EntryAt = Callable[[int], Entry | None]
+"""Reads the entry at a log position; None when the log begins behind it; raises Corrupt when there is none."""
 
 
 class Run(NamedTuple):
@@ -33,7 +36,17 @@ class Flush(NamedTuple):
 
 
 class ConsumeQueues(ABC):
-    """All consume queues of one store. One owner calls everything, except `Flush.run`."""
+    """All consume queues of one store. One owner calls everything, except `Flush.run`.
+
+    What every kind is given when it is opened: `first_position`, the start of the log (units that point before it
+    have expired), and `entry_at`, to check a unit against its entry.
+    """
+
+    @property
+    @abstractmethod
+    def checkpoint(self) -> int:
+        """A log position: units of all entries before it were durable when the index was opened or last flushed.
+        Units behind it were forgotten at opening; the store adds them again from the log."""
 
     @abstractmethod
     def append(self, entry: Entry) -> None:
@@ -47,8 +60,27 @@ class ConsumeQueues(ABC):
         """Min and max offset; (0, 0) for a queue that has never held a record."""
 
     @abstractmethod
-    def runs(self, queue: QueueKey, offset: int, unit_count_max: int) -> list[Run]:
-        """The entries that hold `offset` and the offsets after it, for up to `unit_count_max` units."""
+    def runs(
+        self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
+    ) -> list[Run]:
+        """The entries that hold the `unit_count` offsets from `offset` on; all of them must lie within the bounds.
+
+        With `tag_hashes`, only entries with at least one record among those offsets whose tag hash is in the set.
+        Raises Corrupt when a unit was never written.
+        """
+
+    @abstractmethod
+    def advance_min(self, position: int) -> None:
+        """The log now begins at `position`: raise each queue's min offset to the first unit at or behind it and free
+        what lies before. A queue left without units keeps its max offset: offsets are never used again."""
+
+    @abstractmethod
+    def topic_ids(self) -> set[int]:
+        """Every topic that has a unit here."""
+
+    @abstractmethod
+    def drop_topic(self, topic_id: int) -> None:
+        """Forget all queues of a topic and free what they take. Not while a flush is running."""
 
     @property
     @abstractmethod
@@ -56,12 +88,15 @@ class ConsumeQueues(ABC):
         """Memory taken by units that no finished flush has covered."""
 
     @abstractmethod
-    def flush(self) -> Flush:
-        """Begin to make all units added so far durable. They are once `run` has returned; the owner may go on adding
-        and reading meanwhile. One at a time. After an OSError from `run` the next flush tries the same units again."""
+    def flush(self, checkpoint: int) -> Flush:
+        """Begin to make all units added so far durable, and then the checkpoint. The caller promises that the log is
+        durable up to `checkpoint`, and that all entries before it were added. Done once `run` has returned; the owner
+        may go on adding and reading meanwhile. One at a time. After an OSError from `run` nothing is lost: the next
+        flush tries the same units again."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release everything. Nothing is flushed."""
 
 
 def search_time(bounds: Bounds, time_ms: int, boundary: Boundary, time_at: Callable[[int], int]) -> int:
@@ -83,8 +118,3 @@ def search_time(bounds: Bounds, time_ms: int, boundary: Boundary, time_at: Calla
         else:
             high = middle
     return low if is_lower else max(low - 1, bounds.min_offset)
-
-
-def tag_hashes_of(entry: Entry) -> Sequence[int]:
-    """One tag hash a record; zeros when no record of the entry has a tag."""
-    return entry.tag_hashes or (0,) * entry.record_count

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
-from store.consume_queue.base import ConsumeQueues, Flush, Run
+from store.checkpoint import CheckpointFile
+from store.consume_queue.base import ConsumeQueues, EntryAt, Flush, Run
 from store.errors import Corrupt
 from store.files import File, Files
 from store.types import Bounds, Entry, QueueKey
@@ -35,9 +36,6 @@ _NO_TAG = _TAG_HASH.pack(0)
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
 _CHECKED_COUNT = 4096  # units read at once while looking for the last good one
-
-EntryAt = Callable[[int], Entry | None]
-"""Reads the entry at a log position; None when retention has removed it; raises Corrupt when there is none."""
 
 
 class _Queue:
@@ -57,24 +55,27 @@ class _Queue:
 
 
 class FileConsumeQueues(ConsumeQueues):
-    """All queues below one directory. Queues are opened when first touched.
+    """All queues below `root/consumequeue`, with `root/checkpoint` beside them. Queues are opened when first touched.
 
-    `checked_position`: units of entries before it were durable when the store was opened (K2 of the checkpoint);
-    units that point behind it are dropped when their queue is opened, to be added again from the log.
+    Units that point at or behind the checkpoint at opening are dropped when their queue is opened.
     """
 
-    def __init__(
-        self, directory: Path, files: Files, *, file_units: int, checked_position: int, entry_at: EntryAt
-    ) -> None:
-        self._directory = directory
+    def __init__(self, root: Path, files: Files, *, file_units: int, first_position: int, entry_at: EntryAt) -> None:
+        self._directory = root / "consumequeue"
         self._files = files
         self._file_bytes = file_units * UNIT_BYTES
-        self._checked_position = checked_position
+        self._first_position = first_position
         self._entry_at = entry_at
+        self._checkpoint_file = CheckpointFile(root / "checkpoint", files)
+        self._checkpoint = self._checked_position = self._checkpoint_file.load()
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[Path, File] = OrderedDict()
         self._pending_bytes = 0
+
+    @property
+    def checkpoint(self) -> int:
+        return self._checkpoint
 
     @property
     def pending_bytes(self) -> int:
@@ -102,9 +103,11 @@ class FileConsumeQueues(ConsumeQueues):
         found = self._queue(queue)
         return Bounds(found.min_offset, found.max_offset)
 
-    def runs(self, queue: QueueKey, offset: int, unit_count_max: int) -> list[Run]:
+    def runs(
+        self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
+    ) -> list[Run]:
         found = self._queue(queue)
-        units = self._read_units(found, offset, min(unit_count_max, found.max_offset - offset))
+        units = self._read_units(found, offset, unit_count)
         runs = []
         at = 0
         while at < len(units):
@@ -112,11 +115,34 @@ class FileConsumeQueues(ConsumeQueues):
             unit_offset = offset + at // UNIT_BYTES
             if size <= 0:
                 raise Corrupt(str(found.directory), unit_offset * UNIT_BYTES, "an index unit was never written")
-            runs.append(Run(position, size, unit_offset))
-            at = _end_of_run(units, at)
+            end = _end_of_run(units, at)
+            if tag_hashes is None or _has_tag(units[at:end], tag_hashes):
+                runs.append(Run(position, size, unit_offset))
+            at = end
         return runs
 
-    def flush(self) -> Flush:
+    def advance_min(self, position: int) -> None:
+        self._first_position = position
+        for queue in self._queues.values():
+            self._correct_min(queue)
+
+    def topic_ids(self) -> set[int]:
+        stored = {int(name) for name in self._files.list(self._directory)}
+        return stored | {key.topic_id for key in self._queues}
+
+    def drop_topic(self, topic_id: int) -> None:
+        for key in [key for key in self._queues if key.topic_id == topic_id]:
+            self._pending_bytes -= len(self._queues.pop(key).pending)
+            self._dirty.discard(key)
+        topic_directory = self._directory / str(topic_id)
+        for queue_name in self._files.list(topic_directory):
+            for name in self._files.list(topic_directory / queue_name):
+                self._remove_file(topic_directory / queue_name, int(name))
+            self._files.remove_dir(topic_directory / queue_name)
+        if str(topic_id) in self._files.list(self._directory):
+            self._files.remove_dir(topic_directory)
+
+    def flush(self, checkpoint: int) -> Flush:
         dirty, self._dirty = self._dirty, set()
         work = [(self._queues[key], bytes(self._queues[key].pending)) for key in dirty]
 
@@ -124,11 +150,13 @@ class FileConsumeQueues(ConsumeQueues):
             try:
                 for queue, units in work:
                     self._write_units(queue.directory, queue.flushed_count, units)
+                self._checkpoint_file.save(checkpoint)
             except BaseException:
                 self._dirty |= dirty
                 raise
 
         def finish() -> None:
+            self._checkpoint = checkpoint
             for queue, units in work:
                 del queue.pending[: len(units)]
                 queue.flushed_count += len(units) // UNIT_BYTES
@@ -137,6 +165,7 @@ class FileConsumeQueues(ConsumeQueues):
         return Flush(run, finish)
 
     def close(self) -> None:
+        self._checkpoint_file.close()
         for file in self._open_files.values():
             file.close()
         self._open_files.clear()
@@ -151,7 +180,7 @@ class FileConsumeQueues(ConsumeQueues):
 
     def _open_queue(self, key: QueueKey) -> _Queue:
         queue = _Queue(self._directory / str(key.topic_id) / str(key.queue_id))
-        starts = [int(name) for name in self._files.list(queue.directory)]
+        starts = self._starts(queue.directory)
         if not starts:
             return queue
         queue.min_offset = starts[0] // UNIT_BYTES
@@ -161,7 +190,40 @@ class FileConsumeQueues(ConsumeQueues):
             good_bytes = max(0, queue.flushed_count * UNIT_BYTES - start)
             if start + good_bytes < min(end, start + self._file_bytes):
                 self._file(queue.directory, start).truncate(good_bytes)
+        self._correct_min(queue)
         return queue
+
+    def _starts(self, directory: Path) -> list[int]:
+        """The files of a queue without a gap up to the last. Older ones behind a gap were removed once: a power cut
+        brought their names back."""
+        starts = [int(name) for name in self._files.list(directory)]
+        kept = 0
+        for number, (before, start) in enumerate(pairwise(starts), 1):
+            if start != before + self._file_bytes:
+                kept = number
+        for start in starts[:kept]:
+            self._remove_file(directory, start)
+        return starts[kept:]
+
+    def _correct_min(self, queue: _Queue) -> None:
+        """Raise a queue's min offset to its first unit that points into the log, and remove files before that unit."""
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if _PLACE.unpack_from(self._read_units(queue, middle, 1))[0] < self._first_position:
+                low = middle + 1
+            else:
+                high = middle
+        queue.min_offset = low
+        last_start = max(queue.flushed_count - 1, 0) * UNIT_BYTES // self._file_bytes * self._file_bytes
+        for name in self._files.list(queue.directory):
+            if int(name) + self._file_bytes <= low * UNIT_BYTES and int(name) < last_start:
+                self._remove_file(queue.directory, int(name))
+
+    def _remove_file(self, directory: Path, start: int) -> None:
+        if (file := self._open_files.pop(directory / _name(start), None)) is not None:
+            file.close()
+        self._files.remove(directory / _name(start))
 
     def _last_good(self, key: QueueKey, queue: _Queue, count: int) -> int:
         """The units of a queue to believe: up to the last that points before the checked position, to its own entry."""
@@ -255,6 +317,10 @@ def _end_of_run(units: bytes | bytearray, at: int) -> int:
         else:
             high = middle
     return high
+
+
+def _has_tag(units: bytes | bytearray, tag_hashes: frozenset[int]) -> bool:
+    return any(tag_hash in tag_hashes for _, _, tag_hash in _UNIT.iter_unpack(units))
 
 
 def _name(start: int) -> str:
