@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.errors import FormatTooNew
+from store.errors import Corrupt, FormatTooNew
 from store.files import Files
 
 VERSION = 1
@@ -16,7 +16,7 @@ _BYTES_MAX = 64
 
 
 def check_format(root: Path, files: Files) -> None:
-    """Stamp a new directory, accept an older or equal version, raise FormatTooNew for anything else."""
+    """Stamp a new directory, accept an older or equal version. Raises FormatTooNew, Corrupt."""
     path = root / "format"
     if path.name not in files.list(root):
         # Made whole before its name is durable; an empty one is the leftover of a crash in between.
@@ -31,8 +31,10 @@ def check_format(root: Path, files: Files) -> None:
         _stamp(path, files)
         return
     version = content.removeprefix(_PREFIX).strip()
-    if not content.startswith(_PREFIX) or not version.isdigit() or int(version) > VERSION:
-        raise FormatTooNew(f"{path} says {content[:40]!r}; this program knows format {VERSION}: use a newer mq")
+    if not content.startswith(_PREFIX) or not version.isdigit():
+        raise Corrupt(str(path), 0, f"{content[:40]!r} is not a format stamp")
+    if int(version) > VERSION:
+        raise FormatTooNew(f"{path} says format {int(version)}; this program knows {VERSION}: use a newer mq")
 
 
 def _stamp(path: Path, files: Files) -> None:

@@ -1,6 +1,7 @@
 """Print any file of the store as plain dictionaries, one a record of the file: for `mq dump` and for people.
 
-Reads the file as it is, checks what can be checked, and goes on to the end: damage is printed, not raised.
+Reads the file as it is, checks what can be checked, and goes on to the end: damage is printed, not raised. Files of
+the timer are printed by timer/dump.py.
 """
 
 from __future__ import annotations
@@ -9,69 +10,75 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
+
 from store.checkpoint import CONTENT_BYTES, SLOT_BYTES, decode_slot
 from store.consume_queue.file import UNIT_BYTES
-from store.entry import HEADER_BYTES, Blank, Damage, decode_entry, entry_length
-from store.limits import ENTRY_BYTES_MAX
+from store.entry import Blank
+from store.offline import Found, Hole, LogFile, Stain, pieces
 from store.record_batch import decode
+from store.snapshot import decode_snapshot
 
 _UNIT = struct.Struct(">qiq")
 
 
-def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
-    """The contents of a commit log, consume queue or checkpoint file. `values` adds the records of each entry.
+SNAPSHOTS = ("meta.0", "meta.1")
 
-    Raises ValueError when the path is not one of the store's files.
+
+def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
+    """The contents of one file of a store. `values` adds the records of each entry of the log.
+
+    Raises ValueError when the path is not one of the store's files, OSError when it cannot be read.
     """
     kinds = {part.name for part in path.resolve().parents}
     if path.name == "checkpoint":
         return _dump_checkpoint(path)
+    if path.name in SNAPSHOTS:
+        return _dump_snapshot(path)
+    if path.name == "format":
+        return iter([{"format": path.read_text("utf-8", "backslashreplace").strip()}])
     if path.name.isdigit() and path.resolve().parent.name == "commitlog":
         return _dump_commit_log(path, values)
     if path.name.isdigit() and "consumequeue" in kinds:
         return _dump_consume_queue(path)
-    raise ValueError(f"{path} is not a commit log, consume queue or checkpoint file of a store")
+    raise ValueError(f"{path} is not a commit log, consume queue, checkpoint, snapshot or format file of a store")
 
 
 def _dump_commit_log(path: Path, values: bool) -> Iterator[dict[str, object]]:
-    start = int(path.name)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        at = 0
-        while at < size:
-            file.seek(at)
-            header = file.read(HEADER_BYTES)
-            length = min(entry_length(header), ENTRY_BYTES_MAX) if len(header) == HEADER_BYTES else 0
-            view = memoryview(header + file.read(max(0, length - HEADER_BYTES)))
-            found = decode_entry(view, 0, start + at)
-            if isinstance(found, Damage):
-                if not found.is_zero:
-                    yield {"position": found.position, "damage": found.reason}
-                return
-            if isinstance(found, Blank):
-                yield {"position": found.position, "size": found.size, "blank": True}
-                return
-            fields: dict[str, object] = {
-                "position": found.position,
-                "size": found.size,
-                "topic": found.topic,
-                "topic_id": found.queue.topic_id,
-                "queue": found.queue.queue_id,
-                "base_offset": found.base_offset,
-                "records": found.record_count,
-                "store_time_ms": found.store_time_ms,
-                "json_values": found.json_values,
-                "tag_hashes": list(found.tag_hashes),
-                "delays": [delay._asdict() for delay in found.delays],
-                "sources": [source._asdict() for source in found.sources],
-            }
-            if values:
-                fields["values"] = [
-                    {"offset": record.offset, "key": _text(record.key), "value": _text(record.value)}
-                    for record in decode(found.batch)
-                ]
-            yield fields
-            at += found.size
+    for piece in pieces(LogFile(path, int(path.name), path.stat().st_size)):
+        if isinstance(piece, Found):
+            yield _fields_of(piece, values)
+        elif isinstance(piece, Blank):
+            yield {"position": piece.position, "size": piece.size, "blank": True}
+        elif isinstance(piece, Hole | Stain):
+            yield {"position": piece.position, "size": piece.size, "damage": piece.reason}
+        else:
+            yield {"position": piece.position, "size": piece.size, "unused": True}
+
+
+def _fields_of(found: Found, values: bool) -> dict[str, object]:
+    entry = found.entry
+    fields: dict[str, object] = {
+        "position": entry.position,
+        "size": entry.size,
+        "durable_position": found.durable_position,
+        "topic": entry.topic,
+        "topic_id": entry.queue.topic_id,
+        "queue": entry.queue.queue_id,
+        "base_offset": entry.base_offset,
+        "records": entry.record_count,
+        "store_time_ms": entry.store_time_ms,
+        "json_values": entry.json_values,
+        "tag_hashes": list(entry.tag_hashes),
+        "delays": [delay._asdict() for delay in entry.delays],
+        "sources": [source._asdict() for source in entry.sources],
+    }
+    if values:
+        fields["values"] = [
+            {"offset": record.offset, "key": _text(record.key), "value": _text(record.value)}
+            for record in decode(entry.batch)
+        ]
+    return fields
 
 
 def _dump_consume_queue(path: Path) -> Iterator[dict[str, object]]:
@@ -91,6 +98,25 @@ def _dump_checkpoint(path: Path) -> Iterator[dict[str, object]]:
             yield {"slot": number, "valid": False}
         else:
             yield {"slot": number, "valid": True, **slot._asdict()}
+
+
+def _dump_snapshot(path: Path) -> Iterator[dict[str, object]]:
+    decoded = decode_snapshot(path.read_bytes())
+    if decoded is None:
+        yield {"valid": False}
+        return
+    version, generation, snapshot = decoded
+    try:
+        content = orjson.loads(snapshot.content)
+    except ValueError:
+        content = _text(snapshot.content)
+    yield {
+        "valid": True,
+        "version": version,
+        "generation": generation,
+        "next_offset": snapshot.next_offset,
+        "content": content,
+    }
 
 
 def _text(content: bytes | None) -> str | None:

@@ -10,7 +10,9 @@ StoreError
 ├── TopicExists      a topic of that name exists with another shape                    (409)
 ├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
 ├── Corrupt          stored bytes fail their check; names file and position            (500)
-└── StoreLocked      another process holds the data directory                          (start refused)
+├── IndexDamaged     a consume queue and the log disagree: it can be built again       (500)
+├── StoreLocked      another process holds the data directory                          (start refused)
+└── FormatTooNew     the data directory was written by a newer version                 (start refused)
 """
 
 from __future__ import annotations
@@ -62,6 +64,11 @@ class Corrupt(StoreError):
         self.path = path
         self.position = position
         self.reason = reason
+
+
+class IndexDamaged(StoreError):
+    """A consume queue lacks units it had made durable, or points to the wrong place. It holds no fact of its own: it is
+    built again from the log when the store is opened, or by `mq index rebuild`."""
 
 
 class StoreLocked(StoreError):

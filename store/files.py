@@ -4,7 +4,7 @@
 I/O errors in its place. What a power cut may leave, and so what callers must do:
 
     F1  bytes written but not covered by a later successful `datasync` of that file may be lost, kept or garbage,
-        each disk sector on its own
+        each disk sector on its own; bytes that were durable before and are written again unchanged stay what they are
     F2  a created, renamed or removed name is certain only after `sync_dir` of its directory
     F3  after a failed `datasync` nothing is known about any byte since the last successful one; calling it
         again may claim success for bytes that are gone, so callers must stop instead
@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -132,10 +133,13 @@ class OsFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
-    __del__ = close  # a file that is removed while others read it is closed by the last of them
+    def __del__(self) -> None:
+        # A file that is removed while others read it is closed by the last of them.
+        with suppress(OSError):
+            self.close()
 
 
 class OsFiles:

@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 
+import orjson
+
 from store.clock import Clock, SystemClock
 from store.commit_log import CommitLog, Span
 from store.config import StoreConfig
-from store.consume_queue.base import ConsumeQueues, search_time
+from store.consume_queue.base import ConsumeQueues, Run, search_time
 from store.consume_queue.file import FileConsumeQueues
 from store.data_format import check_format
 from store.entry import Blank, Damage
-from store.errors import Corrupt, StoreError, StoreLocked
+from store.errors import Corrupt, IndexDamaged, StoreError, StoreLocked
 from store.files import File, Files, OsFiles
 from store.record_batch import Record, decode, encode
 from store.recovery import Progress, RecoveryReport, recover
@@ -72,10 +74,13 @@ class Store:
         self._tail_bytes = 0
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._published_position = 0
+        self._last_store_time_ms = 0
         self._changing_topics = asyncio.Lock()
         self._saving = asyncio.Lock()
         self._meta_offset = 0  # records of `__meta` before it are in the topic table
         self._snapshot_offset = 0  # ... and in the saved snapshot
+        self._log_start = 0  # retention has given up everything before it
+        self._saved_log_start = 0
         self._pins: list[Callable[[], int]] = []
         self._newest_ms: dict[int, int] = {}  # of full log files, by start
         self._tasks: list[asyncio.Task[None]] = []
@@ -140,16 +145,7 @@ class Store:
         )
         try:
             self._log.open()
-            self._queues = FileConsumeQueues(
-                config.root,
-                files,
-                file_units=config.consume_queue_file_units,
-                first_position=self._log.first_position,
-                entry_at=self._entry_at,
-            )
-            self._last_store_time_ms = 0
-            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
-            self._published_position = self._log.end_position
+            self._replay_log(progress)
             self._load_topics()
         except BaseException:
             self._log.close()
@@ -158,20 +154,42 @@ class Store:
         if self.recovery.entry_count or self.recovery.cut_bytes:
             log.info("recovered data_dir=%s %s", config.root, self.recovery)
 
+    def _replay_log(self, progress: Progress | None) -> None:
+        """Open the index and bring it up to date; build it again from the whole log when it is damaged."""
+        try:
+            self._queues = self._open_queues(rebuild=False)
+            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
+        except IndexDamaged as damage:
+            log.warning("building the consume queues again data_dir=%s reason=%s", self.config.root, damage)
+            self._queues = self._open_queues(rebuild=True)
+            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
+            self._queues.finish_rebuild()
+        self._published_position = self._log.end_position
+
+    def _open_queues(self, *, rebuild: bool) -> ConsumeQueues:
+        return FileConsumeQueues(
+            self.config.root,
+            self._files,
+            file_units=self.config.consume_queue_file_units,
+            first_position=self._log.first_position,
+            rebuild=rebuild,
+        )
+
     def _replay(self, entry: Entry) -> None:
         self._queues.append(entry)
         self._last_store_time_ms = max(self._last_store_time_ms, entry.store_time_ms)
-
-    def _entry_at(self, position: int) -> Entry | None:
-        return None if position < self._log.first_position else self._log.read_entry(position)
 
     def _load_topics(self) -> None:
         """The topic table: the last snapshot, and the records of `__meta` behind it."""
         self._meta_snapshots = SnapshotFiles(self.config.root, "meta", self._files)
         snapshot = self._meta_snapshots.load()
         if snapshot is not None:
-            self._topics.restore(snapshot.content)
+            fields = orjson.loads(snapshot.content)
+            self._topics.restore(fields["topics"], fields["next_topic_id"])
+            self._log_start = self._saved_log_start = fields["log_start"]
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
+        if self._log.first_position > self._log_start:
+            raise Corrupt(self._log.path_of(self._log_start), self._log_start, "the first log file is missing")
         bounds = self._queues.bounds(META_QUEUE)
         if self._meta_offset < bounds.min_offset:
             path = str(self.config.root / "meta.0")
@@ -180,6 +198,7 @@ class Store:
             count = min(UNITS_PER_LOOK_UP, bounds.max_offset - self._meta_offset)
             for run in self._queues.runs(META_QUEUE, self._meta_offset, count):
                 entry = self._log.read_entry(run.position)
+                _check_run(META_QUEUE, run, entry)
                 try:
                     for event in decode_events(record.value for record in decode(entry.batch)):
                         self._topics.apply(event)
@@ -357,39 +376,43 @@ class Store:
         bounds = self.bounds(queue)
         if not bounds.min_offset <= offset < bounds.max_offset:
             return _nothing(bounds, offset)
-        spans: list[Span] = []
+        runs: list[Run] = []
         total_bytes = 0
         at = offset
         while at < bounds.max_offset and total_bytes < max_bytes:
             count = min(UNITS_PER_LOOK_UP, bounds.max_offset - at)
             for run in self._queues.runs(queue, at, count, tag_hashes):
-                if spans and run.position == spans[-1].position:
+                if runs and run.position == runs[-1].position:
                     continue  # an entry that began in the step before
-                if spans and total_bytes + run.size > max_bytes:
+                if runs and total_bytes + run.size > max_bytes:
                     total_bytes = max_bytes
                     break
-                spans.append(Span(run.position, run.size))
+                runs.append(run)
                 total_bytes += run.size
             at += count
-            if not spans and at - offset >= UNITS_PER_READ_MAX:
+            if not runs and at - offset >= UNITS_PER_READ_MAX:
                 break
         low, high = bounds
-        if not spans:
+        if not runs:
             return ReadResult(ReadStatus.NO_MATCH, [], low, high, min(at, high))
-        entries = await self._entries(spans)
+        entries = await self._entries(queue, runs)
         is_all = total_bytes < max_bytes  # of what was looked at
         next_offset = min(at, high) if is_all else entries[-1].next_offset
         return ReadResult(ReadStatus.FOUND, entries, low, high, max(next_offset, entries[-1].next_offset))
 
-    async def _entries(self, spans: Sequence[Span]) -> list[Entry]:
+    async def _entries(self, queue: QueueKey, runs: Sequence[Run]) -> list[Entry]:
         """Entries from memory where they are, from the log's files otherwise."""
-        remembered = [self._tail.get(span.position) for span in spans]
-        missing = [span for span, entry in zip(spans, remembered, strict=True) if entry is None]
+        remembered = [self._tail.get(run.position) for run in runs]
+        missing = [run for run, entry in zip(runs, remembered, strict=True) if entry is None]
         if not missing:
             return [entry for entry in remembered if entry is not None]
+        spans = [Span(run.position, run.size) for run in missing]
         loop = asyncio.get_running_loop()
-        fetched = iter(await loop.run_in_executor(self._read_executor, self._log.read_spans, missing))
-        return [entry if entry is not None else next(fetched) for entry in remembered]
+        fetched = await loop.run_in_executor(self._read_executor, self._log.read_spans, spans)
+        for run, entry in zip(missing, fetched, strict=True):
+            _check_run(queue, run, entry)
+        rest = iter(fetched)
+        return [entry if entry is not None else next(rest) for entry in remembered]
 
     async def read_entry(self, position: int) -> Entry:
         """The entry at a position of the log. Raises Corrupt."""
@@ -428,8 +451,9 @@ class Store:
         bounds = self.bounds(queue)
 
         def time_at(offset: int) -> int:
-            position = self._queues.runs(queue, offset, 1)[0].position
-            entry = self._tail.get(position) or self._log.read_entry(position)
+            run = self._queues.runs(queue, offset, 1)[0]
+            entry = self._tail.get(run.position) or self._log.read_entry(run.position)
+            _check_run(queue, run, entry)
             return entry.store_time_ms
 
         return search_time(bounds, time_ms, boundary, time_at)
@@ -470,8 +494,10 @@ class Store:
         async with self._saving:
             flush = self._queues.flush(min(self._published_position, self._log.durable_position))
             snapshot = None
-            if self._meta_offset > self._snapshot_offset:
-                snapshot = Snapshot(self._meta_offset, self._topics.snapshot())
+            log_start = self._log_start
+            if self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start:
+                content = orjson.dumps({"log_start": log_start, **self._topics.snapshot()})
+                snapshot = Snapshot(self._meta_offset, content)
 
             def save() -> None:
                 if snapshot is not None:
@@ -487,6 +513,7 @@ class Store:
             flush.finish()
             if snapshot is not None:
                 self._snapshot_offset = snapshot.next_offset
+                self._saved_log_start = log_start
 
     # ---- retention -----------------------------------------------------------------------------------------------
 
@@ -502,8 +529,9 @@ class Store:
     async def expire(self, *, file_count_max: int = 1) -> int:
         """Remove up to `file_count_max` log files that are past retention, oldest first; return how many went.
 
-        The checkpoint moves first: neither the topics nor the indexes need what goes. Then each queue's min offset
-        rises, so that nobody is sent to a file that is about to go.
+        The checkpoint moves first: neither the topics nor the indexes need what goes, and the snapshot says that it
+        goes, so that a log file missing for any other reason is noticed. Then each queue's min offset rises, so that
+        nobody is sent to a file that is about to go.
         """
         expired = decide_expired(
             self._log_files(),
@@ -514,10 +542,11 @@ class Store:
         )[:file_count_max]
         if not expired or self.failure is not None:
             return 0
+        self._log_start = expired[-1].end
         await self._save_checkpoint()
         removed = 0
         for file in expired:
-            if file.end > self._queues.checkpoint or self._snapshot_offset < self._meta_offset:
+            if file.end > min(self._queues.checkpoint, self._saved_log_start):
                 break  # the checkpoint could not be saved
             async with self._saving:
                 self._queues.advance_min(file.end)
@@ -541,6 +570,15 @@ class Store:
             last = files[-1].end if files else starts[0]
             files.append(LogFile(last, self._log.end_position, self._clock.now_ms()))
         return files
+
+
+def _check_run(queue: QueueKey, run: Run, entry: Entry) -> None:
+    """Index units have no checksum; the entry they lead to says whether they were right. Raises IndexDamaged."""
+    if entry.queue != queue or not entry.base_offset <= run.offset < entry.next_offset:
+        raise IndexDamaged(
+            f"the index of topic id {queue.topic_id}, queue {queue.queue_id} is damaged at offset {run.offset}; "
+            "stop the server and run `mq index rebuild`"
+        )
 
 
 def _nothing(bounds: Bounds, offset: int) -> ReadResult:

@@ -13,8 +13,9 @@ again. Partition p of a topic is its queue p.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import orjson
 
@@ -126,17 +127,16 @@ class TopicTable:
         del self._by_name[topic.name], self._by_id[topic.topic_id]
         return topic
 
-    def snapshot(self) -> bytes:
-        """The whole table, for `restore`."""
+    def snapshot(self) -> dict[str, object]:
+        """The whole table as JSON fields, for `restore`."""
         topics = [asdict(topic) for topic in self.all() if not topic.is_system]
-        return orjson.dumps({"next_topic_id": self._next_id, "topics": topics})
+        return {"next_topic_id": self._next_id, "topics": topics}
 
-    def restore(self, snapshot: bytes) -> None:
-        """Fill an empty table. Raises ValueError, TypeError or KeyError on bytes that `snapshot` did not write."""
-        fields = orjson.loads(snapshot)
-        for topic in fields["topics"]:
+    def restore(self, topics: Iterable[Mapping[str, Any]], next_topic_id: int) -> None:
+        """Fill an empty table with the fields of a snapshot."""
+        for topic in topics:
             self._put(Topic(**topic))
-        self._next_id = fields["next_topic_id"]
+        self._next_id = next_topic_id
 
     def by_name(self, name: str) -> Topic:
         """Raises UnknownQueue."""

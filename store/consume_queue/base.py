@@ -16,9 +16,6 @@ from typing import NamedTuple
 
 from store.types import Boundary, Bounds, Entry, QueueKey
 
-EntryAt = Callable[[int], Entry | None]
-"""Reads the entry at a log position; None when the log begins behind it; raises Corrupt when there is none."""
-
 
 class Run(NamedTuple):
     """One entry as the index sees it: where it is, and the first of its offsets that the index was asked about."""
@@ -38,8 +35,9 @@ class Flush(NamedTuple):
 class ConsumeQueues(ABC):
     """All consume queues of one store. One owner calls everything, except `Flush.run`.
 
-    What every kind is given when it is opened: `first_position`, the start of the log (units that point before it
-    have expired), and `entry_at`, to check a unit against its entry.
+    Every kind is told at opening where the log begins: units that point before that have expired. Opening raises
+    IndexDamaged when the index lacks what it had made durable; the store then opens it with `rebuild`: without units
+    and with checkpoint 0. A rebuild that is interrupted leaves what was there before, to be rebuilt again.
     """
 
     @property
@@ -50,10 +48,17 @@ class ConsumeQueues(ABC):
 
     @abstractmethod
     def append(self, entry: Entry) -> None:
-        """Add one unit a record. An entry whose offsets are already indexed is ignored, so replay is idempotent.
+        """Add one unit a record. An entry whose offsets are already indexed is ignored, so replay is idempotent. A
+        queue without units takes its first entry at any offset: what was before it has expired.
 
-        Raises AssertionError on a hole (I2): the log and the index disagree, which only a bug can cause.
+        Raises IndexDamaged on a hole (I2): the log and the index disagree.
         """
+
+    @abstractmethod
+    def finish_rebuild(self) -> None:
+        """After an opening with `rebuild` and the replay of the whole log: queues that lost all their records to
+        retention keep the max offset that the damaged index knew. Raises IndexDamaged when a queue that has records
+        ends before it: then the log has lost some."""
 
     @abstractmethod
     def bounds(self, queue: QueueKey) -> Bounds:
@@ -89,10 +94,11 @@ class ConsumeQueues(ABC):
 
     @abstractmethod
     def flush(self, checkpoint: int) -> Flush:
-        """Begin to make all units added so far durable, and then the checkpoint. The caller promises that the log is
-        durable up to `checkpoint`, and that all entries before it were added. Done once `run` has returned; the owner
-        may go on adding and reading meanwhile. One at a time. After an OSError from `run` nothing is lost: the next
-        flush tries the same units again."""
+        """Begin to make the units of all entries before `checkpoint` durable, and then the checkpoint. The caller
+        promises that the log is durable up to there and that all entries before it were added; units behind it may be
+        of entries that a power cut takes, so they stay in memory. Done once `run` has returned; the owner may go on
+        adding and reading meanwhile. One at a time. After an OSError from `run` nothing is lost: the next flush tries
+        the same units again."""
 
     @abstractmethod
     def close(self) -> None:

@@ -10,21 +10,32 @@ holds `file_units` units and is named by the byte offset of its first one.
     |position i64|size i32 |tag hash i64|      position and size of the entry; records of one entry share them
     +------------+---------+------------+
 
-Units wait in memory until `flush`; readers see both. Nothing here has a checksum: after a crash, the units behind the
-checkpoint are built again from the log, and the end of a queue is believed only if the entry it points to agrees.
+Units wait in memory until `flush`; readers see both. How many units each queue has is in the index snapshot
+(store/snapshot.py, files `index.0` and `index.1`): next offset = the checkpoint, a position of the log; content = for
+each queue
+
+    0            4            8          16         24
+    +------------+------------+----------+----------+
+    |topic id u32|queue id u32|min offset|max offset|
+    |            |            |i64       |i64       |
+    +------------+------------+----------+----------+
+
+Order of a flush: units synced, then the snapshot. So what the snapshot counts is durable, and whatever a file holds
+behind it (a crash came in between) is ignored and written over. Units have no checksum: the store compares every entry
+it reads with the unit that led to it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 
-from store.checkpoint import CheckpointFile
-from store.consume_queue.base import ConsumeQueues, EntryAt, Flush, Run
-from store.errors import Corrupt
+from store.consume_queue.base import ConsumeQueues, Flush, Run
+from store.errors import IndexDamaged
 from store.files import File, Files
+from store.snapshot import Snapshot, SnapshotFiles
 from store.types import Bounds, Entry, QueueKey
 
 _UNIT = struct.Struct(">qiq")
@@ -33,21 +44,22 @@ assert _UNIT.size == UNIT_BYTES
 _PLACE = struct.Struct(">qi")
 _TAG_HASH = struct.Struct(">q")
 _NO_TAG = _TAG_HASH.pack(0)
+_BOUNDS = struct.Struct(">IIqq")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
-_CHECKED_COUNT = 4096  # units read at once while looking for the last good one
 
 
 class _Queue:
     """One queue: units [min, flushed) are in files, the ones after them in memory."""
 
-    __slots__ = ("directory", "flushed_count", "min_offset", "pending")
+    __slots__ = ("directory", "flushed_count", "min_offset", "named", "pending")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, flushed_count: int) -> None:
         self.directory = directory
-        self.min_offset = 0
-        self.flushed_count = 0
+        self.min_offset = flushed_count
+        self.flushed_count = flushed_count
         self.pending = bytearray()
+        self.named: set[int] = set()  # starts of the files whose names are durable
 
     @property
     def max_offset(self) -> int:
@@ -55,23 +67,33 @@ class _Queue:
 
 
 class FileConsumeQueues(ConsumeQueues):
-    """All queues below `root/consumequeue`, with `root/checkpoint` beside them. Queues are opened when first touched.
+    """All queues below `root/consumequeue`, with the snapshot beside it."""
 
-    Units that point at or behind the checkpoint at opening are dropped when their queue is opened.
-    """
-
-    def __init__(self, root: Path, files: Files, *, file_units: int, first_position: int, entry_at: EntryAt) -> None:
+    def __init__(
+        self, root: Path, files: Files, *, file_units: int, first_position: int, rebuild: bool = False
+    ) -> None:
+        """Raises IndexDamaged when files do not hold what the snapshot counts; Corrupt on a newer format version."""
         self._directory = root / "consumequeue"
         self._files = files
         self._file_bytes = file_units * UNIT_BYTES
         self._first_position = first_position
-        self._entry_at = entry_at
-        self._checkpoint_file = CheckpointFile(root / "checkpoint", files)
-        self._checkpoint = self._checked_position = self._checkpoint_file.load()
+        self._snapshots = SnapshotFiles(root, "index", files)
+        self._checkpoint = 0
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[Path, File] = OrderedDict()
         self._pending_bytes = 0
+        self._floors: dict[QueueKey, int] = {}
+        snapshot = self._snapshots.load()
+        if snapshot is None:
+            return
+        if rebuild:
+            # The files stay: the same units will be written over them, and the snapshot counts until then.
+            self._floors = {key: bounds.max_offset for key, bounds in decode_bounds(snapshot.content)}
+            return
+        self._checkpoint = snapshot.next_offset
+        for key, bounds in decode_bounds(snapshot.content):
+            self._queues[key] = self._open_queue(key, bounds)
 
     @property
     def checkpoint(self) -> int:
@@ -87,9 +109,7 @@ class FileConsumeQueues(ConsumeQueues):
         if entry.next_offset <= max_offset:
             return
         if entry.base_offset != max_offset:
-            raise AssertionError(
-                f"{entry.queue}: entry at offset {entry.base_offset}, but the queue ends at {max_offset}"
-            )
+            self._begin_at(entry.queue, entry.base_offset)
         place = _PLACE.pack(entry.position, entry.size)
         if entry.tag_hashes:
             units = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
@@ -98,6 +118,20 @@ class FileConsumeQueues(ConsumeQueues):
         queue.pending += units
         self._pending_bytes += len(units)
         self._dirty.add(entry.queue)
+
+    def finish_rebuild(self) -> None:
+        for key, offset in self._floors.items():
+            self._begin_at(key, offset)
+        self._floors.clear()
+
+    def _begin_at(self, key: QueueKey, offset: int) -> None:
+        """Let a queue without units begin at an offset. Raises IndexDamaged when it has some and ends before it."""
+        queue = self._queue(key)
+        if queue.max_offset >= offset:
+            return
+        if queue.min_offset != queue.max_offset:
+            raise IndexDamaged(f"{key} ends at offset {queue.max_offset}, but {offset} is known")
+        queue.min_offset = queue.flushed_count = offset
 
     def bounds(self, queue: QueueKey) -> Bounds:
         found = self._queue(queue)
@@ -113,8 +147,8 @@ class FileConsumeQueues(ConsumeQueues):
         while at < len(units):
             position, size = _PLACE.unpack_from(units, at)
             unit_offset = offset + at // UNIT_BYTES
-            if size <= 0:
-                raise Corrupt(str(found.directory), unit_offset * UNIT_BYTES, "an index unit was never written")
+            if size <= 0 or position < 0:
+                raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
             end = _end_of_run(units, at)
             if tag_hashes is None or _has_tag(units[at:end], tag_hashes):
                 runs.append(Run(position, size, unit_offset))
@@ -127,8 +161,7 @@ class FileConsumeQueues(ConsumeQueues):
             self._correct_min(queue)
 
     def topic_ids(self) -> set[int]:
-        stored = {int(name) for name in self._files.list(self._directory)}
-        return stored | {key.topic_id for key in self._queues}
+        return {key.topic_id for key in self._queues}
 
     def drop_topic(self, topic_id: int) -> None:
         for key in [key for key in self._queues if key.topic_id == topic_id]:
@@ -144,13 +177,27 @@ class FileConsumeQueues(ConsumeQueues):
 
     def flush(self, checkpoint: int) -> Flush:
         dirty, self._dirty = self._dirty, set()
-        work = [(self._queues[key], bytes(self._queues[key].pending)) for key in dirty]
+        work = []
+        counted: dict[QueueKey, int] = {}
+        for key in dirty:
+            queue = self._queues[key]
+            units = bytes(_before(queue.pending, checkpoint))
+            work.append((queue, units))
+            if len(units) < len(queue.pending):  # entries that are not durable yet
+                self._dirty.add(key)
+                counted[key] = queue.flushed_count + len(units) // UNIT_BYTES
+        content = b"".join(
+            [
+                _BOUNDS.pack(*key, queue.min_offset, counted.get(key, queue.max_offset))
+                for key, queue in self._queues.items()
+            ]
+        )
 
         def run() -> None:
             try:
                 for queue, units in work:
-                    self._write_units(queue.directory, queue.flushed_count, units)
-                self._checkpoint_file.save(checkpoint)
+                    self._write_units(queue, queue.flushed_count, units)
+                self._snapshots.save(Snapshot(checkpoint, content))
             except BaseException:
                 self._dirty |= dirty
                 raise
@@ -165,7 +212,6 @@ class FileConsumeQueues(ConsumeQueues):
         return Flush(run, finish)
 
     def close(self) -> None:
-        self._checkpoint_file.close()
         for file in self._open_files.values():
             file.close()
         self._open_files.clear()
@@ -175,75 +221,55 @@ class FileConsumeQueues(ConsumeQueues):
     def _queue(self, key: QueueKey) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = self._open_queue(key)
+            queue = self._queues[key] = _Queue(self._directory / str(key.topic_id) / str(key.queue_id), 0)
         return queue
 
-    def _open_queue(self, key: QueueKey) -> _Queue:
-        queue = _Queue(self._directory / str(key.topic_id) / str(key.queue_id))
-        starts = self._starts(queue.directory)
-        if not starts:
+    def _open_queue(self, key: QueueKey, bounds: Bounds) -> _Queue:
+        queue = _Queue(self._directory / str(key.topic_id) / str(key.queue_id), bounds.max_offset)
+        if bounds.min_offset == bounds.max_offset:
             return queue
-        queue.min_offset = starts[0] // UNIT_BYTES
-        end = starts[-1] + self._file(queue.directory, starts[-1]).size()
-        queue.flushed_count = self._last_good(key, queue, end // UNIT_BYTES)
-        for start in starts:
-            good_bytes = max(0, queue.flushed_count * UNIT_BYTES - start)
-            if start + good_bytes < min(end, start + self._file_bytes):
-                self._file(queue.directory, start).truncate(good_bytes)
+        end = bounds.max_offset * UNIT_BYTES
+        first = bounds.min_offset * UNIT_BYTES // self._file_bytes * self._file_bytes
+        present = {int(name) for name in self._files.list(queue.directory)}
+        for start in range(first, end, self._file_bytes):
+            size = self._file(queue.directory, start).size() if start in present else 0
+            if size < min(self._file_bytes, end - start):
+                raise IndexDamaged(f"{queue.directory / _name(start)} holds less than {bounds.max_offset} units")
+            queue.named.add(start)
+        for start in present:
+            if start < first:  # removed once; a power cut brought the name back
+                self._remove_file(queue.directory, start)
+        queue.min_offset = bounds.min_offset
         self._correct_min(queue)
         return queue
-
-    def _starts(self, directory: Path) -> list[int]:
-        """The files of a queue without a gap up to the last. Older ones behind a gap were removed once: a power cut
-        brought their names back."""
-        starts = [int(name) for name in self._files.list(directory)]
-        kept = 0
-        for number, (before, start) in enumerate(pairwise(starts), 1):
-            if start != before + self._file_bytes:
-                kept = number
-        for start in starts[:kept]:
-            self._remove_file(directory, start)
-        return starts[kept:]
 
     def _correct_min(self, queue: _Queue) -> None:
         """Raise a queue's min offset to its first unit that points into the log, and remove files before that unit."""
         low, high = queue.min_offset, queue.max_offset
         while low < high:
             middle = (low + high) // 2
-            if _PLACE.unpack_from(self._read_units(queue, middle, 1))[0] < self._first_position:
+            if self._position(queue, middle) < self._first_position:
                 low = middle + 1
             else:
                 high = middle
         queue.min_offset = low
-        last_start = max(queue.flushed_count - 1, 0) * UNIT_BYTES // self._file_bytes * self._file_bytes
-        for name in self._files.list(queue.directory):
-            if int(name) + self._file_bytes <= low * UNIT_BYTES and int(name) < last_start:
-                self._remove_file(queue.directory, int(name))
+        last = max(queue.named, default=0)
+        for start in sorted(queue.named):
+            if start + self._file_bytes <= low * UNIT_BYTES and start < last:
+                self._remove_file(queue.directory, start)
+                queue.named.discard(start)
+
+    def _position(self, queue: _Queue, offset: int) -> int:
+        unit = self._read_units(queue, offset, 1)
+        if len(unit) < UNIT_BYTES:
+            raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} is missing")
+        position: int = _PLACE.unpack_from(unit)[0]
+        return position
 
     def _remove_file(self, directory: Path, start: int) -> None:
         if (file := self._open_files.pop(directory / _name(start), None)) is not None:
             file.close()
         self._files.remove(directory / _name(start))
-
-    def _last_good(self, key: QueueKey, queue: _Queue, count: int) -> int:
-        """The units of a queue to believe: up to the last that points before the checked position, to its own entry."""
-        while count > queue.min_offset:
-            first = max(queue.min_offset, count - _CHECKED_COUNT)
-            units = self._read_files(queue.directory, first, count - first)
-            for index in range(len(units) // UNIT_BYTES - 1, -1, -1):
-                position, size = _PLACE.unpack_from(units, index * UNIT_BYTES)
-                is_checked = size > 0 and 0 <= position < self._checked_position
-                if is_checked and self._points_to(key, first + index, position):
-                    return first + index + 1
-            count = first
-        return queue.min_offset
-
-    def _points_to(self, key: QueueKey, offset: int, position: int) -> bool:
-        try:
-            entry = self._entry_at(position)
-        except Corrupt:
-            return False
-        return entry is None or (entry.queue == key and entry.base_offset <= offset < entry.next_offset)
 
     def _read_units(self, queue: _Queue, offset: int, count: int) -> bytes | bytearray:
         pending_at = (offset - queue.flushed_count) * UNIT_BYTES
@@ -276,26 +302,47 @@ class FileConsumeQueues(ConsumeQueues):
         self._open_files.move_to_end(path)
         return file
 
-    def _write_units(self, directory: Path, offset: int, units: bytes) -> None:
+    def _write_units(self, queue: _Queue, offset: int, units: bytes) -> None:
         """Write units from `offset` on and make them durable. Runs in a thread: it opens files of its own."""
         view = memoryview(units)
         position = offset * UNIT_BYTES
         while view:
             start = position - position % self._file_bytes
             part = view[: start + self._file_bytes - position]
-            is_new = position == start
+            is_new = start not in queue.named
             if is_new:
-                self._files.make_dirs(directory)
-            file = self._files.open(directory / _name(start), create=is_new)
+                self._files.make_dirs(queue.directory)
+            file = self._files.open(queue.directory / _name(start), create=is_new)
             try:
                 file.pwritev([part], position - start)
                 file.datasync()
             finally:
                 file.close()
             if is_new:
-                self._files.sync_dir(directory)
+                self._files.sync_dir(queue.directory)
+                queue.named.add(start)
             position += len(part)
             view = view[len(part) :]
+
+
+def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
+    """What an index snapshot says of each queue."""
+    for topic_id, queue_id, min_offset, max_offset in _BOUNDS.iter_unpack(content):
+        yield QueueKey(topic_id, queue_id), Bounds(min_offset, max_offset)
+
+
+def _before(units: bytearray, position: int) -> bytearray:
+    """The units of entries before a log position; positions grow along a queue."""
+    low, high = 0, len(units) // UNIT_BYTES
+    if not high or _PLACE.unpack_from(units, (high - 1) * UNIT_BYTES)[0] < position:
+        return units
+    while low < high:
+        middle = (low + high) // 2
+        if _PLACE.unpack_from(units, middle * UNIT_BYTES)[0] < position:
+            low = middle + 1
+        else:
+            high = middle
+    return units[: low * UNIT_BYTES]
 
 
 def _end_of_run(units: bytes | bytearray, at: int) -> int:

@@ -1,0 +1,245 @@
+"""Compare an index with the log it was made from, without opening it as a server would: for `mq verify`.
+
+The log is read once, from its beginning to its end, and each entry is held against its units (`expect`). What the
+checkpoint does not vouch for is not looked at: a start forgets it. `finish` looks at the other direction: units that
+point to entries which nobody saw.
+
+Only consume queues in files can be checked. Memory is bounded: one piece of a limited number of queues.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from store.consume_queue.file import UNIT_BYTES
+from store.types import Bounds, Entry, QueueKey
+
+_UNIT = struct.Struct(">qiq")
+_PLACE = struct.Struct(">qi")
+_TAG_HASH = struct.Struct(">q")
+assert _UNIT.size == UNIT_BYTES
+_NO_TAG = bytes(_TAG_HASH.size)
+_PIECE_UNITS = 512  # read at once of one queue
+_PIECES_MAX = 2048  # queues with a piece in memory: 20 MiB
+_SCAN_UNITS = 65_536
+_WRONG_RANGES_MAX = 100  # remembered of one queue
+_NOT_TO_ENTRY = "index units do not point to the entry that holds these records"
+_NO_ENTRY = "the log has no entry where these index units point"
+
+
+class WrongUnits(NamedTuple):
+    """A range of offsets of one queue, half open, that the index has wrong."""
+
+    queue: QueueKey
+    offsets: tuple[int, int]
+    path: str
+    position: int  # byte in the file
+    reason: str
+
+
+class IndexCheck(Protocol):
+    """What `mq verify` asks of one kind of index."""
+
+    def expect(self, entry: Entry) -> None:
+        """The log holds this entry; called in the log's order."""
+        ...
+
+    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
+        """Everything that is wrong. `in_log` has the first and the next offset of each queue seen in the log."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoIndexCheck:
+    """There is no index that could be checked here."""
+
+    def expect(self, entry: Entry) -> None:
+        """Nothing to compare with."""
+
+    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _Files:
+    """The files of one queue: first bytes, ascending, and the handle of the one last read."""
+
+    __slots__ = ("directory", "fd", "fd_start", "starts")
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        names = os.listdir(directory) if directory.is_dir() else []
+        self.starts = sorted(int(name) for name in names if name.isdecimal())
+        self.fd = -1
+        self.fd_start = -1
+
+    def path_of(self, at: int) -> tuple[Path, int]:
+        """The file that holds, or should hold, a byte of the queue, and the file's first byte."""
+        start = self.starts[max(0, bisect_right(self.starts, at) - 1)] if self.starts else 0
+        return self.directory / f"{start:020}", start
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the queue from `at` on; shorter where a file is missing or ends early."""
+        parts = []
+        while size > 0:
+            number = bisect_right(self.starts, at) - 1
+            if number < 0:
+                break
+            start = self.starts[number]
+            if start != self.fd_start:
+                self.close()
+                self.fd = os.open(self.directory / f"{start:020}", os.O_RDONLY | os.O_CLOEXEC)
+                self.fd_start = start
+            end = self.starts[number + 1] if number + 1 < len(self.starts) else at + size
+            part = os.pread(self.fd, min(size, end - at), at - start)
+            parts.append(part)
+            at += len(part)
+            size -= len(part)
+            if at < end:
+                break
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = self.fd_start = -1
+
+
+class _Range:
+    """A half-open range of offsets that grows."""
+
+    __slots__ = ("end", "first")
+
+    def __init__(self, first: int = 0, end: int = 0) -> None:
+        self.first = first
+        self.end = end
+
+    def add(self, offset: int) -> None:
+        if not self.end:
+            self.first = offset
+        self.end = offset + 1
+
+
+class _Piece(NamedTuple):
+    """Units of one queue in memory, from a byte of the queue on."""
+
+    files: _Files
+    at: int
+    units: bytes
+
+
+class FileIndexCheck:
+    """Checks `consumequeue/`."""
+
+    def __init__(self, root: Path, *, checkpoint: int, log_begin: int) -> None:
+        self._directory = root / "consumequeue"
+        self._checkpoint = checkpoint
+        self._log_begin = log_begin
+        self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
+        self._wrong: dict[QueueKey, list[tuple[int, int]]] = {}
+
+    def expect(self, entry: Entry) -> None:
+        if entry.position >= self._checkpoint:
+            return
+        place = _PLACE.pack(entry.position, entry.size)
+        if entry.tag_hashes:
+            expected = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
+        else:
+            expected = (place + _NO_TAG) * entry.record_count
+        at = entry.base_offset * UNIT_BYTES
+        piece = self._pieces.get(entry.queue)
+        if piece is None or not piece.at <= at <= piece.at + len(piece.units) - len(expected):
+            piece = self._read(entry.queue, piece, at, len(expected))
+        if piece.units[at - piece.at : at - piece.at + len(expected)] != expected:
+            wrong = self._wrong.setdefault(entry.queue, [])
+            if wrong and wrong[-1][1] == entry.base_offset:
+                wrong[-1] = wrong[-1][0], entry.next_offset
+            elif len(wrong) < _WRONG_RANGES_MAX:
+                wrong.append((entry.base_offset, entry.next_offset))
+
+    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
+        for key, ranges in self._wrong.items():
+            files = _Files(self._queue_directory(key))
+            for first, end in ranges:
+                yield from self._wrong_units(key, files, _Range(first, end), _NOT_TO_ENTRY)
+        for key in self._keys():
+            files = _Files(self._queue_directory(key))
+            yield from self._contradictions(key, files, in_log.get(key))
+            files.close()
+
+    def close(self) -> None:
+        for piece in self._pieces.values():
+            piece.files.close()
+        self._pieces.clear()
+
+    def _contradictions(self, key: QueueKey, files: _Files, in_log: Bounds | None) -> Iterator[WrongUnits]:
+        """Units outside of what the log has: before it they must have expired, behind it none counts."""
+        first = files.starts[0] // UNIT_BYTES if files.starts else 0
+        before, behind = in_log if in_log is not None else (first, first)
+        lost, stray = _Range(), _Range()
+        for offset, position in _positions(files, first, before):
+            if self._log_begin <= position < self._checkpoint:
+                lost.add(offset)
+            elif not 0 <= position < self._log_begin:
+                stray.add(offset)
+        yield from self._wrong_units(key, files, stray, "index units of expired records were changed")
+        yield from self._wrong_units(key, files, lost, _NO_ENTRY)
+        lost = _Range()
+        for offset, position in _positions(files, behind, None):
+            if self._log_begin <= position < self._checkpoint:
+                lost.add(offset)
+        yield from self._wrong_units(key, files, lost, _NO_ENTRY)
+
+    def _keys(self) -> Iterator[QueueKey]:
+        for topic in sorted(os.listdir(self._directory)) if self._directory.is_dir() else ():
+            if topic.isdecimal():
+                for queue in sorted(os.listdir(self._directory / topic)):
+                    if queue.isdecimal():
+                        yield QueueKey(int(topic), int(queue))
+
+    def _wrong_units(self, key: QueueKey, files: _Files, wrong: _Range, reason: str) -> Iterator[WrongUnits]:
+        if wrong.end:
+            at = wrong.first * UNIT_BYTES
+            path, start = files.path_of(at)
+            yield WrongUnits(key, (wrong.first, wrong.end), str(path), at - start, reason)
+
+    def _read(self, key: QueueKey, piece: _Piece | None, at: int, size: int) -> _Piece:
+        files = _Files(self._queue_directory(key)) if piece is None else piece.files
+        made = self._pieces[key] = _Piece(files, at, files.read(at, max(size, _PIECE_UNITS * UNIT_BYTES)))
+        self._pieces.move_to_end(key)
+        if len(self._pieces) > _PIECES_MAX:
+            self._pieces.popitem(last=False)[1].files.close()
+        return made
+
+    def _queue_directory(self, key: QueueKey) -> Path:
+        return self._directory / str(key.topic_id) / str(key.queue_id)
+
+
+def _positions(files: _Files, first: int, end: int | None) -> Iterator[tuple[int, int]]:
+    """The offsets [first, end) that have a written unit, and where it points."""
+    while end is None or first < end:
+        count = _SCAN_UNITS if end is None else min(_SCAN_UNITS, end - first)
+        units = files.read(first * UNIT_BYTES, count * UNIT_BYTES)
+        units = units[: len(units) // UNIT_BYTES * UNIT_BYTES]
+        if not units:
+            return
+        for offset, (position, size, _) in enumerate(_UNIT.iter_unpack(units), first):
+            if size > 0:
+                yield offset, position
+        first += len(units) // UNIT_BYTES
+
+
+def open_index_check(root: Path, *, checkpoint: int, log_begin: int) -> IndexCheck:
+    """The check that fits the index of this directory."""
+    if (root / "consumequeue").is_dir() or checkpoint:
+        return FileIndexCheck(root, checkpoint=checkpoint, log_begin=log_begin)
+    return NoIndexCheck()
