@@ -12,8 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from store.checkpoint import CONTENT_BYTES, SLOT_BYTES, decode_slot
-from store.consume_queue.file import UNIT_BYTES
+from store.consume_queue.file import UNIT_BYTES, decode_bounds
 from store.entry import Blank
 from store.offline import Found, Hole, LogFile, Stain, pieces
 from store.record_batch import decode
@@ -22,7 +21,8 @@ from store.snapshot import decode_snapshot
 _UNIT = struct.Struct(">qiq")
 
 
-SNAPSHOTS = ("meta.0", "meta.1")
+INDEX_SNAPSHOTS = ("index.0", "index.1")
+TOPIC_SNAPSHOTS = ("meta.0", "meta.1")
 
 
 def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
@@ -31,9 +31,7 @@ def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
     Raises ValueError when the path is not one of the store's files, OSError when it cannot be read.
     """
     kinds = {part.name for part in path.resolve().parents}
-    if path.name == "checkpoint":
-        return _dump_checkpoint(path)
-    if path.name in SNAPSHOTS:
+    if path.name in INDEX_SNAPSHOTS or path.name in TOPIC_SNAPSHOTS:
         return _dump_snapshot(path)
     if path.name == "format":
         return iter([{"format": path.read_text("utf-8", "backslashreplace").strip()}])
@@ -41,7 +39,7 @@ def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
         return _dump_commit_log(path, values)
     if path.name.isdigit() and "consumequeue" in kinds:
         return _dump_consume_queue(path)
-    raise ValueError(f"{path} is not a commit log, consume queue, checkpoint, snapshot or format file of a store")
+    raise ValueError(f"{path} is not a commit log, consume queue, snapshot or format file of a store")
 
 
 def _dump_commit_log(path: Path, values: bool) -> Iterator[dict[str, object]]:
@@ -90,33 +88,25 @@ def _dump_consume_queue(path: Path) -> Iterator[dict[str, object]]:
                 offset += 1
 
 
-def _dump_checkpoint(path: Path) -> Iterator[dict[str, object]]:
-    content = path.read_bytes()
-    for number in (0, 1):
-        slot = decode_slot(content[number * SLOT_BYTES :][:CONTENT_BYTES])
-        if slot is None:
-            yield {"slot": number, "valid": False}
-        else:
-            yield {"slot": number, "valid": True, **slot._asdict()}
-
-
 def _dump_snapshot(path: Path) -> Iterator[dict[str, object]]:
     decoded = decode_snapshot(path.read_bytes())
     if decoded is None:
         yield {"valid": False}
         return
     version, generation, snapshot = decoded
-    try:
-        content = orjson.loads(snapshot.content)
-    except ValueError:
-        content = _text(snapshot.content)
     yield {
         "valid": True,
         "version": version,
         "generation": generation,
         "next_offset": snapshot.next_offset,
-        "content": content,
+        **_content(path, snapshot.content),
     }
+
+
+def _content(path: Path, content: bytes) -> dict[str, object]:
+    if path.name in INDEX_SNAPSHOTS:
+        return {"queues": [{**key._asdict(), **bounds._asdict()} for key, bounds in decode_bounds(content)]}
+    return {"content": orjson.loads(content)}
 
 
 def _text(content: bytes | None) -> str | None:

@@ -1,8 +1,8 @@
 """Compare an index with the log it was made from, without opening it as a server would: for `mq verify`.
 
-The log is read once, from its beginning to its end, and each entry is held against its units (`expect`). What the
-checkpoint does not vouch for is not looked at: a start forgets it. `finish` looks at the other direction: units that
-point to entries which nobody saw.
+The log is read once, from its beginning to its end, and each entry is held against its units (`expect`). What lies
+behind the checkpoint is not looked at: a start forgets it. `finish` looks in the other direction: units that the index
+counts, but whose entries nobody saw.
 
 Only consume queues in files can be checked. Memory is bounded: one piece of a limited number of queues.
 """
@@ -30,6 +30,7 @@ _PIECES_MAX = 2048  # queues with a piece in memory: 20 MiB
 _SCAN_UNITS = 65_536
 _WRONG_RANGES_MAX = 100  # remembered of one queue
 _NOT_TO_ENTRY = "index units do not point to the entry that holds these records"
+_NONE = Bounds(0, 0)
 _NO_ENTRY = "the log has no entry where these index units point"
 
 
@@ -41,6 +42,7 @@ class WrongUnits(NamedTuple):
     path: str
     position: int  # byte in the file
     reason: str
+    is_lost: bool  # the log has no such records; otherwise a rebuild of the index puts it right
 
 
 class IndexCheck(Protocol):
@@ -50,8 +52,8 @@ class IndexCheck(Protocol):
         """The log holds this entry; called in the log's order."""
         ...
 
-    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
-        """Everything that is wrong. `in_log` has the first and the next offset of each queue seen in the log."""
+    def finish(self) -> Iterator[WrongUnits]:
+        """Everything that is wrong, once all entries were shown to `expect`."""
         ...
 
     def close(self) -> None: ...
@@ -63,7 +65,7 @@ class NoIndexCheck:
     def expect(self, entry: Entry) -> None:
         """Nothing to compare with."""
 
-    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
+    def finish(self) -> Iterator[WrongUnits]:
         return iter(())
 
     def close(self) -> None:
@@ -138,79 +140,74 @@ class _Piece(NamedTuple):
 
 
 class FileIndexCheck:
-    """Checks `consumequeue/`."""
+    """Checks `consumequeue/` as counted by the index snapshot: `bounds` and `checkpoint` of it."""
 
-    def __init__(self, root: Path, *, checkpoint: int, log_begin: int) -> None:
+    def __init__(self, root: Path, bounds: Mapping[QueueKey, Bounds], *, checkpoint: int, log_begin: int) -> None:
         self._directory = root / "consumequeue"
+        self._bounds = bounds
         self._checkpoint = checkpoint
         self._log_begin = log_begin
         self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
-        self._wrong: dict[QueueKey, list[tuple[int, int]]] = {}
+        self._seen: dict[QueueKey, Bounds] = {}  # first and next offset of the entries before the checkpoint
+        self._wrong: dict[QueueKey, list[_Range]] = {}
 
     def expect(self, entry: Entry) -> None:
         if entry.position >= self._checkpoint:
             return
+        key = entry.queue
+        seen = self._seen.get(key)
+        first = entry.base_offset if seen is None else seen.min_offset
+        self._seen[key] = Bounds(first, entry.next_offset)
+        counted = self._bounds.get(key, _NONE)
         place = _PLACE.pack(entry.position, entry.size)
         if entry.tag_hashes:
             expected = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
         else:
             expected = (place + _NO_TAG) * entry.record_count
         at = entry.base_offset * UNIT_BYTES
-        piece = self._pieces.get(entry.queue)
+        piece = self._pieces.get(key)
         if piece is None or not piece.at <= at <= piece.at + len(piece.units) - len(expected):
-            piece = self._read(entry.queue, piece, at, len(expected))
-        if piece.units[at - piece.at : at - piece.at + len(expected)] != expected:
-            wrong = self._wrong.setdefault(entry.queue, [])
-            if wrong and wrong[-1][1] == entry.base_offset:
-                wrong[-1] = wrong[-1][0], entry.next_offset
-            elif len(wrong) < _WRONG_RANGES_MAX:
-                wrong.append((entry.base_offset, entry.next_offset))
+            piece = self._read(key, piece, at, len(expected))
+        is_counted = counted.min_offset <= entry.base_offset and entry.next_offset <= counted.max_offset
+        if not is_counted or piece.units[at - piece.at : at - piece.at + len(expected)] != expected:
+            ranges = self._wrong.setdefault(key, [])
+            if ranges and ranges[-1].end == entry.base_offset:
+                ranges[-1].end = entry.next_offset
+            elif len(ranges) < _WRONG_RANGES_MAX:
+                ranges.append(_Range(entry.base_offset, entry.next_offset))
 
-    def finish(self, in_log: Mapping[QueueKey, Bounds]) -> Iterator[WrongUnits]:
+    def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():
             files = _Files(self._queue_directory(key))
-            for first, end in ranges:
-                yield from self._wrong_units(key, files, _Range(first, end), _NOT_TO_ENTRY)
-        for key in self._keys():
+            for wrong in ranges:
+                yield from self._wrong_units(key, files, wrong, _NOT_TO_ENTRY)
+        for key, counted in self._bounds.items():
+            seen = self._seen.get(key, Bounds(counted.max_offset, counted.max_offset))
             files = _Files(self._queue_directory(key))
-            yield from self._contradictions(key, files, in_log.get(key))
+            lost, stray = _Range(), _Range()
+            for offset, position in _positions(files, counted.min_offset, min(seen.min_offset, counted.max_offset)):
+                if self._log_begin <= position < self._checkpoint:
+                    lost.add(offset)
+                elif not 0 <= position < self._log_begin:
+                    stray.add(offset)
             files.close()
+            yield from self._wrong_units(key, files, stray, "index units of expired records were changed")
+            yield from self._wrong_units(key, files, lost, _NO_ENTRY, is_lost=True)
+            behind = _Range(seen.max_offset, counted.max_offset) if seen.max_offset < counted.max_offset else _Range()
+            yield from self._wrong_units(key, files, behind, _NO_ENTRY, is_lost=True)
 
     def close(self) -> None:
         for piece in self._pieces.values():
             piece.files.close()
         self._pieces.clear()
 
-    def _contradictions(self, key: QueueKey, files: _Files, in_log: Bounds | None) -> Iterator[WrongUnits]:
-        """Units outside of what the log has: before it they must have expired, behind it none counts."""
-        first = files.starts[0] // UNIT_BYTES if files.starts else 0
-        before, behind = in_log if in_log is not None else (first, first)
-        lost, stray = _Range(), _Range()
-        for offset, position in _positions(files, first, before):
-            if self._log_begin <= position < self._checkpoint:
-                lost.add(offset)
-            elif not 0 <= position < self._log_begin:
-                stray.add(offset)
-        yield from self._wrong_units(key, files, stray, "index units of expired records were changed")
-        yield from self._wrong_units(key, files, lost, _NO_ENTRY)
-        lost = _Range()
-        for offset, position in _positions(files, behind, None):
-            if self._log_begin <= position < self._checkpoint:
-                lost.add(offset)
-        yield from self._wrong_units(key, files, lost, _NO_ENTRY)
-
-    def _keys(self) -> Iterator[QueueKey]:
-        for topic in sorted(os.listdir(self._directory)) if self._directory.is_dir() else ():
-            if topic.isdecimal():
-                for queue in sorted(os.listdir(self._directory / topic)):
-                    if queue.isdecimal():
-                        yield QueueKey(int(topic), int(queue))
-
-    def _wrong_units(self, key: QueueKey, files: _Files, wrong: _Range, reason: str) -> Iterator[WrongUnits]:
+    def _wrong_units(
+        self, key: QueueKey, files: _Files, wrong: _Range, reason: str, *, is_lost: bool = False
+    ) -> Iterator[WrongUnits]:
         if wrong.end:
             at = wrong.first * UNIT_BYTES
             path, start = files.path_of(at)
-            yield WrongUnits(key, (wrong.first, wrong.end), str(path), at - start, reason)
+            yield WrongUnits(key, (wrong.first, wrong.end), str(path), at - start, reason, is_lost)
 
     def _read(self, key: QueueKey, piece: _Piece | None, at: int, size: int) -> _Piece:
         files = _Files(self._queue_directory(key)) if piece is None else piece.files
@@ -224,22 +221,23 @@ class FileIndexCheck:
         return self._directory / str(key.topic_id) / str(key.queue_id)
 
 
-def _positions(files: _Files, first: int, end: int | None) -> Iterator[tuple[int, int]]:
-    """The offsets [first, end) that have a written unit, and where it points."""
-    while end is None or first < end:
-        count = _SCAN_UNITS if end is None else min(_SCAN_UNITS, end - first)
+def _positions(files: _Files, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The offsets [first, end) that have a unit, and where it points."""
+    while first < end:
+        count = min(_SCAN_UNITS, end - first)
         units = files.read(first * UNIT_BYTES, count * UNIT_BYTES)
         units = units[: len(units) // UNIT_BYTES * UNIT_BYTES]
         if not units:
             return
-        for offset, (position, size, _) in enumerate(_UNIT.iter_unpack(units), first):
-            if size > 0:
-                yield offset, position
+        for offset, (position, _, _) in enumerate(_UNIT.iter_unpack(units), first):
+            yield offset, position
         first += len(units) // UNIT_BYTES
 
 
-def open_index_check(root: Path, *, checkpoint: int, log_begin: int) -> IndexCheck:
-    """The check that fits the index of this directory."""
-    if (root / "consumequeue").is_dir() or checkpoint:
-        return FileIndexCheck(root, checkpoint=checkpoint, log_begin=log_begin)
-    return NoIndexCheck()
+def open_index_check(
+    root: Path, bounds: Mapping[QueueKey, Bounds] | None, *, checkpoint: int, log_begin: int
+) -> IndexCheck:
+    """The check that fits the index of this directory. `bounds` None: there is no index snapshot."""
+    if bounds is None:
+        return NoIndexCheck()
+    return FileIndexCheck(root, bounds, checkpoint=checkpoint, log_begin=log_begin)

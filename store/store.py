@@ -74,6 +74,7 @@ class Store:
         self._tail_bytes = 0
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._published_position = 0
+        self._closing = False
         self._last_store_time_ms = 0
         self._changing_topics = asyncio.Lock()
         self._saving = asyncio.Lock()
@@ -237,6 +238,7 @@ class Store:
         for task in periodic:
             task.cancel()
         await asyncio.wait(periodic)
+        self._closing = True
         self._wake_all()
         try:
             if self._writer.failure is None:
@@ -416,22 +418,40 @@ class Store:
 
     async def read_entry(self, position: int) -> Entry:
         """The entry at a position of the log. Raises Corrupt."""
-        remembered = self._tail.get(position)
-        if remembered is not None:
-            return remembered
+        return (await self.read_entries([position]))[0]
+
+    async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
+        """The entries at the given positions, in that order; what is not in memory is read in one go in a thread.
+        Raises Corrupt."""
+        remembered = [self._tail.get(position) for position in positions]
+        missing = [position for position, entry in zip(positions, remembered, strict=True) if entry is None]
+        if not missing:
+            return [entry for entry in remembered if entry is not None]
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._read_executor, self._log.read_entry, position)
+        rest = iter(await loop.run_in_executor(self._read_executor, self._read_each, missing))
+        return [entry if entry is not None else next(rest) for entry in remembered]
+
+    def _read_each(self, positions: Sequence[int]) -> list[Entry]:
+        return [self._log.read_entry(position) for position in positions]
 
     async def wait_for(self, queue: QueueKey, offset: int, timeout_ms: int) -> bool:
         """Wait until the queue's max offset is beyond `offset`; False when `timeout_ms` passed or the store closes."""
         if self.bounds(queue).max_offset > offset:
             return True
-        if timeout_ms <= 0:
-            return False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        while (left_s := deadline - loop.time()) > 0 and not self._closing:
+            await self._next_publish(queue, left_s)
+            if self.bounds(queue).max_offset > offset:
+                return True
+        return False
+
+    async def _next_publish(self, queue: QueueKey, timeout_s: float) -> None:
+        """Return when the queue gets an entry or goes away, when the store closes, or after the time."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.setdefault(queue, []).append(waiter)
-        handle = loop.call_later(timeout_ms / 1000, _finish, waiter)
+        handle = loop.call_later(timeout_s, _finish, waiter)
         try:
             await waiter
         finally:
@@ -440,7 +460,6 @@ class Store:
                 waiting.remove(waiter)
                 if not waiting:
                     del self._waiters[queue]
-        return self.bounds(queue).max_offset > offset
 
     def _wake_all(self) -> None:
         for waiting in self._waiters.values():

@@ -3,8 +3,8 @@
     log        every entry and blank marker, CRC and position; padding, unused space; nothing missing between files
     batches    each RecordBatch: lengths, its own CRC, every record; base offset and count as the entry says
     order      offsets dense in each queue, store times and durable positions never decreasing
-    index      every unit the checkpoint vouches for, against the entries
-    state      format, checkpoint, snapshots of the topics, metadata records
+    index      every unit its snapshot counts, against the entries
+    state      format, snapshots of the index and of the topics, metadata records
 
 Nothing is written, and memory is bounded by the number of queues. What is found has one of two severities:
 
@@ -25,8 +25,9 @@ from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
-from store.checkpoint import CONTENT_BYTES, SLOT_BYTES, decode_slot
-from store.checkpoint import VERSION as CHECKPOINT_VERSION
+import orjson
+
+from store.consume_queue.file import decode_bounds
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import Blank
 from store.errors import FormatTooNew, StoreError
@@ -37,10 +38,11 @@ from store.record_batch import check, decode
 from store.snapshot import VERSION as SNAPSHOT_VERSION
 from store.snapshot import Snapshot, decode_snapshot
 from store.topics import META_QUEUE, TopicTable, decode_events
-from store.types import Bounds, Entry, QueueKey
+from store.types import Entry, QueueKey
 
 FINDINGS_MAX = 1000
 _PROGRESS_BYTES = 16 * MiB
+_FORMAT_PREFIX = b"mq data format "
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log have been checked, and how many there are."""
@@ -107,7 +109,6 @@ class _Queue:
     """What the log has shown of one queue so far."""
 
     topic: str
-    first_offset: int
     next_offset: int
 
 
@@ -126,6 +127,7 @@ class _Verifier:
         self._report = VerifyReport()
         self._queues: dict[QueueKey, _Queue] = {}
         self._topics = TopicTable()
+        self._log_start = 0  # retention has given up everything before it
         self._meta_offset = 0  # records of `__meta` before it are in the topic table
         self._index: IndexCheck = NoIndexCheck()
         self._last_hole: tuple[LogFile, Hole] | None = None
@@ -137,24 +139,26 @@ class _Verifier:
     def run(self) -> VerifyReport:
         report = self._report
         self._check_format()
-        report.checkpoint = self._check_checkpoint()
-        snapshot = self._check_snapshots()
-        if snapshot is not None:
-            self._restore(snapshot)
+        index = self._check_snapshot("index")
+        bounds = None if index is None else dict(decode_bounds(index.content))
+        report.checkpoint = 0 if index is None else index.next_offset
+        meta = self._check_snapshot("meta")
+        if meta is not None:
+            self._restore(meta)
         files, strangers = log_files(self._root)
         for path in strangers:
             self._damage(path, 0, "not a file of the commit log")
         self._check_sequence(files)
         report.log_bytes = sum(file.size for file in files)
         report.log_begin = report.log_end = files[0].start if files else 0
-        self._index = open_index_check(self._root, checkpoint=report.checkpoint, log_begin=report.log_begin)
+        self._index = open_index_check(self._root, bounds, checkpoint=report.checkpoint, log_begin=report.log_begin)
         report.index_checked = not isinstance(self._index, NoIndexCheck)
         try:
             self._check_log(files)
             if report.checkpoint > report.log_end and files:
                 reason = f"the log ends at {report.log_end}, before the checkpoint: a log file is missing or cut"
-                self._damage(self._root / "checkpoint", 0, reason)
-            self._check_topics(snapshot)
+                self._damage(self._root / "index.0", 0, reason)
+            self._check_topics(meta)
             self._check_index()
         finally:
             self._index.close()
@@ -171,40 +175,20 @@ class _Verifier:
         if not content.strip(b"\0"):
             self._leftover(path, 0, "missing or empty: the next start writes it")
             return
-        words = content.split()
-        if words[:3] != [b"mq", b"data", b"format"] or len(words) != 4 or not words[3].isdigit():
-            self._damage(path, 0, f"says {content[:40]!r}, not a data format; a start refuses it")
-        elif int(words[3]) > DATA_VERSION:
-            raise FormatTooNew(f"{path} says format {int(words[3])}; this program knows {DATA_VERSION}: use a newer mq")
+        version = content.removeprefix(_FORMAT_PREFIX).strip()
+        if content.startswith(_FORMAT_PREFIX) and version.isdigit() and int(version) > DATA_VERSION:
+            raise FormatTooNew(f"{path} says format {int(version)}; this program knows {DATA_VERSION}: use a newer mq")
+        if content not in [_FORMAT_PREFIX + b"%d\n" % known for known in range(1, DATA_VERSION + 1)]:
+            self._damage(path, 0, f"{content[:40]!r} is not a format stamp")
 
-    def _check_checkpoint(self) -> int:
-        """The checkpoint's position, as a start would believe it."""
-        path = self._root / "checkpoint"
-        content = path.read_bytes() if path.exists() else b""
-        best = None
-        for number in (0, 1):
-            slot_bytes = content[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
-            slot = decode_slot(slot_bytes[:CONTENT_BYTES])
-            if slot is None:
-                if any(slot_bytes):
-                    self._leftover(path, number * SLOT_BYTES, "a slot fails its check; the other one counts")
-                continue
-            if slot.version != CHECKPOINT_VERSION:
-                raise FormatTooNew(f"{path} has version {slot.version}; this program knows {CHECKPOINT_VERSION}")
-            if any(slot_bytes[CONTENT_BYTES:]):
-                self._leftover(path, number * SLOT_BYTES + CONTENT_BYTES, "bytes behind a slot are not zero")
-            if best is None or slot.generation > best.generation:
-                best = slot
-        return 0 if best is None else best.position
-
-    def _check_snapshots(self) -> Snapshot | None:
-        """The newest whole snapshot of the topics."""
+    def _check_snapshot(self, name: str) -> Snapshot | None:
+        """The newest whole snapshot of a kind, as a start would believe it."""
         best: tuple[int, Snapshot] | None = None
-        for name in ("meta.0", "meta.1"):
-            path = self._root / name
+        for path in (self._root / f"{name}.0", self._root / f"{name}.1"):
             if not path.exists():
                 continue
-            decoded = decode_snapshot(path.read_bytes())
+            content = path.read_bytes()
+            decoded = decode_snapshot(content)
             if decoded is None:
                 self._leftover(path, 0, "a snapshot fails its check; the other one counts")
                 continue
@@ -216,8 +200,11 @@ class _Verifier:
         return None if best is None else best[1]
 
     def _restore(self, snapshot: Snapshot) -> None:
+        """The topic table and the beginning of the log from the snapshot of the topics."""
         try:
-            self._topics.restore(snapshot.content)
+            fields = orjson.loads(snapshot.content)
+            self._topics.restore(fields["topics"], fields["next_topic_id"])
+            self._log_start = fields["log_start"]
             self._meta_offset = snapshot.next_offset
         except (ValueError, TypeError, KeyError) as error:
             self._damage(self._root / "meta.0", 0, f"the snapshot of the topics is not understood: {error!r}")
@@ -225,6 +212,8 @@ class _Verifier:
     # ---- the log -------------------------------------------------------------------------------------------------
 
     def _check_sequence(self, files: Sequence[LogFile]) -> None:
+        if files and files[0].start > self._log_start:
+            self._damage(files[0].path, self._log_start, f"the log begins at {self._log_start}: a file is missing")
         for before, file in pairwise(files):
             if before.end != file.start:
                 self._damage(before.path, before.end, f"the file ends here, the next one begins at {file.start}")
@@ -304,7 +293,7 @@ class _Verifier:
     def _check_offset(self, file: LogFile, entry: Entry) -> None:
         queue = self._queues.get(entry.queue)
         if queue is None:
-            queue = self._queues[entry.queue] = _Queue(entry.topic, entry.base_offset, entry.base_offset)
+            queue = self._queues[entry.queue] = _Queue(entry.topic, entry.base_offset)
             if self._report.log_begin == 0 and entry.base_offset:
                 self._gap(file, entry, 0)
         elif entry.base_offset > queue.next_offset:
@@ -341,12 +330,11 @@ class _Verifier:
             self._damage(self._root / "meta.0", 0, reason)
 
     def _check_index(self) -> None:
-        in_log = {key: Bounds(queue.first_offset, queue.next_offset) for key, queue in self._queues.items()}
-        for wrong in self._index.finish(in_log):
+        for wrong in self._index.finish():
             if wrong.queue.topic_id not in self._topics:
                 continue  # deleted; the next start drops what is left of it
             if (wrong.queue, wrong.offsets) in self._gaps:
-                continue
+                continue  # the log has said so already
             queue = self._queues.get(wrong.queue)
             topic = queue.topic if queue is not None else f"with id {wrong.queue.topic_id}"
             self._damage(Path(wrong.path), wrong.position, wrong.reason, wrong.queue, topic, wrong.offsets)

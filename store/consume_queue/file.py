@@ -11,8 +11,8 @@ holds `file_units` units and is named by the byte offset of its first one.
     +------------+---------+------------+
 
 Units wait in memory until `flush`; readers see both. How many units each queue has is in the index snapshot
-(store/snapshot.py, files `index.0` and `index.1`): next offset = the checkpoint, a position of the log; content = for
-each queue
+(store/snapshot.py, files `index.0` and `index.1`): next offset = the checkpoint, a position of the log; content =
+the first position of the log for which the min offsets hold (i64), then for each queue
 
     0            4            8          16         24
     +------------+------------+----------+----------+
@@ -44,6 +44,7 @@ assert _UNIT.size == UNIT_BYTES
 _PLACE = struct.Struct(">qi")
 _TAG_HASH = struct.Struct(">q")
 _NO_TAG = _TAG_HASH.pack(0)
+_FIRST_POSITION = struct.Struct(">q")
 _BOUNDS = struct.Struct(">IIqq")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
@@ -94,6 +95,8 @@ class FileConsumeQueues(ConsumeQueues):
         self._checkpoint = snapshot.next_offset
         for key, bounds in decode_bounds(snapshot.content):
             self._queues[key] = self._open_queue(key, bounds)
+        if first_position > _FIRST_POSITION.unpack_from(snapshot.content)[0]:
+            self.advance_min(first_position)
 
     @property
     def checkpoint(self) -> int:
@@ -186,7 +189,7 @@ class FileConsumeQueues(ConsumeQueues):
             if len(units) < len(queue.pending):  # entries that are not durable yet
                 self._dirty.add(key)
                 counted[key] = queue.flushed_count + len(units) // UNIT_BYTES
-        content = b"".join(
+        content = _FIRST_POSITION.pack(self._first_position) + b"".join(
             [
                 _BOUNDS.pack(*key, queue.min_offset, counted.get(key, queue.max_offset))
                 for key, queue in self._queues.items()
@@ -240,7 +243,6 @@ class FileConsumeQueues(ConsumeQueues):
             if start < first:  # removed once; a power cut brought the name back
                 self._remove_file(queue.directory, start)
         queue.min_offset = bounds.min_offset
-        self._correct_min(queue)
         return queue
 
     def _correct_min(self, queue: _Queue) -> None:
@@ -261,9 +263,9 @@ class FileConsumeQueues(ConsumeQueues):
 
     def _position(self, queue: _Queue, offset: int) -> int:
         unit = self._read_units(queue, offset, 1)
-        if len(unit) < UNIT_BYTES:
-            raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} is missing")
-        position: int = _PLACE.unpack_from(unit)[0]
+        position: int = _PLACE.unpack_from(unit)[0] if len(unit) == UNIT_BYTES else -1
+        if position < 0:
+            raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} points nowhere")
         return position
 
     def _remove_file(self, directory: Path, start: int) -> None:
@@ -327,7 +329,7 @@ class FileConsumeQueues(ConsumeQueues):
 
 def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
     """What an index snapshot says of each queue."""
-    for topic_id, queue_id, min_offset, max_offset in _BOUNDS.iter_unpack(content):
+    for topic_id, queue_id, min_offset, max_offset in _BOUNDS.iter_unpack(content[_FIRST_POSITION.size :]):
         yield QueueKey(topic_id, queue_id), Bounds(min_offset, max_offset)
 
 

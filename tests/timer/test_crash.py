@@ -1,0 +1,171 @@
+"""Accept, wait, roll, fire, checkpoint, expire, step the clock and crash, at random: each record once, never early.
+
+Every run is a seed; a failure names it. `MQ_TIMER_RUNS` sets how many are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from store.record_batch import decode
+from store.types import Acks, Append
+from tests.clock import FakeClock
+from tests.simdisk import PowerCut, SimDisk
+from tests.timer.fakes import FakeLog, make_timer, settle
+from timer.service import TimerService
+
+RUNS = int(os.environ.get("MQ_TIMER_RUNS", "250"))
+OPERATIONS = 60
+
+
+class Killed(Exception):
+    """The process dies in the middle of an append."""
+
+
+class Run:
+    """One random history. The model is `accepted`: value -> due time."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.clock = FakeClock()
+        self.log = FakeLog(self.clock)
+        self.disk = SimDisk()
+        self.accepted: dict[bytes, int] = {}
+        self.settings = {
+            "heap_count_max": self.rng.choice((4, 10, 1000)),
+            "fire_records_max": self.rng.choice((1, 3, 100)),
+            "timer_log_file_units": self.rng.choice((3, 16, 64)),
+            "roll_window_ms": self.rng.choice((2_000, 10_000, 100_000)),
+        }
+        self.timer: TimerService
+
+    async def start(self) -> None:
+        self.timer = make_timer(self.log, self.disk, self.clock, **self.settings)
+        await self.timer.start()
+
+    async def accept(self) -> None:
+        rng = self.rng
+        batch = []
+        for _ in range(rng.choice((1, 1, 3, 12))):
+            due_ms = self.clock.now_ms() + rng.choice((-5000, 0, 1, 40, 900, 3000, 9000, 30_000)) + rng.randrange(50)
+            value = b"%d" % len(self.accepted)
+            self.accepted[value] = due_ms
+            batch.append((due_ms, value))
+        acks = Acks.FLUSHED if rng.random() < 0.8 else Acks.WRITTEN
+        await self.log.accept(batch, acks=acks)
+
+    async def crash(self) -> None:
+        """A power cut, or a kill; perhaps in the middle of a delivery, and perhaps during recovery again."""
+        rng = self.rng
+        how = rng.randrange(4)
+        if how == 0:
+
+            def die(appends: Sequence[Append]) -> None:
+                raise Killed
+
+            self.log.after_append = die
+            try:
+                self.clock.step(rng.choice((100, 2000)))
+                await settle(self.timer)
+            except Killed:
+                pass
+            self.log.after_append = lambda appends: None
+        elif how == 1:
+            self.disk.cut_power_at(rng.randrange(1, 12))
+            try:
+                await settle(self.timer)
+                await (self.timer.close() if rng.random() < 0.5 else self.timer.checkpoint())
+            except PowerCut:
+                pass
+        if how != 1 and rng.random() < 0.3:
+            self.disk.kill()
+        else:
+            self.disk = self.disk.crash(rng)
+            kept = {entry.position for entry in self.log.entries}
+            self.log.lose_unflushed()
+            if len(self.log.entries) < len(kept):
+                self._forget_lost()
+        while rng.random() < 0.3:
+            self.disk.cut_power_at(rng.randrange(1, 8))
+            try:
+                await self.start()
+                await self.timer.dequeue_step()
+            except PowerCut:
+                pass
+            self.disk = self.disk.crash(rng)
+        await self.start()
+
+    def _forget_lost(self) -> None:
+        """Records whose accept was answered WRITTEN and that the power cut took are not owed any more."""
+        there = {value for entry in self.log.entries for value in _values(entry.batch)}
+        self.accepted = {
+            value: due_ms if value in there else -1 for value, due_ms in self.accepted.items()
+        }  # fmt: skip
+
+    async def step(self) -> None:
+        rng = self.rng
+        operation = rng.randrange(100)
+        if operation < 30:
+            await self.accept()
+        elif operation < 50:
+            await self.timer.enqueue_step()
+        elif operation < 65:
+            await self.timer.dequeue_step()
+        elif operation < 80:
+            self.clock.step(rng.choice((1, 30, 400, 1500, 6000)))
+        elif operation < 84:
+            self.clock.step(rng.choice((-200, -2500, -20_000, 60_000)))
+        elif operation < 91:
+            await self.timer.checkpoint()
+        elif operation < 93:
+            await self.timer.expire()
+        elif operation < 95:
+            await self.timer.close()
+            await self.start()
+            assert self.timer.recovery_outcome == "clean"
+        else:
+            await self.crash()
+
+    async def run(self) -> None:
+        await self.start()
+        for _ in range(OPERATIONS):
+            await self.step()
+        last_ms = max(self.accepted.values(), default=0)
+        for _ in range(1000):
+            await settle(self.timer)
+            if self.timer.pending_count == 0 and self.clock.now_ms() > last_ms:
+                break
+            self.clock.step(1000)
+        self.judge()
+        await self.timer.close()
+        await self.start()
+        await settle(self.timer)
+        self.judge()
+
+    def judge(self) -> None:
+        delivered = self.log.delivered()
+        owed = {value: due_ms for value, due_ms in self.accepted.items() if due_ms >= 0}
+        assert sorted(record.value for record in delivered) == sorted(owed)
+        for record in delivered:
+            assert record.due_ms == owed[record.value]
+            assert record.at_ms >= record.due_ms
+        assert self.timer.pending_count == 0
+
+
+def _values(batch: memoryview) -> list[bytes]:
+    return [record.value for record in decode(batch) if record.value is not None]
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_each_accepted_record_is_delivered_once_and_never_early(part: int) -> None:
+    for seed in range(part, RUNS, 5):
+        try:
+            asyncio.run(Run(seed).run())
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise

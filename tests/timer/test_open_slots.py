@@ -1,0 +1,107 @@
+"""Open slots against a sorted list, with memory for a handful of schedules only."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from timer.open_slots import Item, OpenSlots
+
+NOW_S = 1000
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
+    rng = Random(seed)
+    count_max = rng.choice((4, 9, 500))
+    slots = OpenSlots(NOW_S, delivered_from=0, count_max=count_max)
+    disk: dict[int, list[Item]] = {}  # the wheel: every schedule ever hung, by slot
+    hung: set[Item] = set()
+    fired: set[Item] = set()
+    clock_ms = NOW_S * 1000
+    for position in range(rng.randrange(20, 200)):
+        clock_ms += rng.choice((0, 0, 5, 100, 900))
+        fire_ms = clock_ms + rng.choice((-3000, -1, 0, 1, 50, 1500, 4000))
+        slot_s = max(fire_ms // 1000, slots.read_mark_s)
+        item = Item(fire_ms, position, rng.randrange(3), slot_s, rolls=False)
+        disk.setdefault(slot_s, []).append(item)
+        hung.add(item)
+        if slot_s < slots.write_mark_s:
+            slots.arrive(item, 0)
+        if rng.random() < 0.5:
+            _load(slots, disk, clock_ms, rng)
+        owed = sorted(item for item in hung - fired if item.slot_s < slots.write_mark_s)
+        due = slots.pop_due(clock_ms, rng.choice((1, 2, 100)))
+        assert due == owed[: len(due)], "nothing older may be left behind"
+        if due and rng.random() < 0.2:
+            slots.put_back(due)
+        else:
+            slots.done(due)
+            fired.update(due)
+        slots.advance(clock_ms // 1000)
+        assert slots.read_mark_s < slots.write_mark_s
+        assert all(item.slot_s >= slots.read_mark_s for item in hung - fired)
+    clock_ms += 10_000
+    while len(fired) < len(hung):
+        _load(slots, disk, clock_ms, rng)
+        due = slots.pop_due(clock_ms, 7)
+        assert due
+        assert not fired & set(due)
+        slots.done(due)
+        fired.update(due)
+        assert slots.in_memory_count <= count_max + count_max // 4 + 7
+    _load(slots, disk, clock_ms, rng)
+    slots.advance(clock_ms // 1000)
+    assert slots.read_mark_s == clock_ms // 1000
+
+
+def _load(slots: OpenSlots, disk: dict[int, list[Item]], clock_ms: int, rng: Random) -> None:
+    """What the service does to open and load slots."""
+    until_ms = clock_ms + 1000
+    while True:
+        load = slots.next_load(until_ms)
+        if load is not None:
+            chain = list(disk.get(load.slot_s, []))
+            rng.shuffle(chain)
+            for item in chain:
+                load.offer(item)
+            slots.finish(load)
+            continue
+        if not slots.has_room():
+            return
+        to_s = until_ms // 1000 + 1
+        slot_s = min((s for s in disk if slots.write_mark_s <= s < to_s), default=None)
+        if slot_s is None:
+            slots.skip_to(to_s)
+            return
+        slots.open(slot_s, 0)
+
+
+def test_what_arrives_during_a_walk_is_met_once() -> None:
+    slots = OpenSlots(NOW_S, delivered_from=0, count_max=100)
+    load = slots.next_load(NOW_S * 1000 + 1000)
+    assert load is not None
+    seen = Item(NOW_S * 1000 + 5, 1, 0, NOW_S, False)
+    late = Item(NOW_S * 1000 + 4, 2, 0, NOW_S, False)
+    load.offer(seen)
+    slots.arrive(late, 0)  # hung after the walk had begun: not in the chain it saw
+    slots.finish(load)
+    assert slots.pop_due(NOW_S * 1000 + 999, 10) == [late, seen]
+
+
+def test_the_read_mark_waits_for_every_delivery_and_for_the_second_to_be_over() -> None:
+    slots = OpenSlots(NOW_S, delivered_from=7, count_max=100)
+    load = slots.next_load(NOW_S * 1000)
+    assert load is not None
+    load.offer(Item(NOW_S * 1000, 1, 0, NOW_S, False))
+    slots.finish(load)
+    slots.skip_to(NOW_S + 5)
+    due = slots.pop_due(NOW_S * 1000, 10)
+    slots.advance(NOW_S + 3)
+    assert (slots.read_mark_s, slots.delivered_from(99)) == (NOW_S, 7)
+    slots.done(due)
+    slots.advance(NOW_S)
+    assert slots.read_mark_s == NOW_S
+    slots.advance(NOW_S + 3)
+    assert (slots.read_mark_s, slots.delivered_from(99)) == (NOW_S + 3, 99)

@@ -1,0 +1,444 @@
+"""The timer as a whole: on time, in order, once, whatever the clock, the disk and the store do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from store import record_batch
+from store.errors import DiskFull, RecordTooLarge
+from store.record_batch import Record
+from store.types import Acks, Append, Delay, QueueKey
+from tests.clock import START_MS, FakeClock
+from tests.simdisk import SimDisk
+from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
+from timer.delivery import TIMER_QUEUE
+from timer.schedule import LAP_SLOTS, decode_schedule_id, encode_schedule_id
+from timer.service import TimerService
+
+DAY_MS = 86_400_000
+
+
+class Killed(Exception):
+    """The process dies here."""
+
+
+def values(log: FakeLog) -> list[bytes]:
+    return [delivered.value for delivered in log.delivered()]
+
+
+async def run_clock(timer: TimerService, clock: FakeClock, by_ms: int, step_ms: int = 250) -> None:
+    for _ in range(by_ms // step_ms):
+        clock.step(step_ms)
+        await settle(timer)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def log(clock: FakeClock) -> FakeLog:
+    return FakeLog(clock)
+
+
+@pytest.fixture
+async def timer(log: FakeLog, clock: FakeClock) -> TimerService:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    return timer
+
+
+async def test_a_record_fires_at_its_millisecond_and_not_before(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    appended = await log.accept([(START_MS + 1234, b"x")])
+    await settle(timer)
+    clock.step(1233)
+    await settle(timer)
+    assert log.delivered() == []
+    assert timer.pending_count == 1
+    clock.step(1)
+    await settle(timer)
+    (delivered,) = log.delivered()
+    assert (delivered.queue, delivered.value, delivered.due_ms) == (TARGET, b"x", START_MS + 1234)
+    assert delivered.schedule_id == encode_schedule_id(START_MS + 1234, appended.position, 0)
+    assert timer.pending_count == 0
+    assert timer.metrics.fired_count == 1
+    assert timer.metrics.late_counts[0] == 1
+
+
+async def test_a_delivered_record_keeps_everything_and_cannot_bring_our_headers(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    forged: list[tuple[str, bytes | None]] = [("mq-schedule-id", b"forged"), ("mq-tag", b"red"), ("none", None)]
+    batch = record_batch.encode([Record(b"k", b'"v"', 42, forged), Record(None, None, 43)])
+    delays = [Delay(START_MS + 5, *TARGET), Delay(START_MS + 5, *OTHER_TARGET)]
+    append = Append(queue=TIMER_QUEUE, batch=batch, record_count=2, json_values=True, tag_hashes=[77, 0], delays=delays)
+    (appended,) = await log.append([append], acks=Acks.FLUSHED)
+    clock.step(5)
+    await settle(timer)
+    _, first, second = log.entries
+    assert (first.queue, first.json_values, first.tag_hashes) == (TARGET, True, (77,))
+    assert (second.queue, second.json_values, second.tag_hashes) == (OTHER_TARGET, True, ())
+    assert [tuple(source) for source in (*first.sources, *second.sources)] == [
+        (appended.position, 0),
+        (appended.position, 1),
+    ]
+    (record,) = record_batch.decode(first.batch)
+    assert (record.key, record.value, record.timestamp) == (b"k", b'"v"', 42)
+    assert dict(record.headers) == {
+        "mq-tag": b"red",
+        "none": None,
+        "mq-deliver-at": str(START_MS + 5).encode(),
+        "mq-schedule-id": encode_schedule_id(START_MS + 5, appended.position, 0).encode(),
+    }
+    assert len(record.headers) == 4
+    (tombstone,) = record_batch.decode(second.batch)
+    assert (tombstone.key, tombstone.value) == (None, None)
+
+
+async def test_equal_due_times_keep_the_order_of_sending_and_others_go_by_due_time(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    due_ms = START_MS + 3000
+    await log.accept([(due_ms, b"c"), (due_ms, b"d"), (due_ms - 1, b"b")])
+    await log.accept([(due_ms, b"e"), (due_ms - 2999, b"a")])
+    await settle(timer)
+    clock.step(5000)
+    await settle(timer)
+    assert values(log) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_due_records_of_one_queue_become_one_batch(timer: TimerService, log: FakeLog, clock: FakeClock) -> None:
+    for number in range(100):
+        await log.accept([(START_MS + 10 + number % 7, b"%d" % number)])
+    await settle(timer)
+    before = log.append_count
+    clock.step(20)
+    await settle(timer)
+    assert len(values(log)) == 100
+    assert log.append_count == before + 1
+
+
+async def test_a_record_accepted_late_fires_at_once(timer: TimerService, log: FakeLog, clock: FakeClock) -> None:
+    clock.step(60_000)
+    await settle(timer)
+    await log.accept([(START_MS + 1, b"late"), (START_MS - DAY_MS, b"later")])
+    await settle(timer)
+    assert values(log) == [b"later", b"late"]
+
+
+async def test_a_long_delay_rolls_as_often_as_needed_and_keeps_its_id(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    appended = await log.accept([(START_MS + 100_007, b"far")])
+    await settle(timer)
+    await run_clock(timer, clock, 100_000)
+    assert values(log) == []
+    assert timer.metrics.rolled_count == 8
+    clock.step(7)
+    await settle(timer)
+    (delivered,) = log.delivered()
+    assert decode_schedule_id(delivered.schedule_id) == (START_MS + 100_007, appended.position, 0)
+    assert timer.metrics.accepted_count == 1
+    assert timer.pending_count == 0
+
+
+async def test_a_ten_year_delay_is_delivered_when_the_clock_gets_there(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, roll_window_ms=2 * DAY_MS)
+    await timer.start()
+    await log.accept([(START_MS + 3652 * DAY_MS, b"decade")])
+    await run_clock(timer, clock, 3652 * DAY_MS - DAY_MS // 2, step_ms=DAY_MS // 2)
+    assert values(log) == []
+    await run_clock(timer, clock, DAY_MS // 2, step_ms=DAY_MS // 2)
+    assert values(log) == [b"decade"]
+
+
+async def test_the_clock_stepping_back_delays_but_neither_loses_nor_hurries(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    await log.accept([(START_MS + 2000, b"x")])
+    await settle(timer)
+    clock.step(1500)
+    await settle(timer)
+    clock.step(-3_600_000)
+    await log.accept([(START_MS - 3_590_000, b"in the past that is now ahead")])
+    await settle(timer)
+    assert values(log) == []
+    await run_clock(timer, clock, 3_600_000 + 500, step_ms=500)
+    assert values(log) == [b"in the past that is now ahead", b"x"]
+    assert all(delivered.at_ms >= delivered.due_ms for delivered in log.delivered())
+
+
+async def test_a_strobing_clock_never_makes_a_record_early(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    clock.strobe(200)
+    await log.accept([(START_MS + 50 * number, b"%03d" % number) for number in range(100)])
+    for _ in range(600):
+        clock.step(10)
+        await timer.enqueue_step()
+        await timer.dequeue_step()
+    assert sorted(values(log)) == [b"%03d" % number for number in range(100)]
+    # The reading when it was popped is not the one when it was appended: 200 ms is the strobe itself.
+    assert all(delivered.at_ms >= delivered.due_ms - 200 for delivered in log.delivered())
+
+
+async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock, roll_window_ms=6 * DAY_MS, heap_count_max=16)
+    await timer.start()
+    rng = Random(4)
+    dues = [START_MS + rng.randrange(6 * DAY_MS) for _ in range(300)]
+    await log.accept([(due_ms, b"%d" % due_ms) for due_ms in dues])
+    await settle(timer)
+    await timer.close()
+    clock.step(400 * DAY_MS)
+    await log.accept([(START_MS + 7, b"accepted while down")])
+    timer = make_timer(log, disk, clock, roll_window_ms=6 * DAY_MS, heap_count_max=16)
+    await timer.start()
+    assert timer.recovery_outcome == "clean"
+    most_in_memory = 0
+    assert await timer.enqueue_step() == 0, "the read mark is more than a lap behind: catch up first"
+    while timer.pending_count:
+        await timer.dequeue_step()
+        await timer.enqueue_step()
+        most_in_memory = max(most_in_memory, timer._open.in_memory_count)
+    fired = values(log)
+    fired.remove(b"accepted while down")
+    assert fired == [b"%d" % due_ms for due_ms in sorted(dues)]
+    assert most_in_memory <= 16 + 4
+
+
+async def test_a_slot_fuller_than_memory_fires_in_order(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, heap_count_max=10, fire_records_max=3)
+    await timer.start()
+    rng = Random(1)
+    dues = [START_MS + 5000 + rng.randrange(1000) for _ in range(200)]
+    for due_ms in dues[:100]:
+        await log.accept([(due_ms, b"%d" % due_ms)])
+    await settle(timer)
+    await run_clock(timer, clock, 4500)
+    for due_ms in dues[100:]:  # these arrive when the slot is open already
+        await log.accept([(due_ms, b"%d" % due_ms)])
+        await timer.enqueue_step()
+        assert timer._open.in_memory_count <= 14
+    await run_clock(timer, clock, 2000, step_ms=10)
+    assert values(log) == [b"%d" % due_ms for due_ms in sorted(dues)]
+
+
+async def test_a_record_for_a_deleted_topic_is_dropped_and_the_others_go_on(
+    timer: TimerService, log: FakeLog, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = QueueKey(99, 0)
+    batch = record_batch.encode([Record(None, b"%d" % number, 0) for number in range(4)])
+    delays = [Delay(START_MS + 1, *(gone if number % 2 else TARGET)) for number in range(4)]
+    await log.append([Append(queue=TIMER_QUEUE, batch=batch, record_count=4, delays=delays)], acks=Acks.FLUSHED)
+    clock.step(1)
+    await settle(timer)
+    assert values(log) == [b"0", b"2"]
+    assert timer.metrics.dropped_count == 2
+    assert timer.pending_count == 0
+    assert [record.message for record in caplog.records].count(
+        "timer: dropping records due for a queue that is gone, topic id=99 queue=0"
+    ) == 1
+
+
+async def test_a_full_disk_delays_delivery_until_there_is_room(
+    timer: TimerService, log: FakeLog, clock: FakeClock
+) -> None:
+    await log.accept([(START_MS + 1, b"x")])
+    await settle(timer)
+    log.before_append = FailOnce(DiskFull("full"))
+    clock.step(1)
+    assert await timer.dequeue_step() == 0
+    assert values(log) == []
+    assert timer._idle_ms() == 200
+    await settle(timer)
+    assert values(log) == [b"x"]
+
+
+async def test_a_batch_too_large_for_the_store_is_split(timer: TimerService, log: FakeLog, clock: FakeClock) -> None:
+    def refuse(appends: Sequence[Append]) -> None:
+        if any(append.record_count > 3 for append in appends):
+            raise RecordTooLarge("more than three")
+
+    await log.accept([(START_MS + 1, b"%d" % number) for number in range(3)])
+    await log.accept([(START_MS + 1, b"%d" % number) for number in range(3, 6)])
+    await settle(timer)
+    log.before_append = refuse
+    clock.step(1)
+    await settle(timer)
+    assert values(log) == [b"%d" % number for number in range(6)]
+
+
+async def test_an_unreadable_entry_is_neither_delivered_nor_forgotten(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    bad = await log.accept([(START_MS + 1, b"bad")])
+    await log.accept([(START_MS + 1, b"good")])
+    log.unreadable.add(bad.position)
+    clock.step(1)
+    await settle(timer)
+    await run_clock(timer, clock, 5000)
+    assert values(log) == [b"good"]
+    assert (timer.metrics.parked_count, timer.pending_count) == (1, 1)
+    log.unreadable.clear()
+    await timer.close()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    await settle(timer)
+    assert values(log) == [b"good", b"bad"]
+    assert timer.pending_count == 0
+
+
+async def test_a_crash_after_the_delivery_and_before_the_checkpoint_does_not_deliver_twice(
+    log: FakeLog, clock: FakeClock
+) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    await log.accept([(START_MS + 1500, b"a"), (START_MS + 1500, b"b"), (START_MS + 20_000, b"rolls")])
+    await settle(timer)
+    await timer.checkpoint()
+
+    def die(appends: Sequence[Append]) -> None:
+        raise Killed
+
+    log.after_append = die
+    clock.step(1500)
+    with pytest.raises(Killed):
+        await settle(timer)
+    for attempt in range(3):  # and the next process dies while it knows of it only from the log
+        disk = disk.crash(Random(attempt))
+        log.after_append = lambda appends: None
+        timer = make_timer(log, disk, clock)
+        await timer.start()
+        assert timer.pending_count == 1
+        await settle(timer)
+        await timer.checkpoint()
+        assert values(log) == [b"a", b"b"]
+    assert timer.metrics.already_delivered_count == 2
+    log.after_append = die
+    with pytest.raises(Killed):  # and it dies between the roll and its checkpoint
+        await run_clock(timer, clock, 12_000)
+    log.after_append = lambda appends: None
+    timer = make_timer(log, disk.crash(Random(9)), clock)
+    await timer.start()
+    await run_clock(timer, clock, 10_000)
+    assert values(log) == [b"a", b"b", b"rolls"]
+    assert timer.pending_count == 0
+
+
+async def test_an_accept_that_a_power_cut_took_back_leaves_no_trace(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    await log.accept([(START_MS + 5000, b"kept")])
+    await log.accept([(START_MS + 5000, b"lost")] * 3, acks=Acks.WRITTEN)
+    await settle(timer)
+    await timer.checkpoint()
+    log.lose_unflushed()
+    disk = disk.crash(Random(0))
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    await log.accept([(START_MS + 5000, b"in its place")])
+    timer = make_timer(log, disk.crash(Random(0)), clock)  # again, before anything else was checkpointed
+    await timer.start()
+    await settle(timer)
+    clock.step(5000)
+    await settle(timer)
+    assert values(log) == [b"kept", b"in its place"]
+    assert timer.pending_count == 0
+
+
+async def test_damaged_timer_files_are_rebuilt_from_the_log(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    await log.accept([(START_MS + 100 * number, b"%02d" % number) for number in range(60)])
+    await settle(timer)
+    clock.step(3000)
+    await settle(timer)
+    delivered = values(log)
+    assert len(delivered) == 31
+    await timer.close()
+    for name in ("wheel", "timerlog/00000000000000000000", "checkpoint"):
+        damaged = disk.crash(Random(0))
+        path = next(path for path in damaged.paths() if path.endswith(name))
+        content = damaged.contents(path)
+        damaged.overwrite(path, 0, bytes(byte ^ 0xFF if byte else 0 for byte in content))
+        timer = make_timer(log, damaged, clock)
+        await timer.start()
+        assert timer.recovery_outcome == "rebuilt", name
+        await settle(timer)
+        assert values(log) == delivered, name
+        assert timer.pending_count == 29, name
+    clock.step(3000)
+    await settle(timer)
+    assert values(log) == [b"%02d" % number for number in range(60)]
+
+
+async def test_a_full_timer_disk_stops_neither_delivery_nor_later_checkpoints(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    disk.capacity_bytes = disk.used_bytes() + 100
+    await log.accept([(START_MS + 1000, b"x"), (START_MS + 2000, b"y")])
+    await settle(timer)
+    await timer.checkpoint()
+    assert timer.metrics.checkpoint_failure_count == 1
+    clock.step(1000)
+    await settle(timer)
+    assert values(log) == [b"x"]
+    disk.capacity_bytes = None
+    await timer.checkpoint()
+    timer = make_timer(log, disk.crash(Random(0)), clock)
+    await timer.start()
+    clock.step(1000)
+    await settle(timer)
+    assert values(log) == [b"x", b"y"]
+
+
+async def test_timer_log_files_expire_when_nothing_in_them_is_pending(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    timer = make_timer(log, disk, clock, timer_log_file_units=8, roll_window_ms=600_000)
+    await timer.start()
+    first = await log.accept([(START_MS + 30_000, b"slow")])
+    for number in range(40):
+        await log.accept([(START_MS + 1000 + number, b"%d" % number)])
+    await settle(timer)
+    clock.step(5000)
+    await settle(timer)
+    await timer.expire()
+    assert timer.needed_position == first.position
+    assert len([path for path in disk.paths() if "timerlog" in path]) == 6
+    clock.step(30_000)
+    await settle(timer)
+    clock.step(1000)
+    await settle(timer)
+    last = await log.accept([(clock.now_ms() + 60_000, b"next")])
+    await settle(timer)
+    await timer.expire()
+    assert timer.needed_position == last.position
+    assert len([path for path in disk.paths() if "timerlog" in path]) == 1
+    timer = make_timer(log, disk.crash(Random(3)), clock, timer_log_file_units=8, roll_window_ms=600_000)
+    await timer.start()
+    assert (timer.recovery_outcome, timer.pending_count) == ("crash", 1)
+
+
+async def test_nothing_is_hung_while_the_read_mark_is_a_lap_behind(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    await log.accept([(START_MS + 3_000, b"first")])
+    await settle(timer)
+    clock.step((LAP_SLOTS + 10) * 1000)
+    await log.accept([(START_MS + 1, b"second")])
+    assert await timer.enqueue_step() == 0
+    await settle(timer)
+    assert values(log) == [b"first", b"second"]

@@ -1,0 +1,153 @@
+"""The timer log: layout, reading before and after writing, cuts, damage, expiry."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from random import Random
+
+import pytest
+from crc32c import crc32c
+
+from store.errors import Corrupt
+from tests.simdisk import SimDisk
+from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog, Unit
+
+DIRECTORY = Path("/data/timerlog")
+
+
+def opened(disk: SimDisk, end: int = 0, *, file_units: int = 4) -> TimerLog:
+    log = TimerLog(disk, DIRECTORY, file_units=file_units)
+    log.open(end)
+    return log
+
+
+def unit(number: int) -> Unit:
+    return Unit(
+        number * 52 - 52, MAGIC_DEFAULT, 1_700_003_600_000 + number, 100 * number, 107, number, 84, 1_700_003_600
+    )
+
+
+def fill(log: TimerLog, numbers: range) -> None:
+    for number in numbers:
+        log.append(*unit(number))
+
+
+def save(log: TimerLog) -> None:
+    position, units = log.unwritten()
+    log.write(position, units)
+    log.written(position, len(units))
+
+
+def test_a_unit_is_52_bytes_in_the_documented_order() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(2))
+    save(log)
+    content = disk.contents(DIRECTORY / ("0" * 20))
+    facts = bytes.fromhex(
+        "00000034 0000000000000000 00000001 0000018bd01c5681 0000000000000064 0000006b 00000001 00000054"
+    )
+    facts += bytes.fromhex("6553ff10")
+    assert content[52:100] == facts
+    assert content[100:104] == crc32c(facts, 52).to_bytes(4, "big")
+
+
+def test_units_read_the_same_before_and_after_they_are_written_and_after_a_restart() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(11))
+    assert [log.read(number * UNIT_BYTES) for number in range(11)] == [unit(number) for number in range(11)]
+    save(log)
+    fill(log, range(11, 13))
+    for number in Random(1).sample(range(13), 13):
+        assert log.read(number * UNIT_BYTES) == unit(number)
+    save(log)
+    assert disk.list(DIRECTORY) == [f"{start:020d}" for start in (0, 208, 416, 624)]
+    again = opened(disk, 13 * UNIT_BYTES)
+    assert list(again.scan()) == [(number * UNIT_BYTES, unit(number)) for number in range(13)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_after_a_power_cut_everything_before_the_saved_end_is_there_and_the_rest_is_void(seed: int) -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(6))
+    save(log)
+    fill(log, range(6, 15))
+    position, units = log.unwritten()
+    disk.cut_power_at(1 + seed % 8)
+    with contextlib.suppress(OSError):
+        log.write(position, units)
+    log = opened(disk.crash(Random(seed)), 6 * UNIT_BYTES)
+    assert [found for _, found in log.scan()] == [unit(number) for number in range(6)]
+    fill(log, range(6, 9))
+    save(log)
+    assert [found for _, found in log.scan()] == [unit(number) for number in range(9)]
+
+
+def test_every_flipped_bit_is_found() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(2))
+    save(log)
+    path = DIRECTORY / ("0" * 20)
+    for bit in range(UNIT_BYTES * 8):
+        disk.flip(path, UNIT_BYTES + bit // 8, bit % 8)
+        with pytest.raises(Corrupt, match="position 52"):
+            opened(disk, 2 * UNIT_BYTES).read(UNIT_BYTES)
+        disk.flip(path, UNIT_BYTES + bit // 8, bit % 8)
+
+
+def test_a_unit_in_another_place_zeros_and_odd_positions_are_not_units() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(3))
+    save(log)
+    path = DIRECTORY / ("0" * 20)
+    disk.overwrite(path, 0, disk.contents(path)[52:104])
+    disk.overwrite(path, 104, bytes(52))
+    log = opened(disk, 3 * UNIT_BYTES)
+    for position in (0, 104, 51, 156, 10**9):
+        with pytest.raises(Corrupt):
+            log.read(position)
+
+
+def test_missing_bytes_and_files_are_refused() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(9))
+    save(log)
+    for end in (10 * UNIT_BYTES, 13 * UNIT_BYTES):
+        with pytest.raises(Corrupt):
+            opened(disk, end)
+    disk.remove(DIRECTORY / f"{208:020d}")
+    with pytest.raises(Corrupt):
+        opened(disk, 9 * UNIT_BYTES)
+
+
+def test_expiry_removes_whole_files_below_the_mark_and_never_the_last() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(12))
+    save(log)
+    assert log.expire(7 * UNIT_BYTES) == 1
+    assert log.start == 4 * UNIT_BYTES
+    with pytest.raises(Corrupt):
+        log.read(0)
+    assert log.expire(12 * UNIT_BYTES) == 1
+    assert [found for _, found in log.scan()] == [unit(number) for number in range(8, 12)]
+    again = opened(disk.crash(Random(0)), 12 * UNIT_BYTES)
+    assert again.start == 8 * UNIT_BYTES
+
+
+def test_a_cut_log_goes_on_from_the_cut() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(10))
+    save(log)
+    log.cut(5 * UNIT_BYTES)
+    fill(log, range(5, 6))
+    save(log)
+    assert [found.record_index for _, found in log.scan()] == list(range(6))
+    assert [found.record_index for _, found in opened(disk, 6 * UNIT_BYTES).scan()] == list(range(6))

@@ -1,0 +1,66 @@
+"""What an operator may choose about the timer. Units in names, trade-offs in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.limits import KiB, MiB
+from timer.schedule import ROLL_WINDOW_MS_MAX, ROLL_WINDOW_MS_MIN
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerConfig:
+    """Settings of one timer. `root` is its directory."""
+
+    root: Path
+
+    delay_max_ms: int = 365 * DAY_MS
+    """Longest delay a sender may ask for; checked where records come in."""
+
+    roll_window_ms: int = 2 * DAY_MS
+    """A record waiting longer is copied to the head of the log once in about this time. Must be shorter than the
+    log's retention, or bodies would be deleted before they are due. Shorter means more copies."""
+
+    checkpoint_interval_ms: int = 1000
+    """How often accepted schedules are made part of the timer's own files: what a restart after a crash repeats."""
+
+    expire_interval_ms: int = 600_000
+    """How often timer-log files that no pending schedule needs are looked for and removed."""
+
+    open_ahead_ms: int = 1000
+    """How long before its second a slot is loaded, so that its first millisecond is on time."""
+
+    heap_count_max: int = 200_000
+    """Schedules of open slots held in memory (about 200 bytes each); the rest of a fuller slot waits on disk."""
+
+    fire_records_max: int = 20_000
+    """Records delivered in one go. More is less work for each when very many are due: an accepted batch whose records
+    are due at different times is decoded once in each go."""
+
+    fire_bytes_max: int = 8 * MiB
+    """Bytes of records delivered in one go (a single larger record still goes)."""
+
+    batch_bytes_max: int = 512 * KiB
+    """Due records of one queue become batches of about this size. Keep it below a quarter of the log's file size."""
+
+    bodies_bytes_max: int = 32 * MiB
+    """Decoded source batches kept, for records of one batch that are due at different times."""
+
+    unwritten_bytes_max: int = 64 * MiB
+    """Timer-log units that may wait for the disk; beyond it accepted schedules stay in the log until it is back."""
+
+    timer_log_file_units: int = 1024 * KiB
+    """Schedules in one timer-log file (52 bytes each)."""
+
+    def __post_init__(self) -> None:
+        if not ROLL_WINDOW_MS_MIN <= self.roll_window_ms <= ROLL_WINDOW_MS_MAX:
+            raise ValueError(f"roll_window_ms must be from {ROLL_WINDOW_MS_MIN} to {ROLL_WINDOW_MS_MAX}")
+        if not 1 <= self.open_ahead_ms <= 60_000:
+            raise ValueError("open_ahead_ms must be from 1 to 60000")
+        if self.heap_count_max < 4 or self.fire_records_max < 1 or self.timer_log_file_units < 1:
+            raise ValueError("heap_count_max must be at least 4; fire_records_max, timer_log_file_units at least 1")
+        if min(self.delay_max_ms, self.checkpoint_interval_ms, self.expire_interval_ms) <= 0:
+            raise ValueError("delay_max_ms, checkpoint_interval_ms and expire_interval_ms must be positive")

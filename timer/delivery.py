@@ -1,0 +1,178 @@
+"""From due schedules to appends: bodies out of the log, one batch for each target queue. Pure but for reading entries.
+
+A delivered record is the accepted one (key, value, timestamp, headers) plus two headers:
+
+    mq-deliver-at   the due time, decimal epoch ms
+    mq-schedule-id  the schedule's id; see timer/schedule.py
+
+The entry it travels in names its *source*: the `__timer` entry and record index it was copied from. A record that
+rolls is copied the same way, into another `__timer` entry, with its delay and origin. So each accepted copy has
+exactly one source naming it once it is consumed, and a restart learns from the log which copies are consumed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from store import record_batch
+from store.errors import Corrupt
+from store.record_batch import DecodedRecord, Headers, Record
+from store.types import Append, Delay, Entry, QueueKey, Source
+from timer.open_slots import Item
+from timer.schedule import encode_schedule_id
+
+TIMER_QUEUE = QueueKey(2, 0)
+"""The queue of the system topic `__timer`: every accepted schedule, in the order of acceptance."""
+
+DELIVER_AT_HEADER = "mq-deliver-at"
+SCHEDULE_ID_HEADER = "mq-schedule-id"
+_OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER))
+
+_RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share of the entry's extension
+_DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
+
+
+class Body(NamedTuple):
+    """A `__timer` entry, decoded."""
+
+    records: list[DecodedRecord]
+    delays: Sequence[Delay]
+    tag_hashes: Sequence[int]
+    json_values: bool
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Group:
+    """Due records of one target queue, in order: what becomes one batch."""
+
+    queue: QueueKey
+    size_bytes: int = 0
+    items: list[Item] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    delays: list[Delay] = field(default_factory=list)  # filled when the group rolls
+    tag_hashes: list[int] = field(default_factory=list)
+    tagged: bool = False
+    json_values: bool = True
+
+    def append(self) -> Append:
+        """The append that delivers (or rolls) the group. Raises RecordTooLarge."""
+        return Append(
+            queue=self.queue,
+            batch=record_batch.encode(self.records),
+            record_count=len(self.records),
+            json_values=self.json_values,
+            tag_hashes=self.tag_hashes if self.tagged else (),
+            delays=self.delays,
+            sources=self.sources,
+        )
+
+    def halves(self) -> tuple[Group, Group]:
+        """The same records as two groups of half the size."""
+        middle = len(self.records) // 2
+        return self._part(0, middle), self._part(middle, len(self.records))
+
+    def _part(self, start: int, stop: int) -> Group:
+        return Group(
+            self.queue,
+            self.size_bytes // 2,
+            self.items[start:stop],
+            self.records[start:stop],
+            self.sources[start:stop],
+            self.delays[start:stop],
+            self.tag_hashes[start:stop],
+            self.tagged,
+            self.json_values,
+        )
+
+
+class Picked(NamedTuple):
+    """One due record, taken out of its body."""
+
+    item: Item
+    record: DecodedRecord
+    delay: Delay
+    tag_hash: int
+    json_values: bool
+    size_bytes: int
+
+
+def pick(item: Item, body: Body) -> Picked:
+    """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
+    index = item.record_index
+    if index >= len(body.records) or index >= len(body.delays):
+        raise Corrupt("commitlog", item.position, f"the entry has no delayed record {index}")
+    record = body.records[index]
+    size_bytes = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+    if record.headers:
+        size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in record.headers)
+    tag_hash = body.tag_hashes[index] if body.tag_hashes else 0
+    return Picked(item, record, body.delays[index], tag_hash, body.json_values, size_bytes)
+
+
+class Grouping:
+    """Sorts due records into groups. Groups of one queue follow each other in order."""
+
+    def __init__(self, *, batch_bytes_max: int) -> None:
+        self._batch_bytes_max = batch_bytes_max
+        self._open: dict[QueueKey, Group] = {}
+        self.firing: list[Group] = []
+        self.rolling: list[Group] = []
+
+    def add(self, picked: Picked) -> None:
+        """Add one due record."""
+        item, record, delay, tag_hash, json_values, size_bytes = picked
+        origin = item.position, item.record_index
+        if delay.origin_position >= 0:
+            origin = delay.origin_position, delay.origin_index
+        headers: Headers = record.headers
+        if item.rolls:
+            queue = TIMER_QUEUE
+        else:
+            queue = QueueKey(delay.topic_id, delay.queue_id)
+            headers = [header for header in headers if header[0] not in _OUR_HEADERS]
+            headers.append((DELIVER_AT_HEADER, b"%d" % delay.due_ms))
+            headers.append((SCHEDULE_ID_HEADER, encode_schedule_id(delay.due_ms, *origin).encode("ascii")))
+        group = self._open.get(queue)  # nothing fires into the timer's own queue, so the key is enough
+        if group is None or group.size_bytes + size_bytes > self._batch_bytes_max:
+            group = self._open[queue] = Group(queue)
+            (self.rolling if item.rolls else self.firing).append(group)
+        group.size_bytes += size_bytes
+        group.items.append(item)
+        group.records.append(Record(record.key, record.value, record.timestamp, headers))
+        group.sources.append(Source(item.position, item.record_index))
+        if item.rolls:
+            group.delays.append(Delay(delay.due_ms, delay.topic_id, delay.queue_id, *origin))
+        group.tag_hashes.append(tag_hash)
+        group.tagged = group.tagged or tag_hash != 0
+        group.json_values = group.json_values and json_values
+
+
+class Bodies:
+    """Reads `__timer` entries; keeps the most recently used ones decoded, up to a number of bytes."""
+
+    def __init__(self, read_entry: Callable[[int], Awaitable[Entry]], *, bytes_max: int) -> None:
+        self._read_entry = read_entry
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._bodies: OrderedDict[int, Body] = OrderedDict()
+
+    async def get(self, position: int) -> Body:
+        """The body at a log position. Raises what the log raises, or MalformedBatch."""
+        body = self._bodies.get(position)
+        if body is not None:
+            self._bodies.move_to_end(position)
+            return body
+        entry = await self._read_entry(position)
+        records = list(record_batch.decode(entry.batch))
+        size_bytes = len(entry.batch) + _DECODED_OVERHEAD_BYTES * len(records)
+        body = Body(records, entry.delays, entry.tag_hashes, entry.json_values, size_bytes)
+        self._bodies[position] = body
+        self._bytes += size_bytes
+        while self._bytes > self._bytes_max and len(self._bodies) > 1:
+            self._bytes -= self._bodies.popitem(last=False)[1].size_bytes
+        return body

@@ -1,0 +1,45 @@
+"""What the timer counts: plain integers on one object, read by whoever publishes them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+LATENESS_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60_000)
+"""Upper bounds (inclusive) of the lateness buckets; one more bucket holds everything above."""
+
+
+@dataclass(slots=True)
+class TimerMetrics:
+    """Counters since the start of the process, in records unless the name says otherwise."""
+
+    accepted_count: int = 0
+    """New schedules hung into the wheel."""
+
+    fired_count: int = 0
+    rolled_count: int = 0
+
+    dropped_count: int = 0
+    """Due for a queue that no longer exists, or too large to be delivered."""
+
+    parked_count: int = 0
+    """Due, but their entry in the log cannot be read; they stay pending and are tried again after a restart."""
+
+    already_delivered_count: int = 0
+    """Found delivered in the log during recovery, and so not delivered again."""
+
+    checkpoint_count: int = 0
+    checkpoint_failure_count: int = 0
+
+    late_max_ms: int = 0
+    late_sum_ms: int = 0
+    late_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
+    """Fired records by how long after their due time their delivery was durable."""
+
+    def fired(self, late_ms: int) -> None:
+        """Count one delivered record."""
+        self.fired_count += 1
+        self.late_sum_ms += late_ms
+        if late_ms > self.late_max_ms:
+            self.late_max_ms = late_ms
+        self.late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1

@@ -1,0 +1,161 @@
+"""Opening the timer's files: what a restart trusts, what it rebuilds, and which schedules are already delivered.
+
+    after a clean stop    the wheel file is complete; only the slots that were open are walked
+    after a crash         the timer log is cut at the checkpoint, the wheel rebuilt from it, and `__timer` hung in again
+                          from the checkpoint's queue offset on
+    no usable files       (none yet, or damaged) everything is rebuilt from the log: they hold no fact of their own
+
+In each case the sources of the entries appended since the checkpoint's `delivered from` say which schedules have been
+delivered or rolled already. Only those are kept that recovery will meet again, so the set ends empty: *hung* ones
+have a unit in the timer log; *queued* ones will be met on the way from the queue offset to the end of `__timer`.
+
+Why nothing is lost or doubled: a schedule accepted before the checkpoint has a durable unit in a slot at or after the
+read mark, or was delivered for good; one accepted later is found from the queue offset on. A delivery made before the
+crash lies at or after `delivered from`: out of slots open at the checkpoint by that field's definition, any other was
+appended after the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+from store.errors import Corrupt
+from store.types import Bounds, QueueKey, Source
+from timer.checkpoint import Checkpoint
+from timer.delivery import TIMER_QUEUE
+from timer.timer_log import UNIT_BYTES, TimerLog
+from timer.wheel import NOWHERE, Wheel
+
+log = logging.getLogger(__name__)
+
+
+class RecoveryLog(Protocol):
+    """What recovery asks of the store."""
+
+    @property
+    def end_position(self) -> int: ...
+    def bounds(self, queue: QueueKey) -> Bounds: ...
+    async def sources_since(self, position: int) -> set[Source]: ...
+
+
+class Recovered(NamedTuple):
+    """The state to go on from."""
+
+    queue_offset: int
+    queue_end: int  # the end of `__timer` at recovery
+    read_mark_s: int
+    delivered_until_s: int  # all slots that hold any of `hung` are before it
+    delivered_from: int
+    hung_count: int  # units in slots from the read mark on, those in `hung` not counted
+    hung: set[Source]
+    queued: set[Source]
+    outcome: str  # "clean", "crash" or "rebuilt", for the log line and the tests
+
+
+async def recover(
+    checkpoint: Checkpoint | None, wheel: Wheel, timer_log: TimerLog, store_log: RecoveryLog, *, now_s: int
+) -> Recovered:
+    """Open the timer log, make the wheel agree with it, and say where to go on."""
+    bounds = store_log.bounds(TIMER_QUEUE)
+    if checkpoint is not None:
+        try:
+            recovered = await _from_checkpoint(checkpoint, wheel, timer_log, store_log, bounds)
+        except Corrupt as damage:
+            log.warning("timer files damaged, rebuilding them from the log: %s", damage)
+        else:
+            log.info(
+                "timer recovered (%s): pending=%d queue offset=%d read mark=%d",
+                recovered.outcome, recovered.hung_count, recovered.queue_offset, recovered.read_mark_s,
+            )  # fmt: skip
+            return recovered
+    timer_log.reset()
+    wheel.reset()
+    queued = await store_log.sources_since(0)
+    return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, 0, set(), queued, "rebuilt")
+
+
+async def _from_checkpoint(
+    checkpoint: Checkpoint, wheel: Wheel, timer_log: TimerLog, store_log: RecoveryLog, bounds: Bounds
+) -> Recovered:
+    log_end = store_log.end_position
+    read_mark_s = checkpoint.read_mark_s
+    delivered_from = min(checkpoint.delivered_from, log_end)
+    queue_offset = min(checkpoint.queue_offset, bounds.max_offset)
+    if queue_offset < bounds.min_offset:
+        log.error(
+            "timer: retention removed records %d to %d of __timer before they were hung into the wheel",
+            queue_offset, bounds.min_offset - 1,
+        )  # fmt: skip
+        queue_offset = bounds.min_offset
+    timer_log.open(checkpoint.log_end)
+    sources = await store_log.sources_since(delivered_from)
+    last = _last_source(timer_log)
+    if checkpoint.clean and last.position < log_end:
+        outcome = "clean"
+        delivered_until_s = checkpoint.write_mark_s
+        hung = _walk_open_slots(wheel, timer_log, read_mark_s, checkpoint.write_mark_s, sources)
+        hung_count = wheel.survey(read_mark_s).unit_count
+    else:
+        outcome = "crash"
+        hung_count, hung, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
+        last = _last_source(timer_log)
+    queued = {source for source in sources if source > last}
+    return Recovered(
+        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, hung_count - len(hung), hung,
+        queued, outcome,
+    )  # fmt: skip
+
+
+def _last_source(timer_log: TimerLog) -> Source:
+    """The newest schedule in the timer log; one before all others when it is empty."""
+    if timer_log.end == timer_log.start:
+        return Source(-1, -1)
+    unit = timer_log.read(timer_log.end - UNIT_BYTES)
+    return Source(unit.entry_position, unit.record_index)
+
+
+def _walk_open_slots(wheel: Wheel, timer_log: TimerLog, from_s: int, to_s: int, sources: set[Source]) -> set[Source]:
+    """Which of `sources` hang in the slots [from_s, to_s)."""
+    hung: set[Source] = set()
+    slot_s = wheel.next_occupied(from_s, to_s) if sources else None
+    while slot_s is not None:
+        position = wheel.at(slot_s).last
+        while position != NOWHERE:
+            unit = timer_log.read(position)
+            source = Source(unit.entry_position, unit.record_index)
+            if source in sources:
+                hung.add(source)
+            position = unit.previous
+        slot_s = wheel.next_occupied(slot_s + 1, to_s)
+    return hung
+
+
+def _rebuild_wheel(
+    wheel: Wheel, timer_log: TimerLog, read_mark_s: int, log_end: int, sources: set[Source]
+) -> tuple[int, set[Source], int]:
+    """Hang every unit from the read mark on again; return how many, which of `sources` they are, and the end of
+    the slots those hang in.
+
+    Units of entries that the commit log no longer has (it was answered before it was flushed, and the power failed)
+    are cut off: they stand at the end (L1).
+    """
+    wheel.reset()
+    hung_count = 0
+    hung: set[Source] = set()
+    delivered_until_s = read_mark_s
+    for position, unit in timer_log.scan():
+        if unit.entry_position + unit.entry_size > log_end:
+            log.warning("timer: the log ends before the entries of some schedules; cutting the timer log")
+            timer_log.cut(position)
+            break
+        if unit.slot_s < read_mark_s:
+            continue
+        if wheel.hang(unit.slot_s, position) != unit.previous:
+            raise Corrupt("timerlog", position, f"the unit does not follow the last one of its slot {unit.slot_s}")
+        hung_count += 1
+        source = Source(unit.entry_position, unit.record_index)
+        if source in sources:
+            hung.add(source)
+            delivered_until_s = max(delivered_until_s, unit.slot_s + 1)
+    return hung_count, hung, delivered_until_s

@@ -1,0 +1,236 @@
+"""The timer log: one 52-byte unit for each schedule hung into the wheel, linked backwards within its slot.
+
+File format: files of a fixed number of units, named by the position of their first byte (20 digits), so unit i of
+the log is at position 52 * i and no unit spans files. Unit, big-endian:
+
+    0      4          12      16       24        32      36       40      44       48      52
+    +------+----------+-------+--------+---------+-------+--------+-------+--------+-------+
+    | size | previous | magic | due ms | entry   | entry | record | topic | slot   | crc   |
+    | i32  | i64      | i32   | i64    | pos i64 | size  | index  | id    | time s | u32   |
+    |      |          |       |        |         | i32   | i32    | i32   | u32    |       |
+    +------+----------+-------+--------+---------+-------+--------+-------+--------+-------+
+
+    size      52; 0 never parses
+    previous  position of the unit that hung in the same slot before this one; -1 = none
+    magic     1 fires at its due time; 2 rolls: its slot is an intermediate one; 4 is a deletion
+    entry     the `__timer` entry (commit-log position and size) that holds the record, and the record's index in it
+    topic id  where the record is to go
+    slot      the wheel slot it hangs in; the due time's second, a later one when that had passed, or the roll's
+    crc       CRC-32C of the 48 bytes before it, seeded with the unit's own position: a misplaced unit does not parse
+
+Invariants
+    L1  Units stand in the order of their entries in the commit log (entry position, record index).
+    L2  What is appended is readable at once, and durable after `write` of a range that covers it. The checkpoint's
+        log end never passes what is durable; a restart cuts the log there, so nothing torn is ever read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from store.errors import Corrupt
+from store.files import File, Files
+
+UNIT_BYTES = 52
+MAGIC_DEFAULT = 1
+MAGIC_ROLL = 2
+MAGIC_DELETE = 4
+
+_UNIT = struct.Struct(">iqiqqiiiII")
+_FACTS = struct.Struct(">iqiqqiiiI")  # the unit without its CRC
+_CRC = struct.Struct(">I")
+assert _UNIT.size == UNIT_BYTES
+assert _FACTS.size + _CRC.size == UNIT_BYTES
+
+_BLOCK_UNITS = 78  # read at once when walking backwards: what fits a 4 KiB page
+_SCAN_UNITS = 16_384  # read at once when scanning forwards: 0.8 MiB
+_SEED_MASK = 0xFFFF_FFFF
+_NAME_DIGITS = 20
+
+
+class Unit(NamedTuple):
+    """One unit as stored, without the fields that only guard it."""
+
+    previous: int
+    magic: int
+    due_ms: int
+    entry_position: int
+    entry_size: int
+    record_index: int
+    topic_id: int
+    slot_s: int
+
+
+class TimerLog:
+    """The files of one timer log, and the units not yet written to them. One owner appends and reads.
+
+    `write` alone may run in another thread meanwhile; `written` tells the owner that it succeeded.
+    """
+
+    def __init__(self, files: Files, directory: Path, *, file_units: int) -> None:
+        assert file_units > 0
+        self._files = files
+        self._directory = directory
+        self._file_bytes = file_units * UNIT_BYTES
+        self._handles: dict[int, File] = {}
+        self._tail = bytearray()  # units from _tail_start on, in no file yet
+        self._tail_start = 0
+        self._block = b""  # the last read of a file, from _block_start on
+        self._block_start = 0
+        self.start = 0
+        """Position of the oldest unit still there (or of the end)."""
+
+    def open(self, end: int) -> None:
+        """Open the log as of a checkpoint. Bytes after `end` are void: never read, and written over in time (L2).
+        Raises Corrupt when bytes before it are missing."""
+        self._files.make_dirs(self._directory)
+        starts = []
+        for name in self._files.list(self._directory):
+            if len(name) != _NAME_DIGITS or not name.isdecimal():
+                continue
+            start = int(name)
+            if start >= end:
+                self._files.remove(self._directory / name)
+            else:
+                starts.append(start)
+        self._tail_start = end
+        self.start = min(starts, default=end)
+        if starts != list(range(self.start, end, self._file_bytes)) or (not starts and end % self._file_bytes):
+            raise Corrupt(str(self._directory), end, f"the timer log lacks files before its end; it has {starts}")
+        for start in starts:
+            file = self._handles[start] = self._files.open(self._path(start))
+            wanted = min(end - start, self._file_bytes)
+            if file.size() < wanted:
+                raise Corrupt(str(self._path(start)), file.size(), f"the file has less than {wanted} bytes")
+
+    def cut(self, position: int) -> None:
+        """Forget the units from `position` on. Only before the first `append`."""
+        assert not self._tail
+        self._tail_start = position
+        self._block = b""
+
+    def reset(self) -> None:
+        """Remove every file and begin again at position 0."""
+        self._files.make_dirs(self._directory)
+        self.close()
+        self._handles.clear()
+        for name in self._files.list(self._directory):
+            self._files.remove(self._directory / name)
+        self._tail.clear()
+        self._block = b""
+        self._tail_start = self._block_start = self.start = 0
+
+    @property
+    def end(self) -> int:
+        """The position the next unit gets."""
+        return self._tail_start + len(self._tail)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of units that wait for `write`."""
+        return len(self._tail)
+
+    def append(
+        self, previous: int, magic: int, due_ms: int, entry_position: int, entry_size: int, record_index: int,
+        topic_id: int, slot_s: int,
+    ) -> None:  # fmt: skip
+        """Append one unit at `end`. Not durable."""
+        tail = self._tail
+        facts = _FACTS.pack(
+            UNIT_BYTES, previous, magic, due_ms, entry_position, entry_size, record_index, topic_id, slot_s
+        )
+        tail += facts
+        tail += _CRC.pack(crc32c(facts, self._tail_start + len(tail) - _FACTS.size & _SEED_MASK))
+
+    def read(self, position: int) -> Unit:
+        """The unit at `position`. Raises Corrupt when there is none."""
+        if position >= self._tail_start:
+            return self._parse(self._tail, position - self._tail_start, position)
+        at = position - self._block_start
+        if not 0 <= at <= len(self._block) - UNIT_BYTES:
+            self._read_block(position)
+            at = position - self._block_start
+        return self._parse(self._block, at, position)
+
+    def scan(self) -> Iterator[tuple[int, Unit]]:
+        """All written units with their positions, oldest first. Raises Corrupt where one fails its check."""
+        position = self.start
+        while position < self._tail_start:
+            start = position - position % self._file_bytes
+            size = min(_SCAN_UNITS * UNIT_BYTES, start + self._file_bytes - position, self._tail_start - position)
+            chunk = self._handles[start].pread(size, position - start)
+            for at in range(0, size, UNIT_BYTES):
+                yield position + at, self._parse(chunk, at, position + at)
+            position += size
+
+    def unwritten(self) -> tuple[int, bytes]:
+        """Where the units not yet written begin, and their bytes: what to give to `write`."""
+        return self._tail_start, bytes(self._tail)
+
+    def write(self, position: int, units: bytes) -> None:
+        """Write units at the log's written end. Durable on return; OSError when it is not."""
+        view = memoryview(units)
+        while view:
+            start = position - position % self._file_bytes
+            part = view[: start + self._file_bytes - position]
+            file = self._handles.get(start)
+            new = file is None
+            if file is None:
+                file = self._handles[start] = self._files.open(self._path(start), create=True)
+            file.pwritev([part], position - start)
+            file.datasync()
+            if new:
+                self._files.sync_dir(self._directory)
+            position += len(part)
+            view = view[len(part) :]
+
+    def written(self, position: int, size: int) -> None:
+        """Note that `write(position, ...)` of `size` bytes succeeded."""
+        assert position == self._tail_start
+        del self._tail[:size]
+        self._tail_start += size
+
+    def expire(self, position: int) -> int:
+        """Remove the files that end at or before `position`, except the last one; return how many."""
+        removed = 0
+        while self.start + self._file_bytes <= min(position, self._tail_start - 1):
+            self._handles.pop(self.start).close()
+            self._files.remove(self._path(self.start))
+            self._files.sync_dir(self._directory)  # one by one: a power cut must not leave a hole
+            self.start += self._file_bytes
+            removed += 1
+            self._block = b""
+        return removed
+
+    def close(self) -> None:
+        for file in self._handles.values():
+            file.close()
+
+    def _path(self, start: int) -> Path:
+        return self._directory / f"{start:0{_NAME_DIGITS}d}"
+
+    def _read_block(self, position: int) -> None:
+        """Read the block that ends with the unit at `position`: a walk goes backwards from there."""
+        start = position - position % self._file_bytes
+        file = self._handles.get(start)
+        if position < self.start or file is None:
+            raise Corrupt(str(self._directory), position, f"no timer-log unit there; the log begins at {self.start}")
+        block_start = max(start, position - (_BLOCK_UNITS - 1) * UNIT_BYTES)
+        self._block = file.pread(position + UNIT_BYTES - block_start, block_start - start)
+        self._block_start = block_start
+
+    def _parse(self, buffer: bytes | bytearray, at: int, position: int) -> Unit:
+        if position % UNIT_BYTES == 0 and at + UNIT_BYTES <= len(buffer):
+            size, previous, magic, due_ms, entry, entry_size, record_index, topic_id, slot_s, crc = _UNIT.unpack_from(
+                buffer, at
+            )
+            if size == UNIT_BYTES and crc == crc32c(buffer[at : at + _FACTS.size], position & _SEED_MASK):
+                return Unit(previous, magic, due_ms, entry, entry_size, record_index, topic_id, slot_s)
+        raise Corrupt(
+            str(self._path(position - position % self._file_bytes)), position, "a timer-log unit fails its check"
+        )
