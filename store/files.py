@@ -15,6 +15,7 @@ knows what it means. No mmap: a full disk or a truncated file would kill the pro
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ class Files(Protocol):
     """A file system. Paths are absolute or relative to the process, as the caller gave them."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Open for reading and writing; with `create`, make an empty file when there is none."""
+        """Open for reading and writing; with `create`, make an empty file when there is none. Without it, a file on a
+        file system that has become read-only opens for reading."""
         ...
 
     def list(self, directory: Path) -> list[str]:
@@ -147,7 +149,13 @@ class OsFiles:
 
     def open(self, path: Path, *, create: bool = False) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return OsFile(os.open(path, flags, 0o644), path)
+        try:
+            fd = os.open(path, flags, 0o644)
+        except OSError as error:
+            if create or error.errno != errno.EROFS:
+                raise
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return OsFile(fd, path)
 
     def list(self, directory: Path) -> list[str]:
         try:

@@ -125,8 +125,8 @@ def _rebuild(
         for key, max_offset in empty.items():
             if key in seen or not first_position:
                 raise IndexDamaged(
-                    f"the log has lost records of topic id {key.topic_id}, queue {key.queue_id}: the index knew offsets "
-                    f"up to {max_offset}, the log ends at {queues.bounds(key).max_offset}"
+                    f"the log has lost records of topic id {key.topic_id}, queue {key.queue_id}: the index knew the "
+                    f"offsets below {max_offset}, the log those below {queues.bounds(key).max_offset}"
                 )
             queues.append(_expired_entry(key, max_offset, first_position))
         queues.advance_min(first_position)

@@ -381,7 +381,7 @@ class Store:
         runs: list[Run] = []
         total_bytes = 0
         at = offset
-        while at < bounds.max_offset and total_bytes < max_bytes:
+        while at < bounds.max_offset and (total_bytes < max_bytes or not runs):
             count = min(UNITS_PER_LOOK_UP, bounds.max_offset - at)
             for run in self._queues.runs(queue, at, count, tag_hashes):
                 if runs and run.position == runs[-1].position:

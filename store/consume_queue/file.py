@@ -287,7 +287,10 @@ class FileConsumeQueues(ConsumeQueues):
         while position < end:
             start = position - position % self._file_bytes
             size = min(end, start + self._file_bytes) - position
-            part = self._file(directory, start).pread(size, position - start)
+            try:
+                part = self._file(directory, start).pread(size, position - start)
+            except OSError as error:
+                raise IndexDamaged(f"{directory / _name(start)} cannot be read: {error}") from error
             parts.append(part)
             if len(part) < size:
                 break

@@ -15,11 +15,13 @@ The topic in a key is the topic id, four bytes. What belongs to a key prefix lie
 
 Units wait in memory, one item an entry, until `flush`; readers see both.
 
-    R1  bounds and checkpoint change in one atomic batch, written after the rows they count: a crash leaves rows that
-        no bound counts, never the reverse. Such rows are never shown (I3), and the same keys will be written again
+    R1  a flush writes rows, then the bounds that count them, then the checkpoint: in one atomic batch when they are few,
+        in several in this order when they are many. A crash leaves rows that no bound counts, never the reverse; they
+        are never shown (I3), and the same keys will be written again. After a rebuild, all bounds and the checkpoint
+        change in one batch, whatever its size
     R2  a row below a queue's min offset may be there or not
 
-A batch is short and unsynced, and the log of the database is synced once at the end, because the binding holds the
+Batches are short and unsynced, and the log of the database is synced once at the end, because the binding holds the
 interpreter's lock while it writes a batch and lets it go while it syncs: a batch with all rows of a flush, or one
 that syncs, would stop the event loop for as long as it takes.
 """
@@ -146,6 +148,7 @@ class _Queue:
         if self.min_offset != self.max_offset:
             raise IndexDamaged(f"{self.key} ends at offset {self.max_offset}, but {offset} is known")
         self.min_offset = self.flushed_count = self.max_offset = offset
+        self.min_position = -1
 
 
 class RocksDbConsumeQueues(ConsumeQueues):
@@ -410,14 +413,16 @@ class RocksDbConsumeQueues(ConsumeQueues):
         while len(chunk := list(islice(rows, BATCH_ROWS_MAX))) == BATCH_ROWS_MAX:
             _write_patiently(database, partial(_put_rows, chunk))
 
+        if not is_rebuilding:
+            while len(bounds) > BATCH_ROWS_MAX:
+                _write_patiently(database, partial(_put_bounds, database, bounds[:BATCH_ROWS_MAX]))
+                bounds = bounds[BATCH_ROWS_MAX:]
+
         def put_rest(batch: WriteBatch) -> None:
             _put_rows(chunk, batch)
-            family = database.offset
             if is_rebuilding:
-                batch.delete_range(b"", b"\xff", family)
-            for key, value in bounds:
-                batch.put(key, value, family)
-            batch.put(_CHECKPOINT_KEY, _BOUND.pack(checkpoint, 0), family)
+                batch.delete_range(b"", b"\xff", database.offset)
+            _put_bounds(database, [*bounds, (_CHECKPOINT_KEY, _BOUND.pack(checkpoint, 0))], batch)
 
         _write_patiently(database, put_rest)
         database.sync()
@@ -625,6 +630,12 @@ def _write_patiently(database: _Database, fill: Callable[[WriteBatch], None]) ->
 def _put_rows(rows: Sequence[tuple[bytes, bytes]], batch: WriteBatch) -> None:
     for key, value in rows:
         batch[key] = value
+
+
+def _put_bounds(database: _Database, rows: Sequence[tuple[bytes, bytes]], batch: WriteBatch) -> None:
+    family = database.offset
+    for key, value in rows:
+        batch.put(key, value, family)
 
 
 def _rows(prefix: bytes, entry: _Pending) -> Iterator[tuple[bytes, bytes]]:

@@ -1,0 +1,49 @@
+"""Names of pyspark 4.2 that 4.0 and 4.1 lack: there, streams have no rate limit and AvailableNow is one batch."""
+
+from __future__ import annotations
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    ADMISSION_CONTROL = True
+except ImportError:
+    from dataclasses import dataclass
+
+    ADMISSION_CONTROL = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """Stands in for the class of pyspark 4.2; Spark never passes one here."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """As above."""
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """As above."""
+
+        max_rows: int
+
+    @dataclass
+    class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
+        """As above."""
+
+        min_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """As above."""
+
+
+__all__ = [
+    "ADMISSION_CONTROL",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "ReadMinRows",
+    "SupportsTriggerAvailableNow",
+]

