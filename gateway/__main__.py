@@ -1,0 +1,5 @@
+"""`python -m gateway` is the command `mq`."""
+
+from gateway.cli import main
+
+main()

@@ -1,0 +1,79 @@
+"""`mq serve`: run a server until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from gateway.cli.terminal import USAGE, CliError
+from store.errors import StoreError
+
+
+def serve(
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the store; made when it is missing.", file_okay=False)
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [dim]default: 127.0.0.1[/dim]")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; 0 picks a free one. [dim]default: 8082[/dim]")
+    ] = None,
+    acks: Annotated[
+        str | None,
+        typer.Option(
+            help="When a send is answered: [b]flushed[/b] survives a power cut (default), [b]written[/b] only a kill."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags and MQ_* variables win over it.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    insecure_no_auth: Annotated[
+        bool,
+        typer.Option("--insecure-no-auth", help="Listen beyond this machine although nobody is asked who they are."),
+    ] = False,
+) -> None:
+    """Run a server until Ctrl-C or SIGTERM.
+
+    The first line printed is its URL, once it accepts connections.
+
+    [b]Examples[/b]
+
+      mq serve --data ./data
+      mq serve --data ./data --port 0 --acks written
+      MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
+    """
+    # Here, not at the top: a client command need not load the server.
+    from gateway import app
+    from gateway.config import ConfigError, load
+
+    flags = {
+        "data": data,
+        "host": host,
+        "port": port,
+        "store.acks": acks,
+        "log_level": log_level,
+        "insecure_no_auth": insecure_no_auth or None,
+    }
+    try:
+        settings = load(file=config, environment=os.environ, flags=flags)
+        level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    except ConfigError as error:
+        raise CliError(str(error), USAGE) from error
+    except KeyError as error:
+        raise CliError(f"log_level {error.args[0].lower()}: use debug, info, warning or error", USAGE) from error
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        uvloop.run(app.serve(settings, announce=_announce))
+    except StoreError as error:
+        raise CliError(f"cannot serve {settings.data}: {error}") from error
+    except OSError as error:
+        raise CliError(f"cannot serve {settings.data} on {settings.host}:{settings.port}: {error}") from error
+
+
+def _announce(url: str) -> None:
+    sys.stdout.write(url + "\n")
+    sys.stdout.flush()

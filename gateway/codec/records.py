@@ -1,0 +1,481 @@
+"""Records as JSON objects, in both directions.
+
+In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at"}`, all optional. How key
+and value become bytes is the format's choice:
+
+    json     any JSON value, stored as compact JSON; null is no key, or a tombstone
+    binary   standard base64 with padding
+    text     a string, stored as UTF-8
+
+Out: the same, plus topic, partition, offset, timestamp, store_timestamp. Formats need not match: a record whose bytes
+do not decode in the format asked for comes with `"value": null`, its bytes as `value_b64`/`key_b64` and an error, so
+that one bad record never blocks a reader. The native form (format None) never fails: `value` where the bytes are
+JSON, else `value_text`, else `value_b64`, and the key likewise.
+
+Invariants
+    R1  all records of a request are checked before any is returned: one bad record refuses the batch
+    R2  an unknown field refuses the request; a misspelt `delay_ms` must never send at once
+    R3  bytes are passed on as JSON without a look only when their entry promises `json_values`
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import orjson
+
+from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
+from gateway.codec.times import TIME_MS_MAX, parse_time_ms
+from gateway.http.errors import (
+    DELAY_ILLEGAL,
+    RECORD_PART_ILLEGAL,
+    RECORD_TOO_LARGE,
+    UNDECODABLE,
+    RequestError,
+    bad_request,
+    invalid,
+)
+from store import record_batch
+from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
+from store.types import Entry
+
+BATCH_REFUSED = 42208
+
+
+class Format(Enum):
+    """How keys and values are written in JSON."""
+
+    JSON = "json"
+    BINARY = "binary"
+    TEXT = "text"
+
+
+class ProduceRecord(NamedTuple):
+    """One checked record. `value` None is a tombstone; times are epoch ms; at most one of the delays is set."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int | None
+    partition: int | None
+    tag: str | None
+    delay_ms: int | None
+    deliver_at_ms: int | None
+
+
+_KNOWN = frozenset(("key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at"))
+_HEADER_KNOWN = frozenset(("key", "value", "text"))
+_ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
+
+
+def parse_envelope(body: bytes, fmt: Format, *, records_max: int) -> list[ProduceRecord]:
+    """The records of a request body `{"records": [...]}`; the schema fields of old clients are ignored.
+
+    Raises RequestError; see `parse_records`.
+    """
+    try:
+        envelope = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if envelope.__class__ is not dict:
+        raise bad_request('The body must be a JSON object such as {"records": [{"value": 1}]}.')
+    if len(envelope) != 1 or "records" not in envelope:
+        for name in envelope:
+            if name not in _ENVELOPE_KNOWN:
+                raise unrecognized(name)
+    records: object = envelope.get("records")
+    if isinstance(records, list) and len(records) > records_max:
+        raise RequestError(422, BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
+    return parse_records(records, fmt)
+
+
+def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
+    """Check a list of record objects and encode their keys and values.
+
+    Raises RequestError for the first record that breaks a rule, naming it; then none is returned (R1).
+    """
+    if records is None:
+        raise invalid("records must not be empty")
+    if not isinstance(records, list):
+        raise bad_request("records must be an array")
+    if not records:
+        raise invalid("records must not be empty")
+    for place, item in enumerate(records):
+        if item.__class__ is not dict:
+            raise _at_record(bad_request("must be a JSON object"), place)
+    encode = _ENCODERS[fmt]
+    keys = encode([item.get("key") for item in records])
+    values = encode([item.get("value") for item in records])
+    new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
+    parsed: list[ProduceRecord] = []
+    append = parsed.append
+    try:
+        for item, key, value in zip(records, keys, values, strict=True):
+            if key is not None and len(key) > KEY_BYTES_MAX:
+                raise _part_illegal("key", f"has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
+            # The usual record has nothing but a key and a value.
+            if len(item) == ("key" in item) + ("value" in item):
+                if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
+                    _check_size(key, value, ())
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None)))
+            else:
+                append(_parse_fields(item, key, value))
+    except RequestError as error:
+        raise _at_record(error, len(parsed)) from None
+    return parsed
+
+
+def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
+    """One record with any of the known fields. Errors say nothing of the record's place."""
+    for name in item:
+        if name not in _KNOWN:
+            raise unrecognized(name)
+    headers = _parse_headers(item.get("headers"))
+    _check_size(key, value, headers)
+    delay_ms, deliver_at_ms = _parse_delay(item)
+    return ProduceRecord(
+        key,
+        value,
+        headers,
+        _parse_timestamp(item.get("timestamp")),
+        _parse_partition(item.get("partition")),
+        _parse_tag(item.get("tag")),
+        delay_ms,
+        deliver_at_ms,
+    )
+
+
+def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> None:
+    size = len(key or b"") + len(value or b"") + _headers_bytes(headers)
+    if size > RECORD_BYTES_MAX:
+        raise RequestError(
+            413, RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
+        )
+
+
+def _headers_bytes(headers: Sequence[tuple[str, bytes | None]]) -> int:
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers)
+
+
+def _parse_headers(headers: object) -> list[tuple[str, bytes | None]]:
+    if headers is None:
+        return []
+    if not isinstance(headers, list):
+        raise _part_illegal("headers", 'must be an array of {"key", "value"} objects')
+    if len(headers) > HEADER_COUNT_MAX:
+        raise _part_illegal("headers", f"has {len(headers)} entries; the limit is {HEADER_COUNT_MAX}")
+    parsed = [_parse_header(header) for header in headers]
+    if (size := _headers_bytes(parsed)) > HEADERS_BYTES_MAX:
+        raise _part_illegal("headers", f"has {size} bytes; the limit is {HEADERS_BYTES_MAX}")
+    return parsed
+
+
+def _parse_header(header: object) -> tuple[str, bytes | None]:
+    if not isinstance(header, dict):
+        raise _part_illegal("headers", 'must hold {"key", "value"} objects')
+    for name in header:
+        if name not in _HEADER_KNOWN:
+            raise unrecognized(name)
+    name = header.get("key")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise _part_illegal("headers", "needs a key of one or more printable characters")
+    if name.startswith(RESERVED_PREFIX):
+        raise _part_illegal("headers", f'key "{name}" is reserved: names must not begin with "{RESERVED_PREFIX}"')
+    if "text" in header:
+        text = header["text"]
+        if "value" in header or not isinstance(text, str):
+            raise _part_illegal("headers", f'"{name}" needs either a base64 "value" or a string "text"')
+        return name, text.encode()
+    value = header.get("value")
+    if value is None:
+        return name, None
+    if not isinstance(value, str):
+        raise _part_illegal("headers", f'"{name}": value must be a base64 string or null')
+    return name, _base64(value)
+
+
+def _parse_tag(tag: object) -> str | None:
+    if tag is None:
+        return None
+    if not isinstance(tag, str) or not tag or not tag.isprintable():
+        raise _part_illegal("tag", "must be a string of one or more printable characters")
+    if "|" in tag:
+        raise _part_illegal("tag", 'must not contain "|": it separates tags in a filter')
+    if (size := len(tag.encode())) > TAG_BYTES_MAX:
+        raise _part_illegal("tag", f"has {size} bytes; the limit is {TAG_BYTES_MAX}")
+    return tag
+
+
+def _parse_timestamp(timestamp: object) -> int | None:
+    if timestamp is None:
+        return None
+    if not _is_int(timestamp):
+        raise bad_request("timestamp: must be an integer, epoch milliseconds")
+    assert isinstance(timestamp, int)
+    if not 0 <= timestamp <= TIME_MS_MAX:
+        raise invalid(f"timestamp: must be between 0 and {TIME_MS_MAX}")
+    return timestamp
+
+
+def _parse_partition(partition: object) -> int | None:
+    if partition is None:
+        return None
+    if not _is_int(partition):
+        raise bad_request("partition: must be an integer")
+    assert isinstance(partition, int)
+    return partition
+
+
+def _parse_delay(item: dict[str, object]) -> tuple[int | None, int | None]:
+    """(delay_ms, deliver_at_ms). Whether a delay is too long is the producer's to judge: it knows the clock."""
+    delay_ms = item.get("delay_ms")
+    deliver_at = item.get("deliver_at")
+    if delay_ms is not None and deliver_at is not None:
+        raise _delay_illegal("delay_ms", "and deliver_at exclude each other")
+    if delay_ms is not None:
+        if not _is_int(delay_ms):
+            raise _delay_illegal("delay_ms", "must be an integer, milliseconds")
+        assert isinstance(delay_ms, int)
+        if delay_ms < 0:
+            raise _delay_illegal("delay_ms", "must not be negative")
+        return delay_ms, None
+    if deliver_at is not None:
+        try:
+            return None, parse_time_ms(deliver_at)
+        except ValueError as error:
+            raise _delay_illegal("deliver_at", str(error)) from error
+    return None, None
+
+
+def _is_int(value: object) -> bool:
+    """True for JSON integers; `true` is an int to Python, but not here."""
+    return value.__class__ is int
+
+
+Encoded = list[bytes | None]
+
+_LINE_BREAK = orjson.Fragment(b"\n")
+
+
+def _encode_json(values: list[object]) -> Encoded:
+    """Each value as compact JSON; None stays None.
+
+    All are written in one call, with line breaks between them, and cut apart there: compact JSON has none of its own.
+    A call for each value takes several times as long, because each first claims a kilobyte and gives most of it back.
+    """
+    if len(values) == 1:
+        return [_encode_json_value(values[0], 0)]
+    spaced: list[object] = [_LINE_BREAK] * (2 * len(values) - 1)
+    spaced[::2] = values
+    try:
+        encoded = orjson.dumps(spaced)[1:-1].split(b",\n,")
+    except TypeError:
+        return [_encode_json_value(value, place) for place, value in enumerate(values)]
+    return [None if value is None else one for value, one in zip(values, encoded, strict=True)]
+
+
+def _encode_json_value(value: object, place: int) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:  # nested too deeply to be written again
+        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), place) from error
+
+
+def _encode_binary(values: list[object]) -> Encoded:
+    encoded: Encoded = []
+    try:
+        for value in values:
+            if value is None:
+                encoded.append(None)
+            elif isinstance(value, str):
+                encoded.append(_base64(value))
+            else:
+                raise bad_request('key and value must be base64 strings; send JSON as it is with "?format=json"')
+    except RequestError as error:
+        raise _at_record(error, len(encoded)) from None
+    return encoded
+
+
+def _encode_text(values: list[object]) -> Encoded:
+    encoded: Encoded = []
+    for value in values:
+        if value is None:
+            encoded.append(None)
+        elif isinstance(value, str):
+            encoded.append(value.encode())
+        else:
+            raise _at_record(bad_request("key and value must be strings in the text format"), len(encoded))
+    return encoded
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        shown = text if len(text) <= 40 else text[:40] + "..."
+        raise bad_request(
+            f'Bad Request: data="{shown}" is not a valid base64 string. '
+            'Keys and values in other forms need "?format=json" or "?format=text".'
+        ) from error
+
+
+_ENCODERS: dict[Format, Callable[[list[object]], Encoded]] = {
+    Format.JSON: _encode_json,
+    Format.BINARY: _encode_binary,
+    Format.TEXT: _encode_text,
+}
+
+
+def unrecognized(name: str) -> RequestError:
+    """The answer to a field nobody knows (R2)."""
+    return invalid(f"Unrecognized field: {name}")
+
+
+def _part_illegal(part: str, rule: str) -> RequestError:
+    return RequestError(422, RECORD_PART_ILLEGAL, f"{part}: {rule}")
+
+
+def _delay_illegal(part: str, rule: str) -> RequestError:
+    return RequestError(422, DELAY_ILLEGAL, f"{part}: {rule}")
+
+
+def _at_record(error: RequestError, index: int) -> RequestError:
+    """The same error with the record's place in `validation_errors`; the message keeps the words clients look for."""
+    return RequestError(
+        error.status, error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"]
+    )
+
+
+def render_records(
+    topic: str, partition: int, entries: Sequence[Entry], fmt: Format | None, *, start: int, stop: int
+) -> list[dict[str, object]]:
+    """The records of entries with offsets in [start, stop) as objects for orjson; bytes that are JSON are Fragments.
+
+    The entries' base offsets must be those of the partition.
+    """
+    rendered: list[dict[str, object]] = []
+    append = rendered.append
+    fields_of = _native_fields if fmt is None else _FIELDS[fmt]
+    fragment = orjson.Fragment
+    for entry in entries:
+        plain_json = entry.json_values and fmt in _JSON_LIKE  # R3
+        store_time_ms = entry.store_time_ms
+        for record in record_batch.decode(entry.batch):
+            offset = record.offset
+            if offset < start:
+                continue
+            if offset >= stop:
+                break
+            key = record.key
+            value = record.value
+            if plain_json:
+                item: dict[str, object] = {
+                    "topic": topic,
+                    "key": None if key is None else fragment(key),
+                    "value": None if value is None else fragment(value),
+                    "partition": partition,
+                    "offset": offset,
+                    "timestamp": record.timestamp,
+                    "store_timestamp": store_time_ms,
+                }
+            else:
+                item = {
+                    "topic": topic,
+                    **fields_of(key, value),
+                    "partition": partition,
+                    "offset": offset,
+                    "timestamp": record.timestamp,
+                    "store_timestamp": store_time_ms,
+                }
+            if headers := record.headers:
+                _add_headers(item, headers)
+            append(item)
+    return rendered
+
+
+def _add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
+    """Our own headers become fields, the others a list; trouble in a header never fails a read."""
+    shown: list[dict[str, object]] = []
+    for name, value in headers:
+        if name == TAG_HEADER and value is not None:
+            item["tag"] = value.decode("utf-8", "replace")
+        elif name == DELIVER_AT_HEADER and value is not None and value.isdigit():
+            item["deliver_at"] = int(value) if len(value) < 16 else None
+        elif name == SCHEDULE_ID_HEADER and value is not None:
+            item["schedule_id"] = value.decode("ascii", "replace")
+        else:
+            shown.append({"key": name, "value": None if value is None else _b64(value)})
+    if shown:
+        item["headers"] = shown
+
+
+def _b64(value: bytes) -> str:
+    return b64encode(value).decode("ascii")
+
+
+def _binary_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+    return {"key": None if key is None else _b64(key), "value": None if value is None else _b64(value)}
+
+
+def _json_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+    if (key is None or _is_json(key)) and (value is None or _is_json(value)):
+        return {
+            "key": None if key is None else orjson.Fragment(key),
+            "value": None if value is None else orjson.Fragment(value),
+        }
+    return _undecodable(key, value, "The record's key or value is not JSON.")
+
+
+def _text_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+    try:
+        return {"key": None if key is None else key.decode(), "value": None if value is None else value.decode()}
+    except UnicodeDecodeError:
+        return _undecodable(key, value, "The record's key or value is not UTF-8.")
+
+
+def _undecodable(key: bytes | None, value: bytes | None, error: str) -> dict[str, object]:
+    fields: dict[str, object] = {"key": None, "value": None}
+    if key is not None:
+        fields["key_b64"] = _b64(key)
+    if value is not None:
+        fields["value_b64"] = _b64(value)
+    fields["error_code"] = UNDECODABLE
+    fields["error"] = error
+    return fields
+
+
+def _native_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for name, data in (("key", key), ("value", value)):
+        if data is None:
+            fields[name] = None
+        elif _is_json(data):
+            fields[name] = orjson.Fragment(data)
+        else:
+            try:
+                fields[f"{name}_text"] = data.decode()
+            except UnicodeDecodeError:
+                fields[f"{name}_b64"] = _b64(data)
+    return fields
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+_FIELDS: dict[Format, Callable[[bytes | None, bytes | None], dict[str, object]]] = {
+    Format.JSON: _json_fields,
+    Format.BINARY: _binary_fields,
+    Format.TEXT: _text_fields,
+}
+_JSON_LIKE = (Format.JSON, None)

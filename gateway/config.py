@@ -1,0 +1,239 @@
+"""Settings of one server: the only reader of TOML, environment variables and flags.
+
+Later wins: defaults, TOML file, environment, flags. A setting is named `port` or, in a section, `store.acks`:
+
+    TOML          port = 8082          [store]
+                                       acks = "written"
+    environment   MQ_PORT=8082         MQ_STORE_ACKS=written
+    flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
+
+The sections are the dataclasses of the parts: `store`, `timer`, `limits`. Unknown names are refused everywhere, so a
+misspelt setting never passes for its default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gateway.limits import Limits
+from store.config import StoreConfig
+from timer.config import TimerConfig
+
+ENVIRONMENT_PREFIX = "MQ_"
+CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CONFIG"))
+"""Variables of the command-line client; they say nothing about a server."""
+
+TIMER_DIRECTORY = "timer"
+"""Where the timer's files are in the data directory."""
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, missing or illegal. The message names it and where it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Everything an operator may choose about one server."""
+
+    data: Path
+    """Directory of the store and the timer; made when it is missing."""
+
+    host: str = "127.0.0.1"
+    port: int = 8082
+    """0 picks a free one; the chosen one is in the first line printed."""
+
+    insecure_no_auth: bool = False
+    """Listen beyond this machine although anybody who reaches the port may do anything."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may open a socket, besides the server's own."""
+
+    partitions_default: int = 4
+    """Partitions of a topic whose creator does not say."""
+
+    keepalive_timeout_ms: int = 15_000
+    """How long a connection may take for a request's headers, the wait between requests included. Bytes that trickle
+    in do not prolong it, so it also bounds what a slow client costs."""
+
+    body_timeout_ms: int = 30_000
+    """How long a request's body may take from its headers to its last byte."""
+
+    shutdown_timeout_ms: int = 10_000
+    """How long a stop waits for requests that are being answered."""
+
+    ws_ping_ms: int = 25_000
+    ws_write_timeout_ms: int = 10_000
+    """A socket whose peer takes no bytes for so long is closed."""
+
+    log_level: str = "info"
+
+    store: StoreConfig
+    timer: TimerConfig
+    limits: Limits = field(default_factory=Limits)
+    """`delay_ms_max` among them is the timer's `delay_max_ms`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port must be between 0 and 65535")
+        if not 1 <= self.partitions_default <= self.limits.partitions_max:
+            raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
+        for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive")
+        if not (self.insecure_no_auth or _is_loopback(self.host)):
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, and nobody is asked who they are: "
+                "use 127.0.0.1, or set insecure_no_auth when that is what you want"
+            )
+
+
+Settings = dict[str, object]
+
+
+def load(
+    *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> GatewayConfig:
+    """Build the configuration from its three sources. Flags that are None were not given.
+
+    Raises ConfigError.
+    """
+    settings: Settings = {}
+    if file is not None:
+        settings.update(_from_toml(file))
+    settings.update(_from_environment(environment or {}))
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _known(name, "flag")
+            settings[name] = value
+    return build(settings)
+
+
+def build(settings: Mapping[str, object]) -> GatewayConfig:
+    """Build the configuration from named settings such as {"data": ..., "store.acks": "written"}.
+
+    Raises ConfigError.
+    """
+    if "data" not in settings:
+        raise ConfigError("data: the data directory is not set (--data, MQ_DATA, or data in the file)")
+    values = {name: _converted(name, value, _known(name, "setting")) for name, value in settings.items()}
+    data = values["data"]
+    assert isinstance(data, Path)
+
+    def section(name: str) -> dict[str, Any]:
+        prefix = name + "."
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+    try:
+        timer = TimerConfig(root=data / TIMER_DIRECTORY, **section("timer"))
+        return GatewayConfig(
+            store=StoreConfig(root=data, **section("store")),
+            timer=timer,
+            limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
+            **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def known_settings() -> dict[str, object]:
+    """Every setting's name and type, as annotated."""
+    return dict(_KNOWN)
+
+
+def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, object]:
+    hints = get_type_hints(cls)
+    return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
+
+
+_KNOWN: dict[str, object] = {
+    **_settings_of(GatewayConfig, "", frozenset(("store", "timer", "limits"))),
+    **_settings_of(StoreConfig, "store.", frozenset(("root",))),
+    **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
+    **_settings_of(Limits, "limits.", frozenset(("delay_ms_max",))),
+}
+
+
+def _known(name: str, source: str) -> object:
+    try:
+        return _KNOWN[name]
+    except KeyError:
+        raise ConfigError(f"unknown {source}: {name}") from None
+
+
+def _from_toml(file: Path) -> Settings:
+    try:
+        with file.open("rb") as stream:
+            document = tomllib.load(stream)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    settings: Settings = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            settings.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            settings[name] = value
+    for name in settings:
+        _known(name, f"setting in {file}")
+    return settings
+
+
+def _from_environment(environment: Mapping[str, str]) -> Settings:
+    by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _KNOWN}
+    settings: Settings = {}
+    for variable, value in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in CLIENT_VARIABLES:
+            if variable not in by_variable:
+                raise ConfigError(f"unknown environment variable: {variable}")
+            settings[by_variable[variable]] = value
+    return settings
+
+
+def _converted(name: str, value: object, kind: object) -> object:
+    """The value in the setting's type. Strings, as the environment has them, are read; other types must fit."""
+    if get_origin(kind) is UnionType or type(None) in get_args(kind):
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    try:
+        return _convert(value, kind)
+    except (ValueError, KeyError) as error:
+        wanted = getattr(kind, "__name__", str(kind))
+        raise ConfigError(f"{name}: {value!r} is not a legal {wanted}") from error
+
+
+def _convert(value: object, kind: object) -> object:
+    if get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise ValueError
+        return tuple(str(item).strip() for item in items)
+    if not isinstance(kind, type):
+        raise ValueError
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    if isinstance(value, str):
+        if kind is Path:
+            return Path(value)
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        if kind is int:
+            return int(value)
+        if issubclass(kind, Enum):
+            return kind[value.upper()]
+    raise ValueError
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,103 @@
+"""What every handler of one server has at hand, under one typed key of the application."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from gateway.config import GatewayConfig
+from gateway.consumer import Consumer
+from gateway.limits import Limits
+from gateway.producer import Producer
+from gateway.topics import Routes, TopicView
+from store.clock import Clock
+
+
+class TopicAdmin(Protocol):
+    """Creating topics, and whether the broker can take records."""
+
+    async def create_topic(self, name: str, partitions: int) -> TopicView:
+        """Create a topic, durable on return; one of the same shape is returned as it is.
+
+        Raises TopicExists, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    def ready(self) -> Sequence[str]:
+        """Why this broker cannot take records now; empty when it can."""
+        ...
+
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds (inclusive) of the latency buckets; one more bucket holds everything above."""
+
+
+@dataclass(slots=True)
+class RouteStats:
+    """Requests of one route that were answered."""
+
+    statuses: dict[int, int] = field(default_factory=dict)
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    latency_sum_s: float = 0.0
+
+    def answered(self, status: int, elapsed_s: float) -> None:
+        """Count one answer."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
+        self.latency_sum_s += elapsed_s
+
+
+@dataclass(slots=True)
+class GatewayStats:
+    """Counters of the gateway, plain integers on the event loop; `/metrics` reads them."""
+
+    routes: dict[str, RouteStats] = field(default_factory=dict)
+    """By the route's name in the route table."""
+
+    malformed_request_count: int = 0
+    """Requests that were not HTTP."""
+
+    fetched_record_count: int = 0
+    fetched_byte_count: int = 0
+    long_poll_count: int = 0
+    """Long polls waiting now."""
+
+    ws_socket_count: int = 0
+    """Sockets open now."""
+
+    ws_subscription_count: int = 0
+    """Subscriptions of the open sockets."""
+
+    ws_received_frame_count: int = 0
+    ws_sent_message_count: int = 0
+    ws_sent_byte_count: int = 0
+    ws_slow_close_count: int = 0
+    """Sockets closed because their peer took no bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The parts of one running server."""
+
+    config: GatewayConfig
+    limits: Limits
+    clock: Clock
+    routes_table: Routes
+    admin: TopicAdmin
+    producer: Producer
+    consumer: Consumer
+    stats: GatewayStats
+    draining: asyncio.Event
+    """Set when the server is about to stop: say so to clients, and begin nothing long."""
+
+    metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
+    version: str = "unknown"
+
+
+GATEWAY = web.AppKey("gateway", Gateway)

@@ -1,0 +1,70 @@
+"""What the gateway accepts from clients. Published at `/mq/v1/limits`; each limit is tested at n and n + 1.
+
+What one record may hold is fixed by the store (`store/limits.py`) and repeated here so that there is one list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from store.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    HEADER_COUNT_MAX,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    PARTITIONS_MAX,
+    RECORD_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TOPIC_NAME_BYTES_MAX,
+    MiB,
+)
+
+DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one server. Sizes are of what arrives, before base64 or JSON is decoded, unless a record's."""
+
+    body_bytes_max: int = 16 * MiB
+    records_per_request_max: int = 10_000
+    """Records of one JSON request; raw batches have `batch_records_max`."""
+
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    batch_records_max: int = BATCH_RECORDS_MAX
+
+    record_bytes_max: int = RECORD_BYTES_MAX
+    key_bytes_max: int = KEY_BYTES_MAX
+    tag_bytes_max: int = TAG_BYTES_MAX
+    header_count_max: int = HEADER_COUNT_MAX
+    headers_bytes_max: int = HEADERS_BYTES_MAX
+
+    topic_name_bytes_max: int = TOPIC_NAME_BYTES_MAX
+    partitions_max: int = PARTITIONS_MAX
+
+    delay_ms_max: int = 365 * DAY_MS
+    """Longest delay of a record, from the server's clock."""
+
+    timeout_ms_max: int = 60_000
+    """Longest long poll."""
+
+    fetch_bytes_default: int = 1 * MiB
+    fetch_batch_bytes_default: int = 8 * MiB
+    fetch_bytes_max: int = 64 * MiB
+    fetch_records_max: int = 100_000
+    """Records of one JSON answer: they are built in memory. Raw batches are bounded by bytes alone."""
+
+    ws_frame_bytes_max: int = 16 * MiB
+    ws_credit_max: int = 10_000
+    ws_credit_bytes_max: int = 64 * MiB
+    ws_subscriptions_max: int = 64
+    ws_sockets_max: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delay_ms_max <= 366 * DAY_MS:
+            raise ValueError(f"delay_ms_max must be between 1 and {366 * DAY_MS}")
+        if self.fetch_bytes_max < self.fetch_batch_bytes_default:
+            raise ValueError("fetch_bytes_max must be at least fetch_batch_bytes_default")
+        if not 0 <= self.timeout_ms_max <= 600_000:
+            raise ValueError("timeout_ms_max must be between 0 and 600000")

@@ -1,0 +1,1 @@
+"""The WebSocket surface `/ws/v1`: one socket, many subscriptions and produces. `docs/websocket.md` is its contract."""

@@ -1,0 +1,88 @@
+"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them.
+
+Invariants
+    O1  frames leave in the order they were put in
+    O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
+    O3  a frame the transport does not take within `write_timeout_s` ends the connection (SLOW)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from gateway.ws.protocol import CloseCode
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Hands one text frame to the transport; returns when the transport has room again. Raises OSError when it is gone."""
+
+
+class Closing(Exception):
+    """The connection is to end: with this code, or without a word when the client is gone (None)."""
+
+    def __init__(self, code: CloseCode | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Outbox:
+    """One socket's way out."""
+
+    def __init__(self, write: Write, *, bytes_max: int, write_timeout_s: float) -> None:
+        self._write = write
+        self._bytes_max = bytes_max
+        self._write_timeout_s = write_timeout_s
+        self._frames: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
+        self._waiting_bytes = 0
+        self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
+
+    async def put(self, frame: bytes) -> None:
+        """Queue a frame. Returns when it is queued, not when it is sent."""
+        await self._enqueue(frame, None)
+
+    async def send(self, frame: bytes) -> None:
+        """Queue a frame and wait until the transport has taken it."""
+        taken = asyncio.get_running_loop().create_future()
+        await self._enqueue(frame, taken)
+        await taken
+
+    async def flush(self) -> None:
+        """Wait until the transport has taken all that is queued now."""
+        await self.send(b"")
+
+    async def run(self) -> NoReturn:
+        """Write what is queued, for ever. Raises Closing."""
+        while True:
+            while self._frames:
+                frame, taken = self._frames[0]
+                if frame:
+                    await self._write_one(frame)
+                self._frames.popleft()  # only now: a frame being written takes its room (O2)
+                self._waiting_bytes -= len(frame)
+                self._room.set()
+                if taken is not None and not taken.done():
+                    taken.set_result(None)
+            self._filled.clear()
+            await self._filled.wait()
+
+    async def _enqueue(self, frame: bytes, taken: asyncio.Future[None] | None) -> None:
+        async with self._turn:
+            while self._frames and self._waiting_bytes + len(frame) > self._bytes_max:
+                self._room.clear()
+                await self._room.wait()
+            self._frames.append((frame, taken))
+            self._waiting_bytes += len(frame)
+            self._filled.set()
+
+    async def _write_one(self, frame: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._write(frame)
+        except TimeoutError:
+            raise Closing(CloseCode.SLOW) from None
+        except OSError:
+            raise Closing(None) from None

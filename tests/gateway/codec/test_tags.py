@@ -1,0 +1,49 @@
+"""gateway/codec/tags.py"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from crc32c import crc32c
+
+from gateway.codec.tags import TAG_HEADER, batch_tag_hashes, tag_hash
+from store import record_batch
+from store.record_batch import HEADER_BYTES, Record
+
+B2SUM_OF_PAID = "a3c17cdc93342873"  # printf paid | b2sum -l 64
+
+PLAIN = Record(None, b"1", 5)
+TAGGED = Record(None, b"2", 5, [("x", b"y"), (TAG_HEADER, b"paid")])
+
+
+def test_hashes_are_64_bit_stable_and_never_the_mark_for_no_tag() -> None:
+    assert tag_hash("paid") == int.from_bytes(bytes.fromhex(B2SUM_OF_PAID), "big", signed=True)
+    hashes = {tag_hash(str(number)) for number in range(1000)}
+    assert len(hashes) == 1000
+    assert 0 not in hashes
+    assert all(-(2**63) <= value < 2**63 for value in hashes)
+
+
+def test_a_batch_without_tags_has_no_hashes() -> None:
+    assert batch_tag_hashes(record_batch.encode([PLAIN, PLAIN])) == ()
+    assert batch_tag_hashes(record_batch.encode([Record(b"mq-tag", b"mq-tag", 5)])) == ()
+
+
+def test_a_batch_with_a_tag_has_one_hash_a_record() -> None:
+    assert batch_tag_hashes(record_batch.encode([PLAIN, TAGGED])) == [0, tag_hash("paid")]
+
+
+def test_tags_are_found_in_a_compressed_batch() -> None:
+    packed = gzipped(record_batch.encode([TAGGED, PLAIN]))
+    record_batch.check(packed)
+    assert batch_tag_hashes(memoryview(packed)) == [tag_hash("paid"), 0]
+
+
+def gzipped(batch: bytearray) -> bytes:
+    """The batch as a producer with gzip on would have sent it."""
+    compressor = zlib.compressobj(wbits=31)
+    records = compressor.compress(bytes(batch[HEADER_BYTES:])) + compressor.flush()
+    covered = struct.pack(">h", 1) + bytes(batch[23:HEADER_BYTES]) + records
+    length = HEADER_BYTES - 12 + len(records)
+    return bytes(batch[:8]) + struct.pack(">iib", length, 0, 2) + struct.pack(">I", crc32c(covered)) + covered

@@ -1,0 +1,177 @@
+"""A broker in memory: entries in lists, a clock that stands still, failures on demand. And a whole gateway over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.config import build
+from gateway.consumer import Consumer
+from gateway.http.context import Gateway, GatewayStats
+from gateway.http.metrics import Collector, registry_of
+from gateway.producer import Producer
+from gateway.routing.select import PartitionSelector
+from gateway.routing.table import RouteTable
+from gateway.topics import TopicView
+from store import record_batch
+from store.errors import IllegalTopic, TopicExists
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus
+from tests.clock import FakeClock
+
+
+class FakeTopic(NamedTuple):
+    """A `TopicView`."""
+
+    name: str
+    topic_id: int
+    partitions: int
+
+
+class FakeBroker:
+    """Implements `gateway.brokers.base.Broker` and topic creation. `error` is raised by every call while it is set.
+
+    `waiting` is set while a read waits at the end of its queue, so that a test knows when to append.
+    """
+
+    name = "fake"
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.error: Exception | None = None
+        self.reasons: list[str] = []
+        self.entries: dict[QueueKey, list[Entry]] = {}
+        self.min_offsets: dict[QueueKey, int] = {}
+        self.appends: list[Append] = []
+        self.schedules: list[tuple[bytearray, list[Delay], bool]] = []
+        self.acks: list[Acks] = []
+        self.reached: Acks | None = None
+        self.waiting = asyncio.Event()
+        self.on_topic: Callable[[TopicView], None] = lambda topic: None
+        self._topics: dict[str, FakeTopic] = {}
+        self._position = 0
+        self._grown = asyncio.Event()
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        self._raise()
+        self.acks.append(acks)
+        return [self._append(append, acks) for append in appends]
+
+    def _append(self, append: Append, acks: Acks) -> Appended:
+        self.appends.append(append)
+        entries = self.entries.setdefault(append.queue, [])
+        base_offset = entries[-1].next_offset if entries else 0
+        batch = memoryview(record_batch.with_base_offset(append.batch, base_offset))
+        now_ms = self.clock.now_ms()
+        entry = Entry(
+            self._position,
+            len(batch),
+            append.queue,
+            "",
+            base_offset,
+            append.record_count,
+            now_ms,
+            append.json_values,
+            batch,
+            append.tag_hashes,
+        )
+        entries.append(entry)
+        self._position += len(batch)
+        self._grown.set()
+        self._grown = asyncio.Event()
+        return Appended(entry.position, base_offset, now_ms, self.reached or acks)
+
+    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+        self._raise()
+        self.acks.append(acks)
+        self.schedules.append((batch, list(delays), json_values))
+        position = self._position
+        self._position += len(batch)
+        return Appended(position, len(self.schedules) - 1, self.clock.now_ms(), self.reached or acks)
+
+    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+        self._raise()
+        low, high = self._bounds(queue)
+        if wait_ms and offset == high:
+            grown = self._grown
+            self.waiting.set()
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await grown.wait()
+            except TimeoutError:
+                pass
+            low, high = self._bounds(queue)
+        if offset < low:
+            return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
+        if offset >= high:
+            status = ReadStatus.TOO_LARGE if offset > high else ReadStatus.AT_END if high else ReadStatus.EMPTY
+            return ReadResult(status, [], low, high, high)
+        found: list[Entry] = []
+        size = 0
+        for entry in self.entries[queue]:
+            if entry.next_offset > offset and (not found or size + entry.size <= max_bytes):
+                found.append(entry)
+                size += entry.size
+        return ReadResult(ReadStatus.FOUND, found, low, high, found[-1].next_offset)
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        self._raise()
+        return self._bounds(queue)
+
+    def _bounds(self, queue: QueueKey) -> Bounds:
+        entries = self.entries.get(queue)
+        return Bounds(self.min_offsets.get(queue, 0), entries[-1].next_offset if entries else 0)
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        assert boundary is Boundary.LOWER
+        later = (entry.base_offset for entry in self.entries.get(queue, []) if entry.store_time_ms >= time_ms)
+        return next(later, self._bounds(queue).max_offset)
+
+    async def create_topic(self, name: str, partitions: int) -> FakeTopic:
+        self._raise()
+        if not name.replace("-", "").isalnum():
+            raise IllegalTopic(f"{name} is no name")
+        existing = self._topics.get(name)
+        if existing is not None and existing.partitions != partitions:
+            raise TopicExists(f"{name} has {existing.partitions} partitions")
+        if existing is None:
+            self._topics[name] = existing = FakeTopic(name, 16 + len(self._topics), partitions)
+            self.on_topic(existing)
+        return existing
+
+    def ready(self) -> Sequence[str]:
+        return self.reasons
+
+    @property
+    def stored_count(self) -> int:
+        """Records appended or scheduled."""
+        return sum(append.record_count for append in self.appends) + sum(len(delays) for _, delays, _ in self.schedules)
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBroker]:
+    """A gateway over a fresh fake broker. Settings are named as in `gateway.config`, "__" for the dot."""
+    broker = FakeBroker(clock)
+    routes = RouteTable()
+    broker.on_topic = lambda topic: routes.place(topic, broker)
+    config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
+    producer = Producer(routes, PartitionSelector(), clock=clock, limits=config.limits, acks=config.store.acks)
+    stats = GatewayStats()
+    gateway = Gateway(
+        version="1.2.3",
+        config=config,
+        limits=config.limits,
+        clock=clock,
+        routes_table=routes,
+        admin=broker,
+        producer=producer,
+        consumer=Consumer(routes),
+        stats=stats,
+        metrics=registry_of(Collector(stats, producer)),
+        draining=asyncio.Event(),
+    )
+    return gateway, broker

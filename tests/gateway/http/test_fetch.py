@@ -1,0 +1,249 @@
+"""gateway/http/fetch.py, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.http.context import Gateway
+from store import record_batch
+from store.errors import Corrupt
+from store.record_batch import Record
+from store.types import Acks, Append, QueueKey
+from tests.clock import START_MS, FakeClock
+from tests.gateway.conftest import Client
+from tests.gateway.fake_broker import FakeBroker
+
+PATH = "/topics/orders/partitions/0/records"
+QUEUE = QueueKey(16, 0)
+JSON = {"Accept": "application/vnd.kafka.json.v2+json"}
+BATCH = {"Accept": "application/vnd.mq.batch"}
+
+
+async def send(broker: FakeBroker, *values: bytes, json_values: bool = True) -> None:
+    batch = record_batch.encode([Record(None, value, 7) for value in values])
+    append = Append(queue=QUEUE, batch=batch, record_count=len(values), json_values=json_values)
+    await broker.append([append], acks=Acks.FLUSHED)
+
+
+async def pull(
+    client: Client, query: str = "", headers: dict[str, str] = JSON
+) -> tuple[int, list[int], dict[str, str]]:
+    """Status, offsets, and the Mq- headers without their prefix."""
+    response = await client.get(PATH + query, headers=headers)
+    records = await response.json(content_type=None)
+    places = {name[3:]: value for name, value in response.headers.items() if name.startswith("Mq-")}
+    return response.status, [record["offset"] for record in records] if response.status == 200 else [], places
+
+
+async def test_records_and_where_to_go_on(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"1", b'{"a":2}')
+    response = await client.get(f"{PATH}?offset=0", headers=JSON)
+    place = {"topic": "orders", "partition": 0, "key": None, "timestamp": 7, "store_timestamp": START_MS}
+    assert await response.json(content_type=None) == [
+        {**place, "value": 1, "offset": 0},
+        {**place, "value": {"a": 2}, "offset": 1},
+    ]
+    assert response.headers["Content-Type"] == "application/vnd.kafka.json.v2+json"
+    assert response.headers["Mq-Next-Offset"] == "2"
+    assert response.headers["Mq-Beginning-Offset"] == "0"
+    assert response.headers["Mq-End-Offset"] == "2"
+    assert response.headers["Mq-Epoch"] == "16"
+
+
+@pytest.mark.parametrize("query", ["", "?offset=0", "?offset=earliest", "?offset=latest", "?offset=-5", "?timestamp=0"])
+async def test_an_empty_partition_answers_an_empty_array(client: Client, query: str) -> None:
+    places = {"Next-Offset": "0", "Beginning-Offset": "0", "End-Offset": "0", "Epoch": "16"}
+    assert await pull(client, query) == (200, [], places)
+
+
+@pytest.mark.parametrize(
+    ("query", "offsets", "next_offset"),
+    [
+        ("", [0, 1, 2, 3, 4], 5),
+        ("?offset=3", [3, 4], 5),
+        ("?offset=5", [], 5),
+        ("?offset=latest", [], 5),
+        ("?offset=-2", [3, 4], 5),
+        ("?offset=1&max_records=2", [1, 2], 3),
+        ("?offset=1&end_offset=4", [1, 2, 3], 4),
+        ("?offset=1&end_offset=4&max_records=2", [1, 2], 3),
+        ("?offset=1&end_offset=1", [], 1),
+        ("?offset=3&end_offset=1", [], 3),
+        ("?offset=0&max_bytes=1", [0, 1, 2], 3),
+        ("?timestamp=1700000000000", [0, 1, 2, 3, 4], 5),
+        ("?timestamp=2023-11-14T22:13:20.001Z", [3, 4], 5),
+        ("?timestamp=2030-01-01T00:00:00Z", [], 5),
+    ],
+)
+async def test_ranges(
+    client: Client, broker: FakeBroker, clock: FakeClock, query: str, offsets: list[int], next_offset: int
+) -> None:
+    await send(broker, b"0", b"1", b"2")
+    clock.step(1)
+    await send(broker, b"3", b"4")
+    status, found, places = await pull(client, query)
+    assert (status, found, places["Next-Offset"]) == (200, offsets, str(next_offset))
+
+
+async def test_batches_come_whole_as_they_are_stored(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0", b"1", b"2")
+    await send(broker, b"3")
+    stored = [bytes(entry.batch) for entry in broker.entries[QUEUE]]
+    for query, expected, next_offset in (
+        ("?offset=1", stored, "4"),
+        ("?offset=1&end_offset=2", stored[:1], "3"),
+        ("?offset=3", stored[1:], "4"),
+        ("?offset=1&max_bytes=1", stored[:1], "3"),
+        ("?offset=4", [], "4"),
+    ):
+        response = await client.get(PATH + query, headers=BATCH)
+        assert response.headers["Content-Type"] == "application/vnd.mq.batch"
+        assert (await response.read(), response.headers["Mq-Next-Offset"]) == (b"".join(expected), next_offset)
+
+
+async def test_the_form_is_the_accepts_unless_the_query_names_one(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"\xff", json_values=False)
+    for query, headers, content_type, value in (
+        ("", {}, "application/vnd.kafka.binary.v2+json", "/w=="),
+        ("", {"Accept": "application/json"}, "application/json", "/w=="),
+        ("?format=json", {}, "application/vnd.kafka.json.v2+json", None),
+        ("?format=text", BATCH, "application/vnd.kafka.text.v2+json", None),
+    ):
+        response = await client.get(PATH + query, headers=headers)
+        (record,) = await response.json(content_type=None)
+        assert (response.headers["Content-Type"], record["value"]) == (content_type, value)
+        assert ("error_code" in record) is (value is None)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/topics/nope/partitions/0/records", 404, 40401),
+        ("/topics/__meta/partitions/0/records", 404, 40401),
+        ("/topics/orders/partitions/4/records", 404, 40402),
+        ("/topics/orders/partitions/x/records", 404, 404),
+        (f"{PATH}?offset=first", 422, 422),
+        (f"{PATH}?offset=", 422, 422),
+        (f"{PATH}?offset=1&timestamp=1", 422, 422),
+        (f"{PATH}?timestamp=soon", 400, 400),
+        (f"{PATH}?offset=0&offset=1", 400, 400),
+        (f"{PATH}?filter=tag:a", 422, 422),
+        (f"{PATH}?max_byte=1", 422, 422),
+        (f"{PATH}?timeout=60001", 422, 42253),
+        (f"{PATH}?timeout=-1", 422, 42253),
+        (f"{PATH}?timeout=x", 400, 400),
+        (f"{PATH}?max_bytes=0", 422, 42253),
+        (f"{PATH}?max_records=0", 422, 42253),
+        (f"{PATH}?end_offset=-1", 422, 42253),
+        (f"{PATH}?format=avro", 422, 422),
+        (f"{PATH}?offset=9&reset=middle", 422, 422),
+        (f"{PATH}?offset=9", 416, 41601),
+        (f"{PATH}?offset={10**17}", 416, 41601),
+    ],
+)
+async def test_bad_requests_are_told_why(client: Client, path: str, status: int, code: int) -> None:
+    response = await client.get(path, headers=JSON)
+    assert (response.status, (await response.json())["error_code"]) == (status, code)
+
+
+async def test_an_unacceptable_form_is_refused(client: Client) -> None:
+    response = await client.get(PATH, headers={"Accept": "text/html"})
+    assert (response.status, (await response.json())["error_code"]) == (406, 406)
+
+
+@pytest.mark.parametrize(("offset", "place"), [(1, "below"), (6, "above")])
+async def test_outside_its_bounds_a_pull_names_them_or_resets(
+    client: Client, broker: FakeBroker, offset: int, place: str
+) -> None:
+    await send(broker, b"0", b"1", b"2")
+    await send(broker, b"3", b"4")
+    broker.min_offsets[QUEUE] = 3
+    response = await client.get(f"{PATH}?offset={offset}", headers=JSON)
+    answer = await response.json()
+    assert (response.status, answer["error_code"]) == (416, 41601)
+    assert answer["details"] == {"beginning_offset": 3, "end_offset": 5}
+    assert place in answer["message"]
+    assert (await pull(client, f"?offset={offset}&reset=earliest"))[:2] == (200, [3, 4])
+    status, offsets, places = await pull(client, f"?offset={offset}&reset=latest")
+    assert (status, offsets, places["Next-Offset"]) == (200, [], "5")
+
+
+async def test_a_long_poll_wakes_with_the_first_record(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
+    await send(broker, b"0")
+    waiting = asyncio.ensure_future(pull(client, "?offset=1&timeout=60000"))
+    await broker.waiting.wait()
+    assert gateway.stats.long_poll_count == 1
+    await send(broker, b"1")
+    status, offsets, places = await asyncio.wait_for(waiting, 5)
+    assert (status, offsets, places["Next-Offset"]) == (200, [1], "2")
+    assert gateway.stats.long_poll_count == 0
+
+
+async def test_a_long_poll_from_the_end_sees_only_what_comes(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0")
+    waiting = asyncio.ensure_future(pull(client, "?offset=latest&timeout=60000"))
+    await broker.waiting.wait()
+    await send(broker, b"1")
+    assert (await asyncio.wait_for(waiting, 5))[1] == [1]
+
+
+async def test_a_long_poll_does_not_wait_when_something_is_there(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0")
+    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), 5))[1] == [0]
+    assert not broker.waiting.is_set()
+
+
+async def test_a_long_poll_does_not_wait_for_what_it_excludes(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0")
+    assert (await asyncio.wait_for(pull(client, "?offset=1&end_offset=1&timeout=60000"), 5))[1] == []
+    assert not broker.waiting.is_set()
+
+
+async def test_a_long_poll_ends_empty_at_its_timeout(client: Client) -> None:
+    status, offsets, places = await pull(client, "?offset=0&timeout=1")
+    assert (status, offsets, places["Next-Offset"]) == (200, [], "0")
+
+
+async def test_a_draining_server_answers_its_long_polls(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
+    waiting = asyncio.ensure_future(pull(client, "?offset=0&timeout=60000"))
+    await broker.waiting.wait()
+    gateway.draining.set()
+    assert (await asyncio.wait_for(waiting, 5))[:2] == (200, [])
+    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), 5))[:2] == (200, [])
+
+
+async def test_large_limits_are_capped_not_refused(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0")
+    assert (await pull(client, "?max_bytes=99999999999&max_records=99999999999"))[:2] == (200, [0])
+
+
+async def test_a_reset_long_poll_waits_at_its_new_place(client: Client, broker: FakeBroker) -> None:
+    await send(broker, b"0")
+    waiting = asyncio.ensure_future(pull(client, "?offset=9&reset=latest&timeout=60000"))
+    await broker.waiting.wait()
+    await send(broker, b"1")
+    assert (await asyncio.wait_for(waiting, 5))[1] == [1]
+
+
+async def test_corruption_is_an_error_that_hides_the_path(client: Client, broker: FakeBroker) -> None:
+    broker.error = Corrupt("/data/commitlog/0", 77, "crc")
+    response = await client.get(PATH, headers=JSON)
+    assert (response.status, (await response.json())["error_code"]) == (500, 50002)
+    assert "/data" not in await response.text()
+
+
+async def test_what_was_pulled_is_counted(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
+    await send(broker, b"0", b"1")
+    await pull(client, "?offset=1")
+    assert gateway.stats.fetched_record_count == 1
+    assert gateway.stats.fetched_byte_count > 0
+
+
+async def test_many_megabytes_are_rendered_whole(client: Client, broker: FakeBroker) -> None:
+    value = b'"' + b"x" * 400_000 + b'"'
+    for _ in range(10):
+        await send(broker, value)
+    status, offsets, _ = await pull(client, "?offset=0&max_bytes=10000000")
+    assert (status, offsets) == (200, list(range(10)))
