@@ -1,0 +1,194 @@
+"""One flipped bit in any file of a closed store on a real disk: `mq verify` names it, wherever it is.
+
+tests/crash/test_bit_rot.py flips bits on a simulated disk and looks at what a *server* does; here it is the offline
+check that must miss nothing: log, padding, unused space, index, snapshots, format, timer files. What is then read is
+right or refused. MQ_TORTURE_CYCLES=20000 flips more bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store.errors import FormatTooNew, StoreError
+from store.files import OsFiles
+from store.limits import KiB
+from store.record_batch import Record, encode
+from store.store import Store
+from store.types import Append, QueueKey
+from store.verify import VerifyReport, verify
+from tests.crash.driver import TOPIC, config_of, read_values, sequence_of, value_of
+from tests.crash.real_disk import cycles
+from timer import verify as timer_verify
+from timer.checkpoint import Checkpoint, CheckpointFile
+from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog
+from timer.wheel import Wheel
+
+FLIPS = cycles(1500)
+
+
+async def make_store(root: Path, batch_count: int) -> dict[int, list[bytes]]:
+    """A closed store with three queues, tags on some records; what is in it."""
+    store = await Store.open(config_of(root))
+    topic, _ = await store.create_topic(TOPIC, 3)
+    rng = Random(1)
+    for number in range(batch_count):
+        queue = number % 3
+        records = [Record(None, value_of(queue, number * 2 + n, rng.randrange(300)), 0) for n in range(2)]
+        tags = (rng.getrandbits(60), 7) if number % 4 == 0 else ()
+        key = QueueKey(topic.topic_id, queue)
+        await store.append([Append(queue=key, batch=encode(records), record_count=2, tag_hashes=tags)])
+    values = await read_values(store)
+    await store.close()
+    return values
+
+
+def make_timer(root: Path, log_end: int) -> None:
+    """The files a timer leaves at a clean stop, some schedules in them."""
+    (root / "timer").mkdir()
+    files = OsFiles()
+    timer_log = TimerLog(files, root / "timer" / "timerlog", file_units=40)
+    timer_log.open(0)
+    wheel = Wheel(files, root / "timer" / "wheel")
+    for number in range(100):
+        slot_s = 1_800_000_000 + number // 3
+        previous = wheel.hang(slot_s, timer_log.end)
+        timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 8, 64, 0, 16, slot_s)
+    at, units = timer_log.unwritten()
+    timer_log.write(at, units)
+    timer_log.written(at, len(units))
+    wheel.flush()
+    assert log_end >= 100 * 8 + 64
+    checkpoint = CheckpointFile(files, root / "timer" / "checkpoint")
+    for generation in (1, 2):
+        checkpoint.write(Checkpoint(100 * UNIT_BYTES, 100, 1_800_000_000 + generation, 1_800_000_002, 0, True))
+    for opened in (timer_log, wheel, checkpoint):
+        opened.close()
+
+
+def whole_check(root: Path) -> tuple[VerifyReport, int]:
+    """What `mq verify` does: the store, then the timer; the report, and the number of all findings."""
+    report = verify(root)
+    return report, report.finding_count + len(list(timer_verify.verify(root, log_end=report.log_end)))
+
+
+@pytest.fixture(scope="module")
+def closed_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[bytes]]]:
+    root = tmp_path_factory.mktemp("flips") / "data"
+    values = asyncio.run(make_store(root, 150))
+    # A real store prepares more; zeros are zeros, and the flips should meet the rest of the files too.
+    log_file = next((root / "commitlog").iterdir())
+    used = len(log_file.read_bytes().rstrip(b"\0"))
+    with log_file.open("r+b") as file:
+        file.truncate(used // (4 * KiB) * 4 * KiB + 8 * KiB)
+    make_timer(root, used)
+    report, finding_count = whole_check(root)
+    assert finding_count == 0, report.findings
+    return root, values
+
+
+def test_verify_names_every_flipped_bit_of_every_file(closed_store: tuple[Path, dict[int, list[bytes]]]) -> None:
+    root, _ = closed_store
+    rng = Random(2)
+    kinds = Counter[str]()
+    for path, at, bit in flips(root, FLIPS, rng):
+        with flipped(path, at, bit):
+            where = f"{path.relative_to(root)}, byte {at}, bit {bit}"
+            try:
+                report, finding_count = whole_check(root)
+            except FormatTooNew:
+                assert path.name == "format", where
+                continue
+            assert finding_count > 0, f"not found: {where}"
+            if path.parent.name == "commitlog" and at < report.checkpoint:
+                is_stain = all("not zero" in finding.reason for finding in report.findings)
+                assert not report.is_clean or is_stain, f"not called damage: {where}"
+                assert any(finding.path == str(path) for finding in report.findings), f"another file blamed: {where}"
+        kinds[path.relative_to(root).parts[0]] += 1
+    print(dict(kinds))
+    assert {"commitlog", "consumequeue", "timer", "format"} <= set(kinds)
+
+
+def test_no_flipped_bit_is_served(closed_store: tuple[Path, dict[int, list[bytes]]]) -> None:
+    """Opened by a server, a damaged store serves what was sent, or refuses; it never serves something else."""
+    root, values = closed_store
+    rng = Random(3)
+    outcomes = Counter[str]()
+    saved = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and "timer" not in path.parts}
+    for path, at, bit in flips(root, max(100, FLIPS // 10), rng):
+        if path not in saved:
+            continue
+        with flipped(path, at, bit):
+            outcomes[asyncio.run(outcome(root, values))] += 1
+        restore(root, saved)
+    print(dict(outcomes))
+    assert outcomes["right"]
+    assert outcomes["refused"]
+    assert set(outcomes) <= {"right", "refused"}, outcomes
+
+
+async def outcome(root: Path, expected: dict[int, list[bytes]]) -> str:
+    """Open, read everything: `right`, `refused`, or what is wrong."""
+    try:
+        store = await Store.open(config_of(root))
+    except StoreError:
+        return "refused"
+    try:
+        found = await read_values(store)
+    except StoreError:
+        return "refused"
+    finally:
+        await store.close()
+    for queue, values in found.items():
+        for value in values:
+            sequence_of(value, queue)
+    return "right" if found == expected else "lost"
+
+
+def flips(root: Path, count: int, rng: Random) -> Iterator[tuple[Path, int, int]]:
+    """Random bits, half of them in the log, the others spread over the other files, however small. Of the wheel, which
+    is huge and empty, only its pages in use."""
+    log = sorted((root / "commitlog").iterdir())
+    others = sorted(path for path in root.rglob("*") if path.is_file() and path.stat().st_size and path not in log)
+    for number in range(count):
+        path = rng.choice(log) if number % 2 else others[number // 2 % len(others)]
+        size = path.stat().st_size
+        at = rng.randrange(size)
+        if path.name == "wheel":
+            at = 1_800_000_000 % 1_209_600 * 32 + rng.randrange(34 * 32)
+        yield path, at, rng.randrange(8)
+
+
+@contextmanager
+def flipped(path: Path, at: int, bit: int) -> Iterator[None]:
+    """The file with one bit turned; turned back afterwards."""
+    turn(path, at, bit)
+    try:
+        yield
+    finally:
+        turn(path, at, bit)
+
+
+def turn(path: Path, at: int, bit: int) -> None:
+    if at < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.seek(at)
+            [value] = file.read(1)
+            file.seek(at)
+            file.write(bytes([value ^ 1 << bit]))
+
+
+def restore(root: Path, saved: dict[Path, bytes]) -> None:
+    """Undo what a server did to its own files."""
+    for path in [path for path in root.rglob("*") if path.is_file() and "timer" not in path.parts]:
+        if path not in saved:
+            path.unlink()
+    for path, content in saved.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

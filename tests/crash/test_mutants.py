@@ -1,0 +1,171 @@
+"""The museum: deliberate bugs of the kind that has cost other brokers data, each killed by a named test.
+
+A crash harness that nothing has ever failed proves little. Each exhibit changes a few words of a copy of the store; the
+test named beside it must fail on the copy. This takes minutes, so it runs with MQ_TORTURE_MUTANTS=1 only; every run
+checks that the words to be changed are still there, so that the museum follows the code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CRASHES = "tests/properties/test_store_crash.py"
+ERRORS = "tests/crash/test_disk_errors.py"
+ROT = "tests/crash/test_bit_rot.py"
+ENTRY = "tests/store/test_entry.py"
+
+
+class Mutant(NamedTuple):
+    """One bug: in `path`, `old` becomes `new`; `killer` is the test that must notice."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    killer: str
+
+
+MUTANTS = [
+    Mutant("ack before fdatasync", "store/writer.py", "            log.sync()\n", "            pass\n", CRASHES),
+    Mutant(
+        "show records before they are durable",
+        "store/writer.py",
+        "        if sync:\n            log.sync()\n",
+        "        self._publish(entries)\n        if sync:\n            log.sync()\n",
+        ERRORS,
+    ),
+    Mutant(
+        "go on after a failed fdatasync, and retry it",
+        "store/commit_log.py",
+        "        self._failed = True\n",
+        "        self._failed = False\n",
+        ERRORS,
+    ),
+    Mutant(
+        "take a full disk found by fdatasync for a refused write",
+        "store/commit_log.py",
+        "                self._datasync(file)\n",
+        "                file.datasync()\n",
+        ERRORS,
+    ),
+    Mutant(
+        "do not sync the directory of a new file",
+        "store/commit_log.py",
+        "        if start in self._unnamed:\n",
+        "        if False:\n",
+        ERRORS,
+    ),
+    Mutant(
+        "forget that a half-made file has no durable name",
+        "store/commit_log.py",
+        """                self._unnamed.add(start)
+            at =""",
+        """                self._unnamed.add(start)
+            else:
+                self._unnamed.clear()
+            at =""",
+        ERRORS,
+    ),
+    Mutant(
+        "keep the offsets of refused appends",
+        "store/writer.py",
+        "        self._waiting_bytes = 0\n        self._next_offsets.clear()\n",
+        "        self._waiting_bytes = 0\n",
+        ERRORS,
+    ),
+    Mutant(
+        "leave the position out of what makes an entry valid",
+        "store/entry.py",
+        "    if own_position != position:\n",
+        "    if False:\n",
+        ENTRY,
+    ),
+    Mutant(
+        "do not check the CRC",
+        "store/entry.py",
+        "    if crc32c(view[at + _CRC_FROM : at + length]) != crc:\n",
+        "    if False:\n",
+        ROT,
+    ),
+    Mutant(
+        "cut the log at the first bad entry, whatever follows",
+        "store/recovery.py",
+        "            _refuse_rot(log, damage, position, size)\n",
+        "            pass\n",
+        ROT,
+    ),
+    Mutant(
+        "trust what the page cache shows after a kill",
+        "store/commit_log.py",
+        "            position = durable_from\n",
+        "            position = end\n",
+        CRASHES,
+    ),
+    Mutant(
+        "leave the torn tail behind the end",
+        "store/commit_log.py",
+        "            for chunk_at, size in self.nonzero_chunks(end):\n",
+        "            for chunk_at, size in ():\n",
+        CRASHES,
+    ),
+    Mutant(
+        "index what a power cut may take",
+        "store/store.py",
+        "min(self._published_position, self._log.durable_position)",
+        "self._published_position",
+        CRASHES,
+    ),
+    Mutant(
+        "count index units before they are durable",
+        "store/consume_queue/file.py",
+        """                for queue, units in work:
+                    self._write_units(queue, queue.flushed_count, units)
+                self._snapshots.save(Snapshot(checkpoint, content))
+""",
+        """                self._snapshots.save(Snapshot(checkpoint, content))
+                for queue, units in work:
+                    self._write_units(queue, queue.flushed_count, units)
+""",
+        CRASHES,
+    ),
+    Mutant(
+        "serve what the index points to, unseen",
+        "store/store.py",
+        '    """Index units have no checksum;',
+        '    return\n    """Index units have no checksum;',
+        ROT,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_exhibit_still_fits_the_code(mutant: Mutant) -> None:
+    assert (REPOSITORY / mutant.path).read_text().count(mutant.old) == 1
+
+
+@pytest.mark.skipif("MQ_TORTURE_MUTANTS" not in os.environ, reason="minutes long; set MQ_TORTURE_MUTANTS=1")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_killed(mutant: Mutant, tmp_path: Path) -> None:
+    for name in ("store", "tests"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
+    victim = tmp_path / mutant.path
+    victim.write_text(victim.read_text().replace(mutant.old, mutant.new))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutant.killer],
+        cwd=tmp_path,
+        env={**os.environ, "MQ_TORTURE_STATES": "6000", "MQ_TORTURE_FLIPS": "2500"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, f"survived {mutant.killer}\n{run.stdout[-2000:]}"
+    assert "error" not in run.stdout.splitlines()[-1], f"the mutant did not even load\n{run.stdout[-2000:]}"

@@ -1,0 +1,70 @@
+"""A real server process: start it on a free port, kill it, start it again on the same data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 30.0
+
+SMALL_FILES = {
+    "MQ_STORE_COMMIT_LOG_FILE_BYTES": str(4 * 1024 * 1024),
+    "MQ_STORE_EXTENT_BYTES": str(512 * 1024),
+    "MQ_STORE_CONSUME_QUEUE_FILE_UNITS": "1000",
+    "MQ_STORE_CHECKPOINT_INTERVAL_MS": "200",
+    "MQ_STORE_DISK_FLOOR_BYTES": "0",
+}
+"""Settings that make a short run see many rolls and checkpoints."""
+
+
+class Server:
+    """`mq serve` as a process of its own."""
+
+    def __init__(self, data: Path, environment: dict[str, str] | None = None) -> None:
+        self._data = data
+        self._environment = environment or {}
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Return when it accepts connections. Fails with its standard error when it does not start."""
+        errors = (self._data.parent / "server.log").open("ab")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "serve", "--data", str(self._data), "--port", "0",
+            cwd=REPOSITORY,
+            env={**environment, **self._environment},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )  # fmt: skip
+        errors.close()
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT_S)
+        self.url = line.decode().strip()
+        assert self.url.startswith("http://"), f"the server did not start: {line!r}\n{self.log()}"
+
+    async def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        assert await self._process.wait() == -signal.SIGKILL, f"it had died before\n{self.log()}"
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return await asyncio.wait_for(self._process.wait(), START_TIMEOUT_S)
+
+    async def end(self) -> None:
+        """Leave no process behind, whatever happened."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def log(self) -> str:
+        """What all runs wrote to standard error."""
+        return (self._data.parent / "server.log").read_text()

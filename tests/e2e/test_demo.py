@@ -1,0 +1,76 @@
+"""The demo as a newcomer runs it, with fewer flights."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FLIGHTS = 5_000
+
+
+def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    """The demo, with its temporary folders in `tmp_path`."""
+    command = [sys.executable, "-u", "-m", "loadtest.demo", "--flights", str(FLIGHTS), *flags]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
+
+
+def only_child(pid: int) -> int:
+    """The process id of the one process that another has started."""
+    [child] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+def test_every_flight_goes_all_the_way_and_spark_agrees(tmp_path: Path) -> None:
+    with start(tmp_path) as demo:
+        output, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 0, output
+    for line in (
+        rf"sent +{FLIGHTS:,} ",
+        rf"received +{FLIGHTS:,} ",
+        r"fired +2,000 +of 2,000 scheduled",
+        r"early +0 ",
+        r"lost +0 ",
+        r"duplicated +0 ",
+        r"Spark equals direct +yes ",
+        r"All checks passed\.",
+    ):
+        assert re.search(line, output), f"{line} is missing in:\n{output}"
+    assert "\x1b" not in output
+    assert not list(tmp_path.glob("mq-demo-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    with start(tmp_path, "--no-spark") as demo:
+        assert demo.stdout is not None
+        first = demo.stdout.readline()
+        assert first.startswith("server "), first
+        server = only_child(demo.pid)
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, output
+    assert "interrupted" in output
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_dies_fails_the_demo_by_name(tmp_path: Path) -> None:
+    with start(tmp_path, "--no-spark") as demo:
+        assert demo.stdout is not None
+        demo.stdout.readline()
+        server = only_child(demo.pid)
+        os.kill(server, signal.SIGKILL)
+        output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 1, output
+    assert "FAILED: -m gateway serve ended with exit code -9" in output
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,231 @@
+"""kill -9 of a real server under load, again and again: nothing acknowledged is lost, doubled, moved or changed.
+
+Producers post batches of flight-like records, some to a named partition, some by key; followers long-poll every
+partition meanwhile; the history checker (tests/history.py) judges what all of them saw together with a final read of
+everything. MQ_KILL_CYCLES=500 makes it a long run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from tests.e2e.server import SMALL_FILES, Server
+from tests.history import Json, Outcome, Recorder, Seen, Send, check, is_intact, seal
+
+CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "6"))
+SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
+PARTITIONS = 3
+PRODUCERS = 4
+TOPIC = "flights"
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+CARRIERS = ("UA", "AA", "B6", "DL", "EV")
+
+
+def now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class World:
+    """A server, its clients, and what they saw."""
+
+    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.session = session
+        self.history = Recorder()
+        self.rng = random.Random(SEED)
+        self.is_loaded = True
+        print(f"seed {SEED}: repeat with MQ_TORTURE_SEED={SEED}")
+
+    async def create_topic(self) -> None:
+        body = {"partitions": PARTITIONS}
+        async with self.session.put(f"{self.server.url}/mq/v1/topics/{TOPIC}", json=body) as answer:
+            assert answer.status == 201, await answer.text()
+
+    async def produce_for_ever(self, client: str) -> None:
+        """Post batches until cancelled. A client that loses its connection does not know what became of the batch."""
+        while True:
+            try:
+                await self._produce(client)
+            except (aiohttp.ClientError, OSError):
+                await asyncio.sleep(0.02)  # the server is down
+
+    async def _produce(self, client: str) -> None:
+        records, sends = [], []
+        partition = self.rng.randrange(PARTITIONS) if client.endswith(("0", "1")) else None
+        delayed_ms = self.rng.randrange(100, 3000) if client.startswith("timer") else None
+        for _ in range(self.rng.choice((1, 1, 10, 60))):
+            value = self.history.value(client)
+            tail = f"N{self.rng.randrange(10_000, 99_999)}"
+            flight: dict[str, Json] = {
+                "id": value,
+                "tailnum": tail,
+                "carrier": self.rng.choice(CARRIERS),
+                "arr_delay": self.rng.randrange(-60, 300),
+                "note": "x" * self.rng.choice((0, 40, 2000)),
+            }
+            record: dict[str, object] = {"key": tail, "value": seal(flight)}
+            due_ms = None
+            if delayed_ms is not None:
+                due_ms = time.time_ns() // 1_000_000 + delayed_ms + self.rng.randrange(200)
+                record["deliver_at"] = due_ms
+            target = zlib.crc32(orjson.dumps(tail)) % PARTITIONS if partition is None else partition
+            records.append(record)
+            sends.append(self.history.send(value, target, now_ms(), due_ms=due_ms))
+        path = f"/topics/{TOPIC}" if partition is None else f"/topics/{TOPIC}/partitions/{partition}"
+        body = orjson.dumps({"records": records})
+        headers = {"Content-Type": JSON_V2}
+        async with self.session.post(self.server.url + path, data=body, headers=headers) as answer:
+            content = await answer.read()
+            ended_ms = now_ms()
+            if answer.status in (400, 413, 422, 507):
+                for send in sends:
+                    send.fail(ended_ms)
+            elif answer.status == 200:
+                assert answer.headers["Mq-Acks"] == "flushed"
+                self._answered(sends, orjson.loads(content)["offsets"], ended_ms)
+
+    def _answered(self, sends: list[Send], offsets: list[dict[str, int | str | None]], ended_ms: float) -> None:
+        for send, place in zip(sends, offsets, strict=True):
+            assert place["error_code"] is None
+            assert place["partition"] == send.partition, "a key's partition is crc32(key) % partitions"
+            offset = place["offset"]
+            if send.due_ms is None:
+                assert isinstance(offset, int)
+                send.ok(ended_ms, offset)
+            else:
+                assert offset is None
+                assert place["schedule_id"]
+                send.ok(ended_ms)
+
+    async def follow_for_ever(self, partition: int) -> None:
+        """Long-poll one partition and note what comes, across restarts of the server."""
+        offset = 0
+        while True:
+            try:
+                seen, offset = await self.fetch(partition, offset, wait_ms=500)
+            except (aiohttp.ClientError, OSError):
+                await asyncio.sleep(0.02)
+                continue
+            self.history.read(partition, seen)
+
+    async def fetch(self, partition: int, offset: int, *, wait_ms: int) -> tuple[list[Seen], int]:
+        """One read, and where the next one begins."""
+        url = f"{self.server.url}/topics/{TOPIC}/partitions/{partition}/records"
+        query = {"offset": str(offset), "timeout": str(wait_ms)}
+        async with self.session.get(url, params=query, headers={"Accept": JSON_V2}) as answer:
+            content = await answer.read()
+            if answer.status == 503:
+                raise aiohttp.ClientError("starting or stopping")
+            assert answer.status == 200, content
+            seen = [
+                Seen(
+                    record["offset"],
+                    record["value"]["id"],
+                    is_intact(record["value"]) and record["key"] == record["value"]["tailnum"],
+                    record.get("store_timestamp"),
+                )
+                for record in orjson.loads(content)
+            ]
+            return seen, int(answer.headers["Mq-Next-Offset"])
+
+    async def read_everything(self) -> int:
+        """The final read of each partition; returns the number of records."""
+        count = 0
+        for partition in range(PARTITIONS):
+            whole, offset = list[Seen](), 0
+            while True:
+                seen, following = await self.fetch(partition, offset, wait_ms=0)
+                if not seen:
+                    break
+                whole += seen
+                offset = following
+            self.history.final_read(partition, whole)
+            count += len(whole)
+        return count
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    server = Server(tmp_path / "data", SMALL_FILES)
+    timeout = aiohttp.ClientTimeout(total=20)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        try:
+            await server.start()
+            yield World(server, session)
+        finally:
+            await server.end()
+
+
+async def load_and_kill(world: World, clients: list[str]) -> None:
+    """Keep the load up through all cycles; kill the server at random moments, some of them while it recovers."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(world.produce_for_ever(client)) for client in clients]
+        tasks += [group.create_task(world.follow_for_ever(partition)) for partition in range(PARTITIONS)]
+        for _ in range(CYCLES):
+            await asyncio.sleep(world.rng.uniform(0.05, 0.9))
+            await world.server.kill()
+            await world.server.start()
+        await asyncio.sleep(0.3)
+        for task in tasks:
+            task.cancel()
+
+
+async def test_kill_9_under_load_loses_doubles_and_moves_nothing(world: World) -> None:
+    await world.create_topic()
+    await load_and_kill(world, [f"client{number}" for number in range(PRODUCERS)])
+    await world.server.kill()
+    await world.server.start()
+    count = await world.read_everything()
+    acked, unknown = world.history.count(Outcome.OK), world.history.count(Outcome.INFO)
+    print(f"{CYCLES + 1} kills, {acked} acked, {unknown} unknown, {count} there")
+    assert acked > 100 * CYCLES, "too little load to prove anything"
+    assert world.history.count(Outcome.FAIL) == 0
+    assert check(world.history) == []
+    assert await world.server.stop() == 0, world.server.log()
+
+
+async def test_kill_9_delivers_each_delayed_record_once_and_never_early(world: World) -> None:
+    await world.create_topic()
+    await load_and_kill(world, ["timer0", "timer2", "client1"])
+    acked = [send for send in world.history.sends if send.outcome is Outcome.OK and send.due_ms is not None]
+    last_due_ms = max(send.due_ms for send in world.history.sends if send.due_ms is not None)
+    assert len(acked) > 20 * CYCLES, "too little load to prove anything"
+    missing = {(send.partition, send.value) for send in acked}
+    give_up_ms = last_due_ms + 20_000
+    offsets = dict.fromkeys(range(PARTITIONS), 0)
+    while time.time_ns() // 1_000_000 <= last_due_ms or missing:
+        assert time.time_ns() // 1_000_000 < give_up_ms, f"{len(missing)} delayed records never came"
+        for partition, offset in offsets.items():
+            seen, offsets[partition] = await world.fetch(partition, offset, wait_ms=100)
+            world.history.read(partition, seen)
+            missing -= {(partition, record.value) for record in seen}
+    count = await world.read_everything()
+    print(f"{CYCLES} kills, {len(acked)} delayed records acked, {count} records there")
+    assert check(world.history) == []
+    assert await world.server.stop() == 0, world.server.log()
+
+
+async def test_a_clean_stop_under_load_answers_or_refuses_everything(world: World) -> None:
+    """SIGTERM: what was answered is there, and the next start finds a clean store."""
+    await world.create_topic()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(world.produce_for_ever(f"client{number}")) for number in range(PRODUCERS)]
+        for _ in range(2):
+            await asyncio.sleep(world.rng.uniform(0.2, 0.6))
+            assert await world.server.stop() == 0, world.server.log()
+            await world.server.start()
+        for task in tasks:
+            task.cancel()
+    await world.read_everything()
+    assert world.history.count(Outcome.OK) > 100
+    assert check(world.history) == []

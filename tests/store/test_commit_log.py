@@ -1,0 +1,214 @@
+"""store.commit_log and store.recovery: files, rolls, blank markers, torn tails and rot, without a store around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store.commit_log import CommitLog, Span
+from store.entry import BLANK_BYTES, Blank, Damage, encode_entry, entry_bytes
+from store.errors import Corrupt, DiskFull, StoreStopped
+from store.limits import KiB
+from store.record_batch import Record, encode
+from store.recovery import RecoveryReport, recover
+from store.types import Append, Entry, QueueKey
+from tests.simdisk import Fault, SimDisk
+
+ROOT = Path("/data/commitlog")
+FILE_BYTES = 64 * KiB
+EXTENT_BYTES = 16 * KiB
+QUEUE = QueueKey(16, 0)
+
+
+def open_log(disk: SimDisk) -> CommitLog:
+    log = CommitLog(ROOT, disk, file_bytes=FILE_BYTES, extent_bytes=EXTENT_BYTES, disk_floor_bytes=0)
+    log.open()
+    return log
+
+
+def write(log: CommitLog, number: int, size: int = 1000, *, sync: bool = True) -> Span:
+    """Append one entry as the writer does."""
+    append = Append(queue=QUEUE, batch=encode([Record(None, b"%d;" % number + bytes(size), 0)]), record_count=1)
+    needed = entry_bytes(append, 1)
+    position = log.place(log.end_position, needed)
+    log.prepare(position + needed)
+    buffers = encode_entry(
+        append,
+        append.batch,
+        topic=b"t",
+        position=position,
+        durable_position=log.durable_position,
+        base_offset=number,
+        store_time_ms=number,
+    )
+    log.write(position, buffers)
+    if sync:
+        log.sync()
+    return Span(position, needed)
+
+
+def recovered(disk: SimDisk, checkpoint: int = 0) -> tuple[CommitLog, list[int], RecoveryReport]:
+    """The log after recovery, the numbers of its entries, and the report."""
+    numbers: list[int] = []
+    log = open_log(disk)
+    report = recover(log, checkpoint, lambda entry: numbers.append(entry.base_offset))
+    return log, numbers, report
+
+
+def written(count: int, size: int = 1000) -> tuple[SimDisk, CommitLog, list[Span]]:
+    disk = SimDisk()
+    log = open_log(disk)
+    return disk, log, [write(log, number, size) for number in range(count)]
+
+
+def test_an_empty_log_recovers_to_an_empty_log() -> None:
+    log, numbers, report = recovered(SimDisk())
+    assert (numbers, log.end_position, report.entry_count, report.cut_bytes) == ([], 0, 0, 0)
+
+
+def test_entries_are_read_one_by_one_and_in_spans() -> None:
+    _, log, spans = written(150)
+    assert [log.read_entry(span.position).base_offset for span in spans] == list(range(150))
+    for some in (spans, spans[::3], spans[::-1], spans[40:41], []):
+        assert [entry.position for entry in log.read_spans(some)] == [span.position for span in some]
+    with pytest.raises(Corrupt):
+        log.read_entry(spans[3].position + 8)
+    with pytest.raises(Corrupt):
+        log.read_entry(10 * FILE_BYTES)
+
+
+def test_no_entry_spans_files_and_a_blank_marker_fills_the_rest() -> None:
+    disk, log, spans = written(150)
+    assert len(disk.names_in(ROOT)) > 2
+    assert all(span.position // FILE_BYTES == (span.position + span.size - 1) // FILE_BYTES for span in spans)
+    found = [item for item in log.scan(0) if not isinstance(item, Damage)]
+    blanks = [item for item in found if isinstance(item, Blank)]
+    assert [item.position for item in found if isinstance(item, Entry)] == [span.position for span in spans]
+    assert len(blanks) == log.end_position // FILE_BYTES
+    assert all((blank.position + blank.size) % FILE_BYTES == 0 for blank in blanks)
+
+
+def test_room_for_a_blank_marker_is_always_left() -> None:
+    log = open_log(SimDisk())
+    assert log.place(0, FILE_BYTES - BLANK_BYTES) == 0
+    assert log.place(8, FILE_BYTES - BLANK_BYTES) == FILE_BYTES
+    assert log.place(FILE_BYTES - BLANK_BYTES, 8) == FILE_BYTES
+
+
+def test_space_is_zero_and_durable_before_it_is_written() -> None:
+    disk, log, _ = written(5)
+    assert log.prepared_position == EXTENT_BYTES
+    content = disk.contents(ROOT / disk.names_in(ROOT)[0])
+    assert len(content) == EXTENT_BYTES
+    assert not any(content[log.end_position :])
+    assert disk.is_clean()
+
+
+def test_scanning_from_any_entry_finds_the_rest() -> None:
+    _, log, spans = written(100)
+    for number in range(0, 100, 7):
+        found = [item for item in log.scan(spans[number].position) if isinstance(item, Entry)]
+        assert [entry.base_offset for entry in found] == list(range(number, 100))
+    found = [item for item in log.scan(0, end=spans[50].position) if isinstance(item, Entry)]
+    assert len(found) == 50
+
+
+@pytest.mark.parametrize("checkpoint_at", [0, 1, 50, 99])
+def test_recovery_begins_at_the_checkpoint(checkpoint_at: int) -> None:
+    disk, _, spans = written(100)
+    log, numbers, report = recovered(disk, spans[checkpoint_at].position)
+    assert numbers == list(range(checkpoint_at, 100))
+    assert report.from_position == spans[checkpoint_at].position
+    assert report.end_position == log.end_position == log.durable_position == spans[-1].position + spans[-1].size
+    assert report.cut_reason is None
+
+
+def test_a_torn_tail_is_cut_zeroed_and_written_over() -> None:
+    disk, log, spans = written(20)
+    torn = [write(log, number, 3000, sync=False) for number in (20, 21)]
+    path = ROOT / disk.names_in(ROOT)[0]
+    disk.overwrite(path, torn[0].position + 500, b"garbage")
+    log, numbers, report = recovered(disk)
+    assert numbers == list(range(20))
+    assert report.cut_bytes > 0
+    assert report.cut_reason
+    assert log.end_position == spans[-1].position + spans[-1].size
+    assert not any(disk.contents(path)[log.end_position :])
+    write(log, 20)
+    assert recovered(disk)[1] == list(range(21))
+
+
+def test_rot_before_an_entry_that_knows_better_is_refused() -> None:
+    disk, _, spans = written(20)
+    path = ROOT / disk.names_in(ROOT)[0]
+    for span in (spans[0], spans[7], spans[17]):
+        damaged = disk.crash(Random(0))
+        damaged.flip(path, span.position + 100, 3)
+        with pytest.raises(Corrupt, match="had been durable") as caught:
+            recovered(damaged)
+        assert caught.value.position == span.position
+        assert caught.value.path == str(path)
+        assert damaged.contents(path)[: span.position] == disk.contents(path)[: span.position], "nothing was changed"
+
+
+def test_a_log_file_that_is_missing_foreign_or_too_large_is_refused() -> None:
+    disk, _, _ = written(200)
+    names = disk.names_in(ROOT)
+    missing = disk.crash(Random(0))
+    missing.remove(ROOT / names[1])
+    foreign = disk.crash(Random(0))
+    foreign.open(ROOT / "notes.txt", create=True)
+    large = disk.crash(Random(0))
+    large.open(ROOT / names[0]).truncate(FILE_BYTES + 1)
+    for damaged in (missing, foreign, large):
+        with pytest.raises(Corrupt):
+            open_log(damaged)
+
+
+def test_a_checkpoint_behind_the_log_is_refused() -> None:
+    disk, log, _ = written(5)
+    with pytest.raises(Corrupt, match="missing or cut"):
+        recovered(disk, log.prepared_position + 8)
+
+
+def test_recovery_is_idempotent() -> None:
+    disk, log, _ = written(30)
+    write(log, 30, 5000, sync=False)
+    for seed in range(50):
+        after = disk.crash(Random(seed))
+        first = recovered(after)[1]
+        assert first[:30] == list(range(30))
+        assert recovered(after.crash(Random(seed)))[1] == first
+
+
+def test_a_full_disk_is_told_apart_from_a_broken_one() -> None:
+    disk, log, _ = written(5)
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(DiskFull, match="free some space"):
+        log.prepare(log.prepared_position + 1)
+    disk.capacity_bytes = None
+    write(log, 5, 20_000 // 2)
+    disk.inject(Fault("pwritev"))
+    with pytest.raises(StoreStopped):
+        log.prepare(log.prepared_position + 1)
+    with pytest.raises(StoreStopped):
+        write(log, 6, 10)
+    with pytest.raises(StoreStopped):
+        log.sync()
+
+
+def test_the_oldest_file_can_be_removed_while_it_is_read() -> None:
+    disk, log, spans = written(200)
+    reading = log.scan(0)
+    next(reading)
+    log.remove_first()
+    assert log.first_position == FILE_BYTES
+    assert disk.is_clean()
+    assert len(log.starts()) == len(disk.names_in(ROOT))
+    with pytest.raises(Corrupt):
+        log.read_entry(spans[0].position)
+    again, numbers, _ = recovered(disk)
+    assert again.first_position == FILE_BYTES
+    assert numbers == [n for n, span in enumerate(spans) if span.position >= FILE_BYTES]

@@ -1,0 +1,61 @@
+"""store.data_format: a directory of a newer program is not touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store.data_format import VERSION, check_format
+from store.errors import Corrupt, FormatTooNew
+from tests.simdisk import SimDisk
+
+ROOT = Path("/data")
+PATH = ROOT / "format"
+
+
+def empty_disk() -> SimDisk:
+    disk = SimDisk()
+    disk.make_dirs(ROOT)
+    return disk
+
+
+def test_a_new_directory_is_stamped_durably_and_accepted_ever_after() -> None:
+    disk = empty_disk()
+    check_format(ROOT, disk)
+    assert disk.contents(PATH) == b"mq data format %d\n" % VERSION
+    assert disk.is_clean()
+    check_format(ROOT, disk)
+
+
+def test_a_newer_directory_is_refused_and_left_alone() -> None:
+    disk = empty_disk()
+    disk.open(PATH, create=True).pwritev([b"mq data format %d\n" % (VERSION + 1)], 0)
+    disk.calls.clear()
+    with pytest.raises(FormatTooNew, match="newer"):
+        check_format(ROOT, disk)
+    assert disk.calls == []
+
+
+@pytest.mark.parametrize("content", [b"hello", b"mq data format", b"mq data format x\n", b"mq data format -1\n"])
+def test_anything_else_is_corrupt(content: bytes) -> None:
+    disk = empty_disk()
+    disk.open(PATH, create=True).pwritev([content], 0)
+    with pytest.raises(Corrupt, match="format stamp"):
+        check_format(ROOT, disk)
+
+
+def test_a_crash_while_stamping_is_no_reason_to_refuse() -> None:
+    """Garbage in the one sector of a file whose name was not durable yet is left out: no drive writes half a sector."""
+    for nth in range(1, 4):
+        for seed in range(40):
+            disk = empty_disk()
+            disk.cut_power_at(nth)
+            with pytest.raises(OSError, match="power cut"):
+                check_format(ROOT, disk)
+            after = disk.crash(Random(seed))
+            left = after.contents(PATH) if after.paths() else b""
+            if b"mq data format 1\n".startswith(left) or not left.strip(b"\0"):
+                check_format(ROOT, after)
+                assert after.contents(PATH) == b"mq data format 1\n"

@@ -1,0 +1,180 @@
+"""store.files: one contract, kept by the real disk and by the simulated one that all crash tests stand on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store import files as files_module
+from store.files import File, Files, OsFiles
+from tests.simdisk import SimDisk
+
+
+@pytest.fixture(params=["os", "sim"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    if request.param == "os":
+        return OsFiles()
+    disk = SimDisk()
+    disk.make_dirs(tmp_path)
+    return disk
+
+
+@pytest.fixture
+def file(files: Files, tmp_path: Path) -> File:
+    return files.open(tmp_path / "f", create=True)
+
+
+def test_a_missing_file_is_opened_only_with_create(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.open(tmp_path / "f")
+    files.open(tmp_path / "f", create=True).pwritev([b"abc"], 0)
+    assert files.open(tmp_path / "f", create=True).pread(9, 0) == b"abc", "create keeps what is there"
+    with pytest.raises(FileNotFoundError):
+        files.open(tmp_path / "missing" / "f", create=True)
+
+
+def test_reads_are_short_only_at_the_end(file: File) -> None:
+    file.pwritev([b"abcdef"], 0)
+    assert file.pread(3, 0) == b"abc"
+    assert file.pread(10, 4) == b"ef"
+    assert file.pread(10, 6) == b""
+    assert file.pread(10, 600) == b""
+    assert file.pread(0, 0) == b""
+
+
+def test_buffers_of_every_kind_are_written_end_to_end(file: File) -> None:
+    assert file.pwritev([b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3], b""], 1) == 6
+    assert file.pread(10, 0) == b"\0abcdef"
+    assert file.pwritev([], 0) == 0
+    assert file.size() == 7
+
+
+def test_more_buffers_than_one_system_call_takes_are_written(file: File) -> None:
+    count = 3 * files_module.IOV_MAX + 1
+    assert file.pwritev([b"%06d" % n for n in range(count)], 0) == 6 * count
+    assert file.pread(6 * count, 0) == b"".join(b"%06d" % n for n in range(count))
+
+
+def test_overwriting_keeps_the_rest_and_a_buffer_may_be_reused(file: File) -> None:
+    buffer = bytearray(b"aaaa")
+    file.pwritev([buffer], 0)
+    buffer[:] = b"zzzz"
+    file.pwritev([b"b"], 1)
+    file.datasync()
+    assert file.pread(4, 0) == b"abaa"
+
+
+def test_truncate_cuts_and_extends_with_zeros(file: File) -> None:
+    file.pwritev([b"abcdef"], 0)
+    file.truncate(2)
+    assert (file.size(), file.pread(9, 0)) == (2, b"ab")
+    file.truncate(4)
+    assert (file.size(), file.pread(9, 0)) == (4, b"ab\0\0")
+
+
+def test_list_names_files_and_directories_sorted_and_nothing_below(files: Files, tmp_path: Path) -> None:
+    files.make_dirs(tmp_path / "b" / "deep")
+    for name in ("c", "a", "b/inner"):
+        files.open(tmp_path / name, create=True)
+    assert files.list(tmp_path) == ["a", "b", "c"]
+    assert files.list(tmp_path / "b") == ["deep", "inner"]
+    assert files.list(tmp_path / "none") == []
+
+
+def test_make_dirs_makes_parents_and_may_be_repeated(files: Files, tmp_path: Path) -> None:
+    files.make_dirs(tmp_path / "x" / "y" / "z")
+    files.make_dirs(tmp_path / "x" / "y" / "z")
+    files.open(tmp_path / "x" / "y" / "z" / "f", create=True)
+    assert files.list(tmp_path / "x" / "y") == ["z"]
+
+
+def test_a_removed_file_is_gone_but_readable_by_who_has_it_open(files: Files, file: File, tmp_path: Path) -> None:
+    file.pwritev([b"abc"], 0)
+    files.remove(tmp_path / "f")
+    files.sync_dir(tmp_path)
+    assert files.list(tmp_path) == []
+    assert file.pread(3, 0) == b"abc"
+    with pytest.raises(FileNotFoundError):
+        files.remove(tmp_path / "f")
+
+
+def test_only_an_empty_directory_can_be_removed(files: Files, tmp_path: Path) -> None:
+    files.make_dirs(tmp_path / "x" / "y")
+    files.open(tmp_path / "x" / "y" / "f", create=True)
+    for directory in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(OSError, match="not empty"):
+            files.remove_dir(directory)
+    files.remove(tmp_path / "x" / "y" / "f")
+    files.remove_dir(tmp_path / "x" / "y")
+    files.sync_dir(tmp_path / "x")
+    assert files.list(tmp_path / "x") == []
+    with pytest.raises(FileNotFoundError):
+        files.remove_dir(tmp_path / "x" / "y")
+    with pytest.raises(FileNotFoundError):
+        files.open(tmp_path / "x" / "y" / "f", create=True)
+
+
+def test_sync_dir_of_a_missing_directory_is_an_error(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.sync_dir(tmp_path / "none")
+
+
+def test_a_lock_is_held_until_closed(files: Files, tmp_path: Path) -> None:
+    held = files.lock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError):
+        files.lock(tmp_path / "lock")
+    held.close()
+    files.lock(tmp_path / "lock").close()
+
+
+def test_free_bytes_is_a_number_of_bytes(files: Files, tmp_path: Path) -> None:
+    assert files.free_bytes(tmp_path) > 0
+
+
+def test_a_closed_file_cannot_be_used_and_may_be_closed_again(file: File) -> None:
+    file.close()
+    file.close()
+    with pytest.raises(OSError, match="Bad file descriptor") as caught:
+        file.pread(1, 0)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_short_writes_and_reads_of_the_system_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal, a quota or a network file system may make any call do less than asked."""
+    file = OsFiles().open(tmp_path / "f", create=True)
+    pwritev, pwrite, pread = os.pwritev, os.pwrite, os.pread
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: pwritev(fd, [b"".join(buffers)[:5]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, rest, at: pwrite(fd, rest[:3], at))
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 4), at))
+    content = bytes(range(200))
+    assert file.pwritev([content[:90], content[90:]], 7) == 200
+    assert file.pread(300, 7) == content
+
+
+def test_another_process_cannot_take_the_lock(tmp_path: Path) -> None:
+    held = OsFiles().lock(tmp_path / "lock")
+    program = "import sys; from pathlib import Path; from store.files import OsFiles; OsFiles().lock(Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "BlockingIOError" in refused.stderr
+    held.close()
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_make_dirs_syncs_each_parent_it_adds_a_name_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, synced = OsFiles(), list[Path]()
+    monkeypatch.setattr(OsFiles, "sync_dir", lambda _, directory: synced.append(directory))
+    files.make_dirs(tmp_path / "x" / "y")
+    assert synced == [tmp_path, tmp_path / "x"]
+
+
+def test_datasync_reaches_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[int]()
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    OsFiles().open(tmp_path / "f", create=True).datasync()
+    assert len(synced) == 1

@@ -1,0 +1,355 @@
+"""store.record_batch: what passes `check` can be read by anyone for ever; everything else is refused."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import pytest
+import zstandard
+from aiokafka.record.default_records import _DefaultRecordBatchPy
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import record_batch
+from store.errors import MalformedBatch, RecordTooLarge
+from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, MiB
+from store.record_batch import HEADER_BYTES, Record, check, decode, encode, split, with_base_offset
+from store.types import Buffer
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+CRC_AT, CRC_FROM, LENGTH_AT, LAST_DELTA_AT, COUNT_AT = 17, 21, 8, 23, 57
+
+Fields = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+
+
+def sample(count: int = 5) -> bytes:
+    """A batch with every feature: keys, tombstones, headers with and without values, own timestamps."""
+    return bytes(
+        encode(
+            [
+                Record(
+                    None if n % 3 == 0 else b"key %d" % n,
+                    None if n % 4 == 3 else b"value %d" % n,
+                    1_700_000_000_000 + n * n,
+                    [("mq-tag", b"red"), ("empty", b""), ("null", None)] if n % 2 else (),
+                )
+                for n in range(count)
+            ]
+        )
+    )
+
+
+def fields(batch: Buffer) -> list[Fields]:
+    """Everything a reader can learn from a batch."""
+    return [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in decode(batch)]
+
+
+def rebuilt(
+    batch: bytes, *, codec: int | None = None, records: bytes | None = None, patches: Mapping[int, bytes] | None = None
+) -> bytes:
+    """The batch with other records, codec or header bytes (position: bytes), with length and CRC that fit."""
+    changed = bytearray(batch[:HEADER_BYTES]) + (batch[HEADER_BYTES:] if records is None else records)
+    if codec is not None:
+        struct.pack_into(">h", changed, CRC_FROM, codec)
+    struct.pack_into(">i", changed, LENGTH_AT, len(changed) - 12)
+    for at, patch in (patches or {}).items():
+        changed[at : at + len(patch)] = patch
+    struct.pack_into(">I", changed, CRC_AT, crc32c(bytes(changed[CRC_FROM:])))
+    return bytes(changed)
+
+
+def compressed(batch: bytes, codec: int) -> bytes:
+    """The same batch as a client that compresses would send it."""
+    body = batch[HEADER_BYTES:]
+    packed = gzip.compress(body) if codec == GZIP else zstandard.ZstdCompressor(write_checksum=True).compress(body)
+    return rebuilt(batch, codec=codec, records=packed)
+
+
+records_of_any_shape = st.lists(
+    st.builds(
+        Record,
+        st.none() | st.binary(max_size=40),
+        st.none() | st.binary(max_size=200),
+        st.integers(0, 4_000_000_000_000),
+        st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=20)), max_size=4),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(records_of_any_shape, st.integers(0, 2**62))
+def test_what_is_encoded_passes_and_decodes_to_the_same_records(records: Sequence[Record], base_offset: int) -> None:
+    batch = with_base_offset(encode(records), base_offset)
+    header = check(batch)
+    assert (header.size, header.record_count, header.base_offset) == (len(batch), len(records), base_offset)
+    assert header.base_timestamp_ms == records[0].timestamp_ms
+    assert header.max_timestamp_ms == max(record.timestamp_ms for record in records)
+    assert fields(batch) == [
+        (base_offset + n, r.timestamp_ms, r.key, r.value, list(r.headers)) for n, r in enumerate(records)
+    ]
+    assert record_batch.record_count(batch) == len(records)
+    assert not record_batch.is_log_append_time(batch)
+
+
+@given(records_of_any_shape)
+def test_an_independent_decoder_reads_the_same(records: Sequence[Record]) -> None:
+    batch = bytes(encode(records))
+    slow = _DefaultRecordBatchPy(batch)
+    assert slow.validate_crc()
+    assert fields(batch) == [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in slow]
+
+
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
+@given(records=records_of_any_shape)
+def test_compressed_batches_are_accepted_and_stay_compressed(codec: int, records: Sequence[Record]) -> None:
+    plain = bytes(encode(records))
+    packed = compressed(plain, codec)
+    assert check(packed)._replace(size=0) == check(plain)._replace(size=0)
+    assert fields(packed) == fields(plain)
+    assert fields(with_base_offset(packed, 77))[0][0] == 77
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_buffers_of_every_kind_are_taken(kind: Callable[[bytes], Buffer]) -> None:
+    for batch in (sample(), compressed(sample(), ZSTD)):
+        assert check(kind(batch)).record_count == 5
+        assert fields(kind(batch)) == fields(sample())
+        assert len(with_base_offset(kind(batch), 1)) == len(batch)
+        assert [bytes(part) for part in split(kind(batch))] == [batch]
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, ZSTD])
+def test_every_changed_byte_is_refused_or_changes_nothing(codec: int) -> None:
+    """Base offset and leader epoch are ours to set and not under the CRC; they are the only bytes that may change."""
+    batch = sample() if codec == NONE else compressed(sample(), codec)
+    expected, harmless = [f[1:] for f in fields(batch)], set[int]()
+    rng = Random(codec)
+    for at in range(len(batch)):
+        for bit in {0, 7, rng.randrange(1, 7)}:
+            changed = bytearray(batch)
+            changed[at] ^= 1 << bit
+            try:
+                check(changed)
+            except (MalformedBatch, RecordTooLarge):
+                continue
+            assert [f[1:] for f in fields(changed)] == expected, f"byte {at}, bit {bit}"
+            harmless.add(at)
+    assert harmless <= {*range(8), *range(12, 16)}
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, ZSTD])
+def test_every_cut_and_every_extension_is_refused(codec: int) -> None:
+    batch = sample() if codec == NONE else compressed(sample(), codec)
+    for size in range(len(batch)):
+        with pytest.raises(MalformedBatch):
+            check(batch[:size])
+    with pytest.raises(MalformedBatch):
+        check(batch + b"\0")
+
+
+def test_damage_behind_a_right_crc_is_refused_or_reads_the_same_to_everyone() -> None:
+    """A broken or hostile client computes the CRC over its nonsense: B1 must hold all the same."""
+    rng, batch, passed_count = Random(4), sample(8), 0
+    for _ in range(6_000):
+        changed = bytearray(batch)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            changed[rng.randrange(CRC_FROM + 2, len(batch))] = rng.randrange(256)
+        nonsense = rebuilt(bytes(changed))
+        try:
+            header = check(nonsense)
+        except (MalformedBatch, RecordTooLarge):
+            continue
+        passed_count += 1
+        got = fields(nonsense)
+        assert [f[0] for f in got] == list(range(header.base_offset, header.base_offset + header.record_count))
+        assert got == [
+            (r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in _DefaultRecordBatchPy(nonsense)
+        ]
+    assert passed_count > 100, "or the test proves nothing"
+
+
+def test_random_bytes_are_refused() -> None:
+    rng = Random(5)
+    for size in [*range(80), 500, 5000]:
+        with pytest.raises(MalformedBatch):
+            check(rng.randbytes(size))
+
+
+@pytest.mark.parametrize(
+    ("patches", "reason"),
+    [
+        ({16: b"\1"}, "magic byte 1"),
+        ({8: struct.pack(">i", -1)}, "says it has 11 bytes"),
+        ({8: struct.pack(">i", 2**31 - 1)}, "the batch says"),
+        ({21: struct.pack(">h", 0x10)}, "transactional"),
+        ({21: struct.pack(">h", 0x20)}, "control"),
+        ({57: struct.pack(">i", 0)}, "0 records"),
+        ({57: struct.pack(">i", -1)}, "-1 records"),
+        ({57: struct.pack(">i", 2**31 - 1)}, "records in a batch"),
+        ({57: struct.pack(">i", 4)}, "last offset delta 4"),
+        ({23: struct.pack(">i", 6), 57: struct.pack(">i", 7)}, "does not decode"),
+        ({23: struct.pack(">i", 3), 57: struct.pack(">i", 4)}, "decode"),
+        ({23: struct.pack(">i", 9_999), 57: struct.pack(">i", 10_000)}, "cannot fit"),
+    ],
+)
+def test_a_header_that_lies_is_refused_with_the_reason(patches: dict[int, bytes], reason: str) -> None:
+    with pytest.raises(MalformedBatch, match=reason):
+        check(rebuilt(sample(), patches=patches))
+
+
+def test_offset_deltas_with_a_hole_are_refused() -> None:
+    one = bytes(encode([Record(None, b"a", 0)]))[HEADER_BYTES:]
+    two = bytes(encode([Record(None, b"a", 0)] * 3))[HEADER_BYTES:]
+    hole = rebuilt(sample(2), records=one + two[2 * len(one) :])
+    with pytest.raises(MalformedBatch, match="offset delta 2"):
+        check(hole)
+
+
+@pytest.mark.parametrize(("codec", "name"), [(SNAPPY, "snappy"), (LZ4, "lz4"), (5, "5"), (7, "7")])
+def test_codecs_that_nobody_here_can_read_are_refused(codec: int, name: str) -> None:
+    with pytest.raises(MalformedBatch, match=f"codec {name} is not accepted"):
+        check(rebuilt(sample(), codec=codec))
+
+
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
+def test_a_stream_that_is_not_compressed_at_all_is_refused(codec: int) -> None:
+    with pytest.raises(MalformedBatch, match="decompress"):
+        check(rebuilt(sample(), codec=codec))
+
+
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
+@pytest.mark.parametrize("change", ["cut 1", "cut 4", "junk", "second stream"])
+def test_an_incomplete_or_overlong_compressed_stream_is_refused(codec: int, change: str) -> None:
+    """The bytes are served as they came: a stream that only this decoder reads would stop every other consumer."""
+    packed = compressed(sample(), codec)
+    stream = packed[HEADER_BYTES:]
+    streams = {
+        "cut 1": stream[:-1],
+        "cut 4": stream[:-4],
+        "junk": stream + b"junk",
+        "second stream": stream + stream,
+    }
+    with pytest.raises(MalformedBatch):
+        check(rebuilt(packed, records=streams[change]))
+
+
+def bomb(codec: int, size: int) -> bytes:
+    """`size` zero bytes as a compressed records section."""
+    if codec == GZIP:
+        packer = zlib.compressobj(9, wbits=31)
+        return b"".join([*(packer.compress(bytes(MiB)) for _ in range(size // MiB)), packer.flush()])
+    with_size = zstandard.ZstdCompressor()
+    return with_size.compress(bytes(size))
+
+
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
+def test_a_bomb_is_refused_without_being_inflated(codec: int) -> None:
+    batch = rebuilt(sample(), codec=codec, records=bomb(codec, 256 * MiB))
+    tracemalloc.start()
+    with pytest.raises(RecordTooLarge, match="inflates"):
+        check(batch)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 3 * BATCH_BYTES_MAX
+
+
+def test_a_zstd_window_beyond_the_budget_is_refused() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    stream = packer.compress(Random(1).randbytes(MiB)) + packer.flush()
+    with pytest.raises(MalformedBatch, match="decompress"):
+        check(rebuilt(sample(), codec=ZSTD, records=stream))
+
+
+def batch_of_size(size: int) -> bytes:
+    """A valid batch of one record of exactly `size` bytes, made without the encoder's own limit."""
+    value = bytes(size - HEADER_BYTES - 15)
+    while True:
+        attributes_to_key = b"\0\0\0\1"  # attributes, timestamp delta, offset delta, key length -1
+        body = attributes_to_key + varint(len(value)) + value + b"\0"
+        records = varint(len(body)) + body
+        missing = size - HEADER_BYTES - len(records)
+        if missing == 0:
+            return rebuilt(bytes(encode([Record(None, b"", 0)])), records=records)
+        value += bytes(missing)
+
+
+def varint(number: int) -> bytes:
+    """Zigzag varint of a number >= 0."""
+    number <<= 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def test_a_batch_may_have_the_largest_size_and_not_a_byte_more() -> None:
+    largest = batch_of_size(BATCH_BYTES_MAX)
+    assert check(largest).size == BATCH_BYTES_MAX
+    with pytest.raises(RecordTooLarge, match=str(BATCH_BYTES_MAX)):
+        check(batch_of_size(BATCH_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("codec", [GZIP, ZSTD])
+def test_a_batch_may_inflate_to_the_largest_size_and_not_a_byte_more(codec: int) -> None:
+    assert check(compressed(batch_of_size(BATCH_BYTES_MAX), codec)).record_count == 1
+    with pytest.raises(RecordTooLarge, match="inflates"):
+        check(compressed(batch_of_size(BATCH_BYTES_MAX + 1), codec))
+
+
+def test_a_batch_may_hold_the_largest_number_of_records_and_not_one_more() -> None:
+    record = Record(None, None, 0)
+    assert check(encode([record] * BATCH_RECORDS_MAX)).record_count == BATCH_RECORDS_MAX
+    with pytest.raises(RecordTooLarge, match=str(BATCH_RECORDS_MAX)):
+        encode([record] * (BATCH_RECORDS_MAX + 1))
+
+
+def test_encode_refuses_records_that_do_not_fit_one_batch() -> None:
+    value = bytes(BATCH_BYTES_MAX // 2)
+    with pytest.raises(RecordTooLarge):
+        encode([Record(None, value, 0), Record(None, value, 0)])
+    with pytest.raises(RecordTooLarge):
+        encode([Record(None, bytes(BATCH_BYTES_MAX), 0)])
+
+
+def test_split_cuts_a_body_into_its_batches() -> None:
+    parts = [sample(1), sample(7), compressed(sample(3), ZSTD)]
+    assert [bytes(part) for part in split(b"".join(parts))] == parts
+    assert list(split(b"")) == []
+
+
+@pytest.mark.parametrize("length", [-1, 0, HEADER_BYTES - 13, 10_000, 2**31 - 1])
+def test_split_refuses_lengths_that_cannot_be(length: int) -> None:
+    body = bytearray(sample() + sample())
+    struct.pack_into(">i", body, len(sample()) + LENGTH_AT, length)
+    with pytest.raises(MalformedBatch, match=f"batch at byte {len(sample())}"):
+        list(split(body))
+
+
+def test_split_refuses_a_batch_that_is_cut_short() -> None:
+    body = sample() + sample()
+    for size in range(len(sample()) + 1, len(body)):
+        with pytest.raises(MalformedBatch):
+            list(split(body[:size]))
+
+
+def test_log_append_time_is_seen() -> None:
+    assert record_batch.is_log_append_time(rebuilt(sample(), patches={CRC_FROM: struct.pack(">h", 0x08)}))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_new_base_offset_is_patched_where_the_crc_does_not_look(kind: Callable[[bytes], Buffer]) -> None:
+    batch = kind(sample())
+    patched = with_base_offset(batch, 2**40)
+    assert check(patched).base_offset == 2**40
+    assert patched[CRC_AT:] == sample()[CRC_AT:]
+    assert (patched is batch) == (kind is bytearray), "a bytearray is patched in place, anything else is left alone"

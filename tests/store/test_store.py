@@ -1,0 +1,340 @@
+"""store.store: the facade as the gateway and the timer use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store import Store, StoreConfig
+from store.errors import StoreLocked, StoreStopped, UnknownQueue
+from store.files import OsFiles
+from store.limits import KiB, MiB
+from store.record_batch import Record, encode
+from store.topics import META_QUEUE, TIMER_QUEUE
+from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
+from tests.clock import START_MS, FakeClock
+from tests.simdisk import SimDisk
+from tests.store.kit import (
+    SMALL,
+    InlineExecutor,
+    P,
+    T,
+    abandon,
+    append_of,
+    entries_of,
+    open_store,
+    opened,
+    put,
+    values_of,
+    with_settings,
+)
+
+
+class TellingExecutor(InlineExecutor):
+    """Sets an event after each call."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        self.called.set()
+        return future
+
+
+async def queue_of(store: Store, name: str = "orders", partitions: int = 2) -> QueueKey:
+    topic, _ = await store.create_topic(name, partitions)
+    return QueueKey(topic.topic_id, 0)
+
+
+async def test_what_was_appended_is_read_back_also_after_a_restart() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        queue = await queue_of(store)
+        first = await put(store, queue, b"a", b"b")
+        second = await put(store, queue, b"c")
+        assert (first.base_offset, second.base_offset) == (0, 2)
+        assert first.acks is Acks.FLUSHED
+        assert first.store_time_ms == START_MS
+        assert await values_of(store, queue) == [b"a", b"b", b"c"]
+    async with opened(disk) as store:
+        assert await values_of(store, queue) == [b"a", b"b", b"c"]
+        assert store.recovery.entry_count == 0, "a clean stop leaves nothing to scan"
+        assert (await put(store, queue, b"d")).base_offset == 3
+
+
+async def test_statuses_and_next_offsets() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        empty = await store.read(queue, 0, max_bytes=1000)
+        assert (empty.status, empty.entries, empty.next_offset) == (ReadStatus.EMPTY, [], 0)
+        await put(store, queue, b"a", b"b", b"c")
+        await put(store, queue, b"d")
+        inside = await store.read(queue, 1, max_bytes=1)
+        assert inside.status is ReadStatus.FOUND
+        assert [entry.base_offset for entry in inside.entries] == [0], "the entry that holds the offset, whole"
+        assert (inside.min_offset, inside.max_offset, inside.next_offset) == (0, 4, 3)
+        everything = await store.read(queue, 0, max_bytes=MiB)
+        assert (len(everything.entries), everything.next_offset) == (2, 4)
+        assert (await store.read(queue, 4, max_bytes=1)).status is ReadStatus.AT_END
+        beyond = await store.read(queue, 5, max_bytes=1)
+        assert (beyond.status, beyond.next_offset) == (ReadStatus.TOO_LARGE, 4)
+        before = await store.read(queue, -1, max_bytes=1)
+        assert (before.status, before.next_offset) == (ReadStatus.TOO_SMALL, 0)
+
+
+async def test_a_read_returns_at_least_one_entry_and_then_stays_below_max_bytes() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        for _ in range(6):
+            await put(store, queue, bytes(1000))
+        size = (await entries_of(store, queue))[0].size
+        for max_bytes, count in ((0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (100 * size, 6)):
+            assert len((await store.read(queue, 0, max_bytes=max_bytes)).entries) == count, max_bytes
+
+
+async def test_reads_agree_whether_they_come_from_memory_or_from_the_log() -> None:
+    disk = SimDisk()
+    async with opened(disk, with_settings(tail_bytes_max=3 * KiB)) as store:
+        queue = await queue_of(store)
+        for number in range(120):
+            await put(store, queue, b"%d" % number, bytes(number * 20))
+        mixed = await entries_of(store, queue)
+    async with opened(disk) as store:
+        from_log = await entries_of(store, queue)
+    assert from_log == mixed
+    assert len(disk.list(SMALL.root / "commitlog")) > 2
+
+
+async def test_unknown_queues_are_refused_everywhere_and_nothing_is_stored() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store, partitions=1)
+        end = store.end_position
+        for unknown in (QueueKey(queue.topic_id, 1), QueueKey(queue.topic_id + 1, 0), QueueKey(queue.topic_id, -1)):
+            with pytest.raises(UnknownQueue):
+                await put(store, unknown, b"a")
+            with pytest.raises(UnknownQueue):
+                await store.append([append_of(queue, [b"good"]), append_of(unknown, [b"bad"])])
+            with pytest.raises(UnknownQueue):
+                await store.read(unknown, 0, max_bytes=1)
+            with pytest.raises(UnknownQueue):
+                store.bounds(unknown)
+            with pytest.raises(UnknownQueue):
+                await store.wait_for(unknown, 0, 10)
+            with pytest.raises(UnknownQueue):
+                await store.offset_for_time(unknown, 0, Boundary.LOWER)
+        assert store.end_position == end
+        assert store.bounds(queue) == Bounds(0, 0)
+
+
+async def test_a_waiting_reader_is_woken_by_the_first_record() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        other = queue._replace(queue_id=1)
+        waiting = [asyncio.create_task(store.wait_for(queue, 0, 60_000)) for _ in range(3)]
+        await put(store, other, b"elsewhere")
+        assert not any(task.done() for task in waiting)
+        await put(store, queue, b"a")
+        assert await asyncio.gather(*waiting) == [True, True, True]
+        assert await store.wait_for(queue, 0, 0), "what is there needs no wait"
+        assert not await store.wait_for(queue, 1, 0)
+        assert not await store.wait_for(queue, 1, 1), "time is up"
+
+
+async def test_closing_wakes_waiting_readers_and_refuses_appends() -> None:
+    store = await open_store(SimDisk())
+    queue = await queue_of(store)
+    waiting = asyncio.create_task(store.wait_for(queue, 0, 60_000))
+    await asyncio.sleep(0)
+    await store.close()
+    assert await waiting is False
+    with pytest.raises(StoreStopped):
+        await put(store, queue, b"a")
+
+
+async def test_store_time_never_goes_back_when_the_clock_does_not_even_across_a_restart() -> None:
+    disk, clock = SimDisk(), FakeClock()
+    times = []
+    async with opened(disk, clock=clock) as store:
+        queue = await queue_of(store)
+        for step_ms in (1000, -3_600_000, 5, 7_200_000):
+            clock.step(step_ms)
+            times.append((await put(store, queue, b"a")).store_time_ms)
+    disk.kill()
+    clock.step(-10_000_000)
+    async with opened(disk, clock=clock) as store:
+        times.append((await put(store, queue, b"a")).store_time_ms)
+    assert times == sorted(times)
+    assert times[0] == START_MS + 1000
+
+
+async def test_search_by_time_on_both_boundaries() -> None:
+    disk, clock = SimDisk(), FakeClock(0)
+    async with opened(disk, clock=clock) as store:
+        queue = await queue_of(store)
+        for time_ms, values in ((10, [b"a", b"b"]), (10, [b"c"]), (30, [b"d", b"e"])):
+            clock.set(time_ms)
+            await put(store, queue, *values)
+        await check_times(store, queue)
+    async with opened(disk, clock=clock) as store:
+        await check_times(store, queue)
+
+
+async def check_times(store: Store, queue: QueueKey) -> None:
+    """Times 10 10 10 30 30 at offsets 0 to 4: the example of store/consume_queue/base.py."""
+    expected = {5: (0, 0), 10: (0, 2), 20: (3, 2), 30: (3, 4), 40: (5, 4)}
+    for time_ms, (lower, upper) in expected.items():
+        assert await store.offset_for_time(queue, time_ms, Boundary.LOWER) == lower, time_ms
+        assert await store.offset_for_time(queue, time_ms, Boundary.UPPER) == upper, time_ms
+
+
+async def test_written_acks_are_answered_without_a_sync_and_survive_a_kill() -> None:
+    disk = SimDisk()
+    store = await open_store(disk)
+    queue = await queue_of(store)
+    await put(store, queue, b"first")
+    synced = sum(call.operation == "datasync" for call in disk.calls)
+    answer = await put(store, queue, b"a", acks=Acks.WRITTEN)
+    assert answer.acks is Acks.WRITTEN
+    assert sum(call.operation == "datasync" for call in disk.calls) == synced
+    assert (await put(store, queue, b"b")).acks is Acks.FLUSHED
+    await put(store, queue, b"c", acks=Acks.WRITTEN)
+    await abandon()
+    disk.kill()
+    async with opened(disk) as again:
+        assert await values_of(again, queue) == [b"first", b"a", b"b", b"c"]
+
+
+async def test_only_written_records_are_synced_after_the_flush_interval() -> None:
+    disk, executor = SimDisk(), TellingExecutor()
+    config = with_settings(flush_interval_ms=5)
+    store = await Store.open(config, files=disk, clock=FakeClock(), executor=executor)
+    queue = await queue_of(store)
+    await put(store, queue, b"a", acks=Acks.WRITTEN)
+    synced = store.stats.sync_count
+    executor.called.clear()
+    async with asyncio.timeout(10):
+        await executor.called.wait()
+    assert store.stats.sync_count == synced + 1
+    async with opened(disk.crash(Random(0))) as again:
+        assert await values_of(again, queue) == [b"a"]
+    await store.close()
+
+
+async def test_two_processes_cannot_open_one_directory() -> None:
+    disk = SimDisk()
+    async with opened(disk):
+        with pytest.raises(StoreLocked):
+            await open_store(disk)
+    async with opened(disk):
+        pass
+
+
+async def test_a_deleted_topic_that_is_made_again_is_empty() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        queue = await queue_of(store)
+        await put(store, queue, b"old")
+        waiting = asyncio.create_task(store.wait_for(queue, 1, 60_000))
+        await asyncio.sleep(0)
+        await store.delete_topic("orders")
+        with pytest.raises(UnknownQueue):
+            await waiting
+        with pytest.raises(UnknownQueue):
+            await store.read(queue, 0, max_bytes=1)
+        again = await queue_of(store)
+        assert again.topic_id > queue.topic_id
+        assert store.bounds(again) == Bounds(0, 0)
+        await put(store, again, b"new")
+    disk.kill()
+    async with opened(disk) as store:
+        assert await values_of(store, again) == [b"new"]
+        with pytest.raises(UnknownQueue):
+            store.bounds(queue)
+
+
+async def test_retention_by_age_raises_the_min_offset_and_keeps_what_is_pinned() -> None:
+    disk, clock = SimDisk(), FakeClock()
+    async with opened(disk, with_settings(retention_ms=10_000), clock) as store:
+        queue = await queue_of(store)
+        pinned = [0]
+        store.pin(lambda: pinned[0])
+        for number in range(60):
+            clock.step(1000)
+            await put(store, queue, b"%d" % number + bytes(4000))
+        assert await store.expire(file_count_max=99) == 0, "a pin holds everything behind it"
+        pinned[0] = store.end_position
+        assert await store.expire() == 1
+        removed = 1 + await store.expire(file_count_max=99)
+        assert removed >= 2
+        low, high = store.bounds(queue)
+        assert 0 < low < high == 60
+        assert (await store.read(queue, 0, max_bytes=1)).status is ReadStatus.TOO_SMALL
+        assert [value[:2] for value in await values_of(store, queue)] == [b"%d" % n for n in range(low, 60)]
+    async with opened(disk) as store:
+        assert store.bounds(queue) == Bounds(low, high)
+        assert store.topic("orders").topic_id == queue.topic_id, "topics outlive the log they were made in"
+
+
+async def test_tag_filters_pass_over_entries_in_the_index() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        for tags in ((1, 1), (2, 2), (1, 2), (3, 3)):
+            batch = encode([Record(None, b"x", 0)] * 2)
+            await store.append([Append(queue=queue, batch=batch, record_count=2, tag_hashes=tags)])
+
+        async def found(*tags: int) -> list[int]:
+            result = await store.read(queue, 0, max_bytes=MiB, tag_hashes=frozenset(tags))
+            assert result.next_offset == 8, "passing over is progress"
+            return [entry.base_offset for entry in result.entries]
+
+        assert await found(1) == [0, 4]
+        assert await found(2) == [2, 4]
+        assert await found(2, 3) == [2, 4, 6]
+        assert await found(9) == []
+        none = await store.read(queue, 0, max_bytes=MiB, tag_hashes=frozenset({9}))
+        assert none.status is ReadStatus.NO_MATCH
+
+
+async def test_delivered_schedules_can_be_learned_from_the_log() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        queue = await queue_of(store)
+        await put(store, queue, b"plain")
+        middle = store.end_position
+        batch = encode([Record(None, b"x", 0)])
+        sources = [Source(8, 0), Source(8, 3)]
+        await store.append([Append(queue=queue, batch=batch, record_count=1, sources=sources)])
+        assert await store.sources_since(0) == await store.sources_since(middle) == set(sources)
+        assert await store.sources_since(store.end_position) == set()
+    async with opened(disk) as store:
+        assert await store.sources_since(middle) == set(sources)
+
+
+async def test_an_entry_can_be_read_by_its_position() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        answer = await put(store, TIMER_QUEUE, b"delayed")
+        assert (await store.read_entry(answer.position)).queue == TIMER_QUEUE
+    async with opened(disk) as store:
+        assert (await store.read_entry(answer.position)).position == answer.position
+
+
+async def test_the_real_disk_and_real_threads(tmp_path: Path) -> None:
+    """The same with nothing simulated: default executors, default file sizes but for the extent."""
+    config = StoreConfig(root=tmp_path, extent_bytes=MiB, disk_floor_bytes=0)
+    store = await Store.open(config, files=OsFiles())
+    queue = await queue_of(store)
+    answers = await asyncio.gather(*(put(store, queue, b"%d" % number) for number in range(500)))
+    assert [answer.base_offset for answer in answers] == list(range(500)), "offsets follow the order of the calls"
+    assert store.stats.sync_count < 250, "one fdatasync answers many"
+    await store.close()
+    store = await Store.open(config)
+    assert await values_of(store, queue) == [b"%d" % number for number in range(500)]
+    assert store.bounds(META_QUEUE).max_offset == 1
+    await store.close()

@@ -1,0 +1,174 @@
+"""store.topics: decide, write, apply; names, ids that are never used twice, and what survives a restart."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import IllegalTopic, TopicExists, UnknownQueue
+from store.limits import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
+from store.topics import (
+    FIRST_USER_TOPIC_ID,
+    META,
+    OFFSETS,
+    TIMER,
+    Event,
+    Topic,
+    TopicCreated,
+    TopicDeleted,
+    TopicGrown,
+    TopicTable,
+    check_name,
+    decode_events,
+    encode_event,
+)
+from store.types import QueueKey
+
+
+def created(table: TopicTable, name: str, partitions: int = 2) -> Topic:
+    event = table.decide_create(name, partitions, 5)
+    assert isinstance(event, TopicCreated)
+    return table.apply(event)
+
+
+def test_a_new_table_has_the_system_topics_only() -> None:
+    assert TopicTable().all() == [META, TIMER, OFFSETS]
+    assert all(topic.is_system for topic in TopicTable().all())
+
+
+def test_deciding_changes_nothing() -> None:
+    table = TopicTable()
+    assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5)
+    with pytest.raises(UnknownQueue):
+        table.by_name("a")
+
+
+def test_a_topic_can_be_found_by_name_id_and_queue() -> None:
+    table = TopicTable()
+    topic = created(table, "a", 2)
+    assert not topic.is_system
+    assert table.by_name("a") is topic
+    assert topic.topic_id in table
+    assert table.of_queue(QueueKey(topic.topic_id, 1)) is topic
+    for queue in (QueueKey(topic.topic_id, 2), QueueKey(topic.topic_id, -1), QueueKey(99, 0)):
+        with pytest.raises(UnknownQueue):
+            table.of_queue(queue)
+
+
+def test_creating_again_is_fine_with_the_same_shape_only() -> None:
+    table = TopicTable()
+    topic = created(table, "a", 2)
+    assert table.decide_create("a", 2, 9) is topic
+    with pytest.raises(TopicExists, match="2 partitions, not 3"):
+        table.decide_create("a", 3, 9)
+
+
+def test_a_topic_grows_and_never_shrinks() -> None:
+    table = TopicTable()
+    topic = created(table, "a", 2)
+    assert table.decide_grow("a", 2) is topic
+    event = table.decide_grow("a", 5)
+    assert event == TopicGrown(topic.topic_id, 5)
+    assert isinstance(event, TopicGrown)
+    assert table.apply(event).partitions == table.by_name("a").partitions == 5
+    with pytest.raises(IllegalTopic, match="cannot shrink"):
+        table.decide_grow("a", 4)
+    with pytest.raises(UnknownQueue):
+        table.decide_grow("b", 4)
+
+
+def test_ids_are_never_used_twice_not_even_after_a_restart() -> None:
+    table = TopicTable()
+    first = created(table, "a")
+    table.apply(table.decide_delete("a"))
+    assert first.topic_id not in table
+    with pytest.raises(UnknownQueue):
+        table.by_name("a")
+    restored = TopicTable()
+    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    for again in (table, restored):
+        assert created(again, "a").topic_id > first.topic_id
+
+
+@pytest.mark.parametrize("name", ["__meta", "__timer", "__offsets"])
+def test_system_topics_cannot_be_changed(name: str) -> None:
+    table = TopicTable()
+    for decide in (table.decide_delete, lambda name: table.decide_grow(name, 4)):
+        with pytest.raises(IllegalTopic):
+            decide(name)
+    with pytest.raises(IllegalTopic):
+        table.decide_create(name, 1, 0)
+
+
+@pytest.mark.parametrize("partitions", [-1, 0, PARTITIONS_MAX + 1])
+def test_partitions_have_limits(partitions: int) -> None:
+    table = TopicTable()
+    with pytest.raises(IllegalTopic, match=str(PARTITIONS_MAX)):
+        table.decide_create("a", partitions, 0)
+    assert isinstance(table.decide_create("a", PARTITIONS_MAX, 0), TopicCreated)
+
+
+@pytest.mark.parametrize("name", ["a", "A.b-c_9%", "x" * TOPIC_NAME_BYTES_MAX, "...", "a.."])
+def test_legal_names(name: str) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "a b",
+        "a\n",
+        "ä",
+        "a\0",
+        "x" * (TOPIC_NAME_BYTES_MAX + 1),
+        "__a",
+        "%DLQ%g",
+        "%RETRY%g",
+        "../a",
+    ],
+)
+def test_illegal_names(name: str) -> None:
+    with pytest.raises(IllegalTopic):
+        check_name(name)
+
+
+events = st.one_of(
+    st.builds(TopicCreated, st.integers(16, 999), st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 99)),
+    st.builds(TopicGrown, st.integers(16, 999), st.integers(1, 9)),
+    st.builds(TopicDeleted, st.integers(16, 999)),
+)
+
+
+@given(st.lists(events, max_size=5))
+def test_events_come_back_from_their_records(history: list[Event]) -> None:
+    assert decode_events(map(encode_event, history)) == history
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, b"", b"{", b"[]", b"1", b"{}", b'{"event":"topic_renamed","topic_id":16}', b'{"event":"topic_deleted"}',
+     b'{"event":"topic_deleted","topic_id":16,"new":1}'],
+)  # fmt: skip
+def test_a_record_that_is_not_understood_is_never_skipped(value: bytes | None) -> None:
+    with pytest.raises(ValueError, match="newer version"):
+        decode_events([value])
+
+
+def test_a_snapshot_is_the_whole_table() -> None:
+    table = TopicTable()
+    for name in "abc":
+        created(table, name)
+    table.apply(table.decide_delete("b"))
+    grown = table.decide_grow("c", 9)
+    assert isinstance(grown, TopicGrown)
+    table.apply(grown)
+    restored = TopicTable()
+    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    assert restored.all() == table.all()
+    assert restored.snapshot() == table.snapshot()

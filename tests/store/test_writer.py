@@ -1,0 +1,123 @@
+"""store.writer: group commit, order, limits and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from store.errors import Overloaded, RecordTooLarge, StoreStopped
+from store.limits import KiB
+from store.types import Acks, QueueKey
+from store.writer import GROUP_BYTES_MAX
+from tests.simdisk import SimDisk
+from tests.store.kit import SMALL, append_of, open_store, opened, put, values_of, with_settings
+
+
+async def test_appends_of_one_turn_share_one_sync_and_keep_their_order() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        topic, _ = await store.create_topic("t", 2)
+        queues = [QueueKey(topic.topic_id, number) for number in (0, 1)]
+        before = store.stats.sync_count
+        answers = await asyncio.gather(*(put(store, queues[number % 2], b"%d" % number) for number in range(20)))
+        assert store.stats.sync_count == before + 1
+        assert [answer.base_offset for answer in answers] == [number // 2 for number in range(20)]
+        positions = [answer.position for answer in answers]
+        assert positions == sorted(positions)
+        for start, queue in enumerate(queues):
+            assert await values_of(store, queue) == [b"%d" % number for number in range(start, 20, 2)]
+
+
+async def test_a_group_with_one_flushed_call_flushes_them_all() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        written, flushed = await asyncio.gather(
+            put(store, queue, b"a", acks=Acks.WRITTEN), put(store, queue, b"b", acks=Acks.FLUSHED)
+        )
+        assert (written.acks, flushed.acks) == (Acks.FLUSHED, Acks.FLUSHED), "the level reached, not the one asked for"
+
+
+async def test_an_entry_may_have_the_largest_size_and_not_a_byte_more() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        size, refused = SMALL.entry_bytes_max, False
+        overhead = 0
+        for value_bytes in range(size - 200, size):
+            try:
+                answer = await put(store, queue, bytes(value_bytes))
+                overhead = max(overhead, (await store.read_entry(answer.position)).size)
+                assert not refused, "a larger one was taken after a smaller one was refused"
+            except RecordTooLarge:
+                refused = True
+        assert refused
+        assert overhead == size
+        assert len(await values_of(store, queue)) == store.bounds(queue).max_offset
+
+
+async def test_bytes_that_wait_are_bounded_and_a_refusal_uses_up_no_offset() -> None:
+    async with opened(SimDisk(), with_settings(append_bytes_max=10 * KiB)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        results = await asyncio.gather(
+            *(put(store, queue, b"%02d" % number + bytes(1000)) for number in range(30)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, BaseException)]
+        assert refused
+        assert all(isinstance(error, Overloaded) for error in refused)
+        assert Overloaded.retry_after_ms > 0
+        taken = [number for number, result in enumerate(results) if not isinstance(result, BaseException)]
+        assert [value[:2] for value in await values_of(store, queue)] == [b"%02d" % number for number in taken]
+        assert store.waiting_bytes == 0
+        assert (await put(store, queue, b"later")).base_offset == len(taken)
+
+
+async def test_one_call_may_be_larger_than_what_may_wait() -> None:
+    """Otherwise it could never be sent."""
+    async with opened(SimDisk(), with_settings(append_bytes_max=100)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        assert (await put(store, QueueKey(topic.topic_id, 0), bytes(5000))).base_offset == 0
+
+
+async def test_a_cancelled_caller_leaves_the_others_and_its_record_alone() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        cancelled = asyncio.create_task(put(store, queue, b"a"))
+        kept = asyncio.create_task(put(store, queue, b"b"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert (await kept).base_offset == 1
+        assert await values_of(store, queue) == [b"a", b"b"]
+
+
+async def test_a_batch_given_as_bytes_is_not_changed() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        await put(store, queue, b"first")
+        append = append_of(queue, [b"a"])
+        batch = bytes(append.batch)
+        copy = bytes(batch)
+        await store.append([type(append)(queue=queue, batch=batch, record_count=1)])
+        assert batch == copy
+        assert await values_of(store, queue) == [b"first", b"a"]
+
+
+async def test_stopping_finishes_what_waits() -> None:
+    disk = SimDisk()
+    store = await open_store(disk)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    waiting = [asyncio.create_task(put(store, queue, b"%d" % number)) for number in range(5)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [(await task).base_offset for task in waiting] == list(range(5))
+    with pytest.raises(StoreStopped, match="closing"):
+        await put(store, queue, b"late")
+
+
+def test_a_group_is_bounded() -> None:
+    assert 0 < GROUP_BYTES_MAX <= SMALL.append_bytes_max

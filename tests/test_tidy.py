@@ -1,0 +1,183 @@
+"""What no linter knows about this repository, as tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TESTS = REPOSITORY / "tests"
+ROOTS = {
+    "store": REPOSITORY,
+    "timer": REPOSITORY,
+    "gateway": REPOSITORY,
+    "pyspark_mq": REPOSITORY / "spark_connector",
+}
+"""Packages, and the directories they are imported from."""
+
+NOT_NAMED_BY_TESTS = {
+    "gateway.__main__": "two lines; every test in tests/e2e starts a server through it",
+    "gateway.brokers.base": "a Protocol; LocalBroker and the fake broker of the gateway's tests are checked by mypy",
+}
+"""Modules that no test names, and why that is right."""
+
+TEXT_SUFFIXES = {
+    ".py",
+    ".md",
+    ".toml",
+    ".js",
+    ".mjs",
+    ".ts",
+    ".json",
+    ".yml",
+    ".yaml",
+    ".cfg",
+    ".sh",
+    ".html",
+    ".css",
+    "",
+}
+FOREIGN = {"node_modules", "__pycache__", "build", "dist"}
+
+# Written in pieces, so that this file does not find itself.
+PATHS_OF_ONE_MACHINE = re.compile(
+    "|".join(["/" + "root/", "/" + r"home/\w+/", "/" + "Users/", "/" + "work/", r"\." + "pyenv/"])
+)
+
+
+def source_files() -> Iterator[Path]:
+    """The modules of all packages."""
+    for package, root in ROOTS.items():
+        yield from sorted(path for path in (root / package).rglob("*.py") if not FOREIGN & set(path.parts))
+
+
+def module_name(path: Path) -> str:
+    root = next(root for package, root in ROOTS.items() if path.is_relative_to(root / package))
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def text_files() -> Iterator[Path]:
+    """Everything people read in this repository."""
+    for path in sorted(REPOSITORY.rglob("*")):
+        parts = path.relative_to(REPOSITORY).parts
+        is_hidden = any(part.startswith(".") and part not in (".ci", ".gitignore") for part in parts)
+        if not is_hidden and not FOREIGN & set(parts) and path.suffix in TEXT_SUFFIXES and path.is_file():
+            yield path
+
+
+def files_of_tests() -> Iterator[Path]:
+    yield from sorted(TESTS.rglob("*.py"))
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    """Absolute names of what a file imports: `from a import b` names a and a.b, as b may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def limits_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Constants of a module and fields of its dataclasses; with each, the constant it repeats, or itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)]) if name.isupper():
+                yield name, name
+            case ast.AnnAssign(target=ast.Name(name), value=ast.Name(repeated)):
+                yield name, repeated
+            case ast.AnnAssign(target=ast.Name(name)):
+                yield name, name
+            case _:
+                pass
+
+
+def is_named(module: str, imported: set[str], text: str) -> bool:
+    """A test imports the module, says its name, or lies in its mirror image: tests/a/b/test_c.py for a.b.c."""
+    *packages, name = module.split(".")
+    packages = ["spark" if package == "pyspark_mq" else package for package in packages]
+    mirror = TESTS.joinpath(*packages, f"test_{name}.py")
+    return module in imported or mirror.exists() or re.search(rf"\b{re.escape(module)}\b", text) is not None
+
+
+def calls(tree: ast.Module, owner: str, name: str) -> Iterator[int]:
+    """Lines that call `owner.name(...)`."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == name
+            and isinstance(node.func.value, ast.Name)
+            and node.func.value.id == owner
+        ):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_every_module_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    if path.name == "__init__.py" and not text.strip():
+        return
+    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+
+
+def test_every_module_has_a_test_that_names_it() -> None:
+    texts = [path.read_text() for path in files_of_tests() if path != Path(__file__)]
+    imported = {name for text in texts for name in imported_modules(ast.parse(text))}
+    modules = {module_name(path) for path in source_files() if path.name != "__init__.py"}
+    unnamed = {module for module in modules if not is_named(module, imported, "\n".join(texts))}
+    without = sorted(unnamed - NOT_NAMED_BY_TESTS.keys())
+    assert not without, f"write a test, or say in NOT_NAMED_BY_TESTS why there is none: {', '.join(without)}"
+    outdated = sorted(NOT_NAMED_BY_TESTS.keys() - unnamed)
+    assert not outdated, f"these have a test now, or are gone: {', '.join(outdated)}"
+
+
+def test_every_fixed_limit_is_used_in_a_test() -> None:
+    text = "\n".join(path.read_text() for path in files_of_tests() if path != Path(__file__))
+    limits = {limit for path in source_files() if path.name == "limits.py" for limit in limits_of(path)}
+    assert len(limits) >= 10
+    unused = sorted(name for name, same in limits if not re.search(rf"\b({name}|{same})\b", text))
+    assert not unused, f"no test names {', '.join(unused)}"
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if PATHS_OF_ONE_MACHINE.search(line)
+    ]
+    assert found == []
+
+
+def test_no_test_sleeps_outside_e2e() -> None:
+    found = [
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in files_of_tests()
+        if "e2e" not in path.parts
+        for line in calls(ast.parse(path.read_text()), "time", "sleep")
+    ]
+    assert found == []
+
+
+def test_nothing_is_left_to_do_without_an_issue() -> None:
+    mark = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b(?!.*#\d+)")
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}"
+        for path in text_files()
+        if path.suffix in (".py", ".js", ".mjs", ".ts", "")
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if mark.search(line)
+    ]
+    assert found == []
+
+
+def test_every_test_directory_is_a_package() -> None:
+    """Two test files may have the same name only inside packages."""
+    directories = {path.parent for path in files_of_tests()}
+    assert {d.relative_to(REPOSITORY).as_posix() for d in directories if not (d / "__init__.py").exists()} == set()
