@@ -1,8 +1,9 @@
 """The only wiring: store, timer, broker, routes and HTTP put together, run, and stopped in order.
 
-Starting is: recover the store, recover the timer, listen, announce. From then on one task group holds everything that
-lives long; if one of its tasks dies, the others are stopped and `serve` raises: recovery at the next start is the only
-way back. A failed disk is no such death: the store then refuses records for good and goes on serving reads.
+Starting is: listen and say "not ready", recover the store, recover the timer, answer requests, announce. From then on
+one task group holds everything that lives long; if one of its tasks dies, the others are stopped and `serve` raises:
+recovery at the next start is the only way back. A failed disk is no such death: the store then refuses records for good
+and goes on serving reads.
 
 Stopping (SIGTERM, SIGINT): readiness off and `draining` set, so sockets tell their clients and long polls answer; no
 new connections; requests that are being answered finish; timer and store are closed clean.
@@ -14,8 +15,9 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
@@ -29,6 +31,7 @@ from gateway.consumer import Consumer
 from gateway.http.application import build_application, uses_c_parser
 from gateway.http.context import Gateway, GatewayStats
 from gateway.http.metrics import Collector, histogram_buckets, integers_of, registry_of
+from gateway.http.starting import RecoveryProgress, build_starting_application
 from gateway.producer import Producer
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
@@ -44,6 +47,7 @@ log = logging.getLogger(__name__)
 
 DISTRIBUTION = "mq-gateway"
 BROKER_NAME = "local"
+BACKLOG = 1024
 LINGERING_S = 5.0
 """How long what a client still sends is read and dropped after it was refused, so that it gets to see the answer."""
 
@@ -96,16 +100,22 @@ async def run(
         raise RuntimeError("aiohttp runs without its C parser; install a wheel or a compiler, then reinstall aiohttp")
     files = files or OsFiles()
     clock = clock or SystemClock()
-    async with _opened_store(config, files, clock) as store, _opened_timer(config, store, files, clock) as timer:
+    async with AsyncExitStack() as parts:
+        listener = parts.enter_context(_bound(config))
+        progress = RecoveryProgress()
+        async with _starting(config, listener, progress):
+            store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
+            timer = await parts.enter_async_context(_opened_timer(config, store, files, clock))
+        store.pin(lambda: timer.needed_position)
         admin = LocalAdmin(store, timer)
         gateway = build_gateway(config, store, timer, admin, clock)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(admin.run_timer(), name="timer"),
-                # Shielded: the store's tasks outlive this group, they end when the store is closed.
-                tasks.create_task(_watched(store), name="store"),
+                tasks.create_task(store.watch(), name="store"),
             ]
-            async with _listening(gateway) as url:
+            async with _listening(gateway, listener):
+                url = _url(config.host, listener)
                 announce(url)
                 log.info("accepting url=%s data=%s acks=%s", url, config.data, config.store.acks.name.lower())
                 await stopping.wait()
@@ -121,7 +131,7 @@ class LocalAdmin:
 
     def __init__(self, store: Store, timer: TimerService) -> None:
         self.routes = RouteTable()
-        self.broker = LocalBroker(store, name=BROKER_NAME, on_topic=self._place)
+        self.broker = LocalBroker(store, name=BROKER_NAME, on_topic=self._place, on_deleted=self.routes.remove)
         self._timer = timer
         self._timer_failure: str | None = None
         for topic in store.topics():
@@ -134,6 +144,14 @@ class LocalAdmin:
     async def create_topic(self, name: str, partitions: int) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
         return await self.broker.create_topic(name, partitions)
+
+    async def grow_topic(self, name: str, partitions: int) -> TopicView:
+        """See `gateway.http.context.TopicAdmin`."""
+        return await self.broker.grow_topic(name, partitions)
+
+    async def delete_topic(self, name: str) -> None:
+        """See `gateway.http.context.TopicAdmin`."""
+        await self.broker.delete_topic(name)
 
     def ready(self) -> Sequence[str]:
         """See `gateway.http.context.TopicAdmin`."""
@@ -206,13 +224,11 @@ def installed_version() -> str:
         return "unknown"
 
 
-async def _watched(store: Store) -> None:
-    await asyncio.shield(store.watch())
-
-
 @asynccontextmanager
-async def _opened_store(config: GatewayConfig, files: Files, clock: Clock) -> AsyncIterator[Store]:
-    store = await Store.open(config.store, files=files, clock=clock)
+async def _opened_store(
+    config: GatewayConfig, files: Files, clock: Clock, progress: RecoveryProgress
+) -> AsyncIterator[Store]:
+    store = await Store.open(config.store, files=files, clock=clock, progress=progress.tell)
     try:
         yield store
     finally:
@@ -232,9 +248,47 @@ async def _opened_timer(config: GatewayConfig, store: Store, files: Files, clock
             log.error("timer not closed clean error=%s", error)
 
 
+@contextmanager
+def _bound(config: GatewayConfig) -> Iterator[socket.socket]:
+    """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        yield listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @asynccontextmanager
-async def _listening(gateway: Gateway) -> AsyncIterator[str]:
-    """Accept connections; on leaving, stop accepting and let running requests finish."""
+async def _starting(config: GatewayConfig, listener: socket.socket, progress: RecoveryProgress) -> AsyncIterator[None]:
+    """Answer that the server is not ready, until the block ends."""
+    runner = web.AppRunner(
+        build_starting_application(progress),
+        handle_signals=False,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=0,  # nobody is to stay with an application that goes away
+        shutdown_timeout=config.shutdown_timeout_ms / 1000,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener.dup()).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _listening(gateway: Gateway, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer requests; on leaving, stop accepting and let running requests finish."""
     config = gateway.config
     runner = web.AppRunner(
         build_application(gateway),
@@ -248,11 +302,8 @@ async def _listening(gateway: Gateway) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=1024)
-        await site.start()
-        port = runner.addresses[0][1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        yield f"http://{host}:{port}"
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        yield
     finally:
         await runner.cleanup()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gateway.limits import Limits
 from store.config import StoreConfig
@@ -209,6 +209,10 @@ def _converted(name: str, value: object, kind: object) -> object:
 
 
 def _convert(value: object, kind: object) -> object:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError
+        return value
     if get_origin(kind) is tuple:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list | tuple):

@@ -116,7 +116,7 @@ class Producer:
         if lanes:
             await self._append(view, lanes, records, json_values, acks, receipts)
         if delayed:
-            await self._schedule(view, delayed, json_values, acks, receipts)
+            await self._schedule(view, delayed, records, json_values, acks, receipts)
         self._count(topic, len(records))
         self.scheduled_count += len(delayed)
         return [receipt for receipt in receipts if receipt is not None]
@@ -295,6 +295,7 @@ class Producer:
         self,
         view: TopicView,
         delayed: Sequence[_Delayed],
+        records: Sequence[ProduceRecord],
         json_values: bool,
         acks: Acks,
         receipts: list[Receipt | None],
@@ -312,7 +313,8 @@ class Producer:
                 for waiting in group:
                     queue = self._routes.writable(view.name, waiting.partition).queue
                     delays.append(Delay(waiting.due_ms, queue.topic_id, queue.queue_id))
-                answer = await broker.schedule(batch, delays, json_values=json_values, acks=acks)
+                tag_hashes = _tag_hashes(records, [waiting.place for waiting in group])
+                answer = await broker.schedule(batch, delays, json_values=json_values, tag_hashes=tag_hashes, acks=acks)
                 for index, waiting in enumerate(group):
                     schedule_id = encode_schedule_id(waiting.due_ms, answer.position, index)
                     receipts[waiting.place] = Receipt(

@@ -11,6 +11,7 @@ StoreError
 ├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
 ├── Corrupt          stored bytes fail their check; names file and position            (500)
 ├── IndexDamaged     a consume queue and the log disagree: it can be built again       (500)
+├── IndexRefused     the index is of the other kind, or half rebuilt                   (start refused)
 ├── StoreLocked      another process holds the data directory                          (start refused)
 └── FormatTooNew     the data directory was written by a newer version                 (start refused)
 """
@@ -69,6 +70,10 @@ class Corrupt(StoreError):
 class IndexDamaged(StoreError):
     """A consume queue lacks units it had made durable, or points to the wrong place. It holds no fact of its own: it is
     built again from the log when the store is opened, or by `mq index rebuild`."""
+
+
+class IndexRefused(StoreError):
+    """The index of a data directory cannot be opened as asked; the message says what to run or to set."""
 
 
 class StoreLocked(StoreError):

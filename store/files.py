@@ -15,6 +15,7 @@ knows what it means. No mmap: a full disk or a truncated file would kill the pro
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 from store.types import Buffer
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 IOV_MAX = 1024  # buffers one pwritev takes (Linux UIO_MAXIOV)
 
@@ -78,6 +81,11 @@ class Files(Protocol):
 
     def sync_dir(self, directory: Path) -> None:
         """Make creations and removals in this directory durable."""
+        ...
+
+    def sync_all(self, directory: Path) -> None:
+        """Make everything on the file system of this directory durable, names included: for thousands of files, of
+        which each would cost a sync of its own."""
         ...
 
     def lock(self, path: Path) -> File:
@@ -182,6 +190,15 @@ class OsFiles:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_all(self, directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(fd):  # the os module has no name for it; errors since Linux 5.8
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), str(directory))
         finally:
             os.close(fd)
 

@@ -26,7 +26,6 @@ from store.consume_queue.base import ConsumeQueues
 from store.consume_queue.opening import (
     KINDS,
     IndexKind,
-    IndexRefused,
     Rebuild,
     clear_rebuild,
     has_index,
@@ -39,7 +38,7 @@ from store.consume_queue.opening import (
 )
 from store.data_format import check_format
 from store.entry import HEADER_BYTES, Damage, durable_position_of
-from store.errors import Corrupt, IndexDamaged, StoreLocked
+from store.errors import Corrupt, IndexDamaged, IndexRefused, StoreLocked
 from store.files import Files, OsFiles
 from store.limits import MiB
 from store.recovery import Progress

@@ -200,6 +200,11 @@ def record_count(batch: Buffer) -> int:
     return count
 
 
+def is_compressed(batch: Buffer) -> bool:
+    """True when the records section is compressed."""
+    return _compression(batch) != 0
+
+
 def is_log_append_time(batch: Buffer) -> bool:
     """True when all records share the batch's max timestamp (timestamp type LogAppendTime)."""
     return bool(_ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _LOG_APPEND_TIME)

@@ -48,7 +48,12 @@ _PROGRESS_BYTES = 16 * MiB
 
 
 def recover(
-    log: CommitLog, checkpoint: int, replay: Callable[[Entry], None], progress: Progress | None = None
+    log: CommitLog,
+    checkpoint: int,
+    replay: Callable[[Entry], None],
+    *,
+    durable_position: int = 0,
+    progress: Progress | None = None,
 ) -> RecoveryReport:
     """Scan the opened log from the checkpoint (a position), call `replay` for each entry, cut a torn tail.
 
@@ -77,7 +82,7 @@ def recover(
     if damage is not None:
         for position, size in torn:
             _refuse_rot(log, damage, position, size)
-    log.accept_tail(begin, end)
+    log.accept_tail(min(max(begin, durable_position), end), end)
     cut_bytes = sum(size for _, size in torn)
     return RecoveryReport(begin, end, entry_count, cut_bytes, damage.reason if damage and cut_bytes else None)
 

@@ -23,7 +23,7 @@ from store.clock import Clock, SystemClock
 from store.commit_log import CommitLog, Span
 from store.config import StoreConfig
 from store.consume_queue.base import ConsumeQueues, Run, search_time
-from store.consume_queue.file import FileConsumeQueues
+from store.consume_queue.opening import open_consume_queues
 from store.data_format import check_format
 from store.entry import Blank, Damage
 from store.errors import Corrupt, IndexDamaged, StoreError, StoreLocked
@@ -158,22 +158,23 @@ class Store:
     def _replay_log(self, progress: Progress | None) -> None:
         """Open the index and bring it up to date; build it again from the whole log when it is damaged."""
         try:
-            self._queues = self._open_queues(rebuild=False)
-            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
+            self._recover_log(rebuild=False, progress=progress)
         except IndexDamaged as damage:
             log.warning("building the consume queues again data_dir=%s reason=%s", self.config.root, damage)
-            self._queues = self._open_queues(rebuild=True)
-            self.recovery = recover(self._log, self._queues.checkpoint, self._replay, progress)
+            self._recover_log(rebuild=True, progress=progress)
             self._queues.finish_rebuild()
         self._published_position = self._log.end_position
 
-    def _open_queues(self, *, rebuild: bool) -> ConsumeQueues:
-        return FileConsumeQueues(
-            self.config.root,
-            self._files,
-            file_units=self.config.consume_queue_file_units,
-            first_position=self._log.first_position,
-            rebuild=rebuild,
+    def _recover_log(self, *, rebuild: bool, progress: Progress | None) -> None:
+        self._queues = open_consume_queues(
+            self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
+        )
+        self.recovery = recover(
+            self._log,
+            self._queues.checkpoint,
+            self._replay,
+            durable_position=self._queues.durable_position,
+            progress=progress,
         )
 
     def _replay(self, entry: Entry) -> None:
@@ -188,6 +189,7 @@ class Store:
             fields = orjson.loads(snapshot.content)
             self._topics.restore(fields["topics"], fields["next_topic_id"])
             self._log_start = self._saved_log_start = fields["log_start"]
+            self._last_store_time_ms = max(self._last_store_time_ms, fields["store_time_ms"])
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
         if self._log.first_position > self._log_start:
             raise Corrupt(self._log.path_of(self._log_start), self._log_start, "the first log file is missing")
@@ -258,11 +260,12 @@ class Store:
 
         A disk error leaves the process up: reads go on, appends raise StoreStopped (see `failure`).
         """
-        for finished in asyncio.as_completed(self._tasks):
-            try:
-                await finished
-            except (StoreError, asyncio.CancelledError):
-                continue
+        waiting = set(self._tasks)
+        while waiting:
+            finished, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                if not task.cancelled() and (error := task.exception()) and not isinstance(error, StoreError):
+                    raise error
 
     # ---- topics --------------------------------------------------------------------------------------------------
 
@@ -282,6 +285,7 @@ class Store:
         topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
+        await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
         return topic
@@ -514,8 +518,15 @@ class Store:
             flush = self._queues.flush(min(self._published_position, self._log.durable_position))
             snapshot = None
             log_start = self._log_start
-            if self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start:
-                content = orjson.dumps({"log_start": log_start, **self._topics.snapshot()})
+            has_grown = self._published_position > self._queues.checkpoint
+            if has_grown or self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start:
+                content = orjson.dumps(
+                    {
+                        "log_start": log_start,
+                        "store_time_ms": self._writer.last_store_time_ms,
+                        **self._topics.snapshot(),
+                    }
+                )
                 snapshot = Snapshot(self._meta_offset, content)
 
             def save() -> None:

@@ -106,6 +106,11 @@ class Writer:
         return self._failure
 
     @property
+    def last_store_time_ms(self) -> int:
+        """Store time of the newest entry; the next one will not be older."""
+        return self._last_store_time_ms
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes accepted and not yet written."""
         return self._waiting_bytes

@@ -434,6 +434,13 @@ class SimDisk:
                 self._removed_directories.append(name)
             self.finish(fault)
 
+    def sync_all(self, directory: Path) -> None:
+        # Nothing else is on this disk, and a sync of everything may stop halfway.
+        for path in self.paths():
+            self.open(Path(path)).datasync()
+        for name in sorted(self._directories):
+            self.sync_dir(Path(name))
+
     def sync_dir(self, directory: Path) -> None:
         name = os.fspath(directory)
         with self.mutex:

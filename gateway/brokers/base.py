@@ -24,8 +24,17 @@ class Broker(Protocol):
         that nothing was stored."""
         ...
 
-    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
-        """Accept records that are to be delivered later; `delays[i]` belongs to record i of the batch. Returns when
+    async def schedule(
+        self,
+        batch: bytearray,
+        delays: Sequence[Delay],
+        *,
+        json_values: bool,
+        tag_hashes: Sequence[int],
+        acks: Acks,
+    ) -> Appended:
+        """Accept records that are to be delivered later; `delays[i]` (and `tag_hashes[i]`, unless empty) belongs to
+        record i of the batch. Returns when
         the schedules are as durable as `acks` says; (position, i) then identifies each schedule."""
         ...
 

@@ -11,12 +11,16 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKe
 
 
 class LocalBroker:
-    """`Broker` over a store. `on_topic` is called with each topic it creates, before the creation is answered."""
+    """`Broker` over a store. Whoever keeps routes is told of each topic that was made or grown (`on_topic`) or deleted
+    (`on_deleted`) before the change is answered."""
 
-    def __init__(self, store: Store, *, name: str, on_topic: Callable[[Topic], None]) -> None:
+    def __init__(
+        self, store: Store, *, name: str, on_topic: Callable[[Topic], None], on_deleted: Callable[[Topic], None]
+    ) -> None:
         self._store = store
         self._name = name
         self._on_topic = on_topic
+        self._on_deleted = on_deleted
 
     @property
     def name(self) -> str:
@@ -25,9 +29,22 @@ class LocalBroker:
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         return await self._store.append(appends, acks=acks)
 
-    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+    async def schedule(
+        self,
+        batch: bytearray,
+        delays: Sequence[Delay],
+        *,
+        json_values: bool,
+        tag_hashes: Sequence[int],
+        acks: Acks,
+    ) -> Appended:
         append = Append(
-            queue=TIMER_QUEUE, batch=batch, record_count=len(delays), json_values=json_values, delays=delays
+            queue=TIMER_QUEUE,
+            batch=batch,
+            record_count=len(delays),
+            json_values=json_values,
+            tag_hashes=tag_hashes,
+            delays=delays,
         )
         return (await self._store.append([append], acks=acks))[0]
 
@@ -50,6 +67,17 @@ class LocalBroker:
         if is_new:
             self._on_topic(topic)
         return topic
+
+    async def grow_topic(self, name: str, partitions: int) -> Topic:
+        """The topic with this many partitions; durable on return. Raises UnknownQueue, IllegalTopic."""
+        topic, is_new = await self._store.grow_topic(name, partitions)
+        if is_new:
+            self._on_topic(topic)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records; durable on return. Raises UnknownQueue, IllegalTopic."""
+        self._on_deleted(await self._store.delete_topic(name))
 
     def ready(self) -> list[str]:
         """Why no record can be taken now; empty when all is well."""

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from gateway.cli import dump, send, serve, tail, topic
+from gateway.cli import dump, index, send, serve, tail, topic
 from gateway.cli.terminal import CliError, print_error
 
 INTERRUPTED = 130
@@ -29,6 +29,7 @@ app.add_typer(topic.app, name="topic")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("dump")(dump.dump)
+app.add_typer(index.app, name="index")
 
 
 def main() -> None:

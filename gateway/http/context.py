@@ -29,6 +29,17 @@ class TopicAdmin(Protocol):
         """
         ...
 
+    async def grow_topic(self, name: str, partitions: int) -> TopicView:
+        """Give a topic more partitions, durable on return; as many as it has changes nothing.
+
+        Raises UnknownQueue, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records, durable on return. Raises UnknownQueue, or another StoreError."""
+        ...
+
     def ready(self) -> Sequence[str]:
         """Why this broker cannot take records now; empty when it can."""
         ...

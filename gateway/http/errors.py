@@ -18,6 +18,7 @@ from store.errors import (
     FormatTooNew,
     IllegalTopic,
     IndexDamaged,
+    IndexRefused,
     MalformedBatch,
     Overloaded,
     RecordTooLarge,
@@ -123,6 +124,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     FormatTooNew: _Answer(
         500, STORE_FAILURE, message="The store holds something that only a newer version understands."
     ),
+    IndexRefused: _Answer(500, STORE_FAILURE, message="The index of the store cannot be opened as configured."),
     StoreLocked: _Answer(503, READ_ONLY, True, "The store is in use by another process."),
     StoreError: _Answer(500, STORE_FAILURE, message="The store could not do this."),
     Exception: _Answer(500, 500, message="Internal Server Error"),

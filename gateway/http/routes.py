@@ -34,6 +34,7 @@ class Permission(Enum):
     SEND = "send"
     RECEIVE = "receive"
     CREATE = "create"
+    DELETE = "delete"
     OPERATE = "operate"  # what shows the server's inside
     SOCKET = "socket"  # opening one; each op in it is judged by itself
 
@@ -117,6 +118,21 @@ ROUTES: tuple[Row, ...] = (
         handler=topics.create_topic,
         permission=Permission.CREATE,
         body=Body.SMALL,
+    ),
+    Row(
+        method=hdrs.METH_PATCH,
+        path=_NATIVE,
+        name="grow_topic",
+        handler=topics.grow_topic,
+        permission=Permission.CREATE,
+        body=Body.SMALL,
+    ),
+    Row(
+        method=hdrs.METH_DELETE,
+        path=_NATIVE,
+        name="delete_topic",
+        handler=topics.delete_topic,
+        permission=Permission.DELETE,
     ),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
     _get("/ws/v1", "websocket", _websocket, Permission.SOCKET),

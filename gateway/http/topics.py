@@ -87,6 +87,21 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     return json_answer(request, _native(created), status=201)
 
 
+async def grow_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Give a topic more partitions. Keys that had a partition may get another one: order across the change is lost."""
+    check_accept(request)
+    wanted = _wanted_partitions(body, gateway.limits.partitions_max)
+    if wanted is None:
+        raise invalid("partitions: must be given")
+    return json_answer(request, _native(await gateway.admin.grow_topic(_topic(gateway, request).name, wanted)))
+
+
+async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Delete a topic and its records: 204. One made again under its name begins empty."""
+    await gateway.admin.delete_topic(_topic(gateway, request).name)
+    return web.Response(status=204)
+
+
 async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """All topics with their shapes."""
     return json_answer(request, {"topics": [_native(view) for view in gateway.routes_table.topics()]})

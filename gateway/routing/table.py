@@ -67,6 +67,11 @@ class RouteTable:
         self._topics[topic.name] = topic
         self._chains[topic.name] = tuple(chains)
 
+    def remove(self, topic: TopicView) -> None:
+        """Forget a topic, unless another one has taken its name."""
+        if (known := self._topics.get(topic.name)) is not None and known.topic_id == topic.topic_id:
+            del self._topics[topic.name], self._chains[topic.name]
+
     def topics(self) -> list[TopicView]:
         """All topics, by name."""
         return [self._topics[name] for name in sorted(self._topics)]

@@ -46,6 +46,12 @@ class ConsumeQueues(ABC):
         """A log position: units of all entries before it were durable when the index was opened or last flushed.
         Units behind it were forgotten at opening; the store adds them again from the log."""
 
+    @property
+    @abstractmethod
+    def durable_position(self) -> int:
+        """How far the log was durable when the index was last flushed. A rebuild knows it too, if anything is left to
+        know it from; else 0."""
+
     @abstractmethod
     def append(self, entry: Entry) -> None:
         """Add one unit a record. An entry whose offsets are already indexed is ignored, so replay is idempotent. A
@@ -85,7 +91,8 @@ class ConsumeQueues(ABC):
 
     @abstractmethod
     def drop_topic(self, topic_id: int) -> None:
-        """Forget all queues of a topic and free what they take. Not while a flush is running."""
+        """Forget all queues of a topic; what they take on disk is freed by the next flush at the latest. Not while a
+        flush is running."""
 
     @property
     @abstractmethod

@@ -48,6 +48,8 @@ _FIRST_POSITION = struct.Struct(">q")
 _BOUNDS = struct.Struct(">IIqq")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
+SYNCED_EACH_MAX = 32
+"""Files that one flush syncs one by one; more are synced together."""
 
 
 class _Queue:
@@ -80,6 +82,8 @@ class FileConsumeQueues(ConsumeQueues):
         self._first_position = first_position
         self._snapshots = SnapshotFiles(root, "index", files)
         self._checkpoint = 0
+        self._durable_position = 0
+        self._dropped: list[int] = []  # topics whose files the next flush removes
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[Path, File] = OrderedDict()
@@ -88,6 +92,7 @@ class FileConsumeQueues(ConsumeQueues):
         snapshot = self._snapshots.load()
         if snapshot is None:
             return
+        self._durable_position = snapshot.next_offset
         if rebuild:
             # The files stay: the same units will be written over them, and the snapshot counts until then.
             self._floors = {key: bounds.max_offset for key, bounds in decode_bounds(snapshot.content)}
@@ -95,12 +100,17 @@ class FileConsumeQueues(ConsumeQueues):
         self._checkpoint = snapshot.next_offset
         for key, bounds in decode_bounds(snapshot.content):
             self._queues[key] = self._open_queue(key, bounds)
+        self._remove_strangers()
         if first_position > _FIRST_POSITION.unpack_from(snapshot.content)[0]:
             self.advance_min(first_position)
 
     @property
     def checkpoint(self) -> int:
         return self._checkpoint
+
+    @property
+    def durable_position(self) -> int:
+        return self._durable_position
 
     @property
     def pending_bytes(self) -> int:
@@ -168,19 +178,17 @@ class FileConsumeQueues(ConsumeQueues):
 
     def drop_topic(self, topic_id: int) -> None:
         for key in [key for key in self._queues if key.topic_id == topic_id]:
-            self._pending_bytes -= len(self._queues.pop(key).pending)
+            queue = self._queues.pop(key)
+            self._pending_bytes -= len(queue.pending)
             self._dirty.discard(key)
-        topic_directory = self._directory / str(topic_id)
-        for queue_name in self._files.list(topic_directory):
-            for name in self._files.list(topic_directory / queue_name):
-                self._remove_file(topic_directory / queue_name, int(name))
-            self._files.remove_dir(topic_directory / queue_name)
-        if str(topic_id) in self._files.list(self._directory):
-            self._files.remove_dir(topic_directory)
+            for path in [path for path in self._open_files if path.parent == queue.directory]:
+                self._open_files.pop(path).close()
+        self._dropped.append(topic_id)
 
     def flush(self, checkpoint: int) -> Flush:
         dirty, self._dirty = self._dirty, set()
-        work = []
+        dropped, self._dropped = self._dropped, []
+        work: list[tuple[_Queue, bytes]] = []
         counted: dict[QueueKey, int] = {}
         for key in dirty:
             queue = self._queues[key]
@@ -198,15 +206,17 @@ class FileConsumeQueues(ConsumeQueues):
 
         def run() -> None:
             try:
-                for queue, units in work:
-                    self._write_units(queue, queue.flushed_count, units)
+                self._write_all(work)
                 self._snapshots.save(Snapshot(checkpoint, content))
+                for topic_id in dropped:  # after the snapshot that no longer counts them
+                    self._remove_topic(topic_id)
             except BaseException:
                 self._dirty |= dirty
+                self._dropped += dropped
                 raise
 
         def finish() -> None:
-            self._checkpoint = checkpoint
+            self._checkpoint = self._durable_position = checkpoint
             for queue, units in work:
                 del queue.pending[: len(units)]
                 queue.flushed_count += len(units) // UNIT_BYTES
@@ -307,8 +317,40 @@ class FileConsumeQueues(ConsumeQueues):
         self._open_files.move_to_end(path)
         return file
 
-    def _write_units(self, queue: _Queue, offset: int, units: bytes) -> None:
-        """Write units from `offset` on and make them durable. Runs in a thread: it opens files of its own."""
+    def _remove_strangers(self) -> None:
+        """Remove the files of topics the snapshot does not count: deleted, and a crash came before their removal."""
+        known = {key.topic_id for key in self._queues}
+        for name in self._files.list(self._directory):
+            if int(name) not in known:
+                self._remove_topic(int(name))
+
+    def _remove_topic(self, topic_id: int) -> None:
+        directory = self._directory / str(topic_id)
+        for queue_name in self._files.list(directory):
+            for name in self._files.list(directory / queue_name):
+                self._files.remove(directory / queue_name / name)
+            self._files.remove_dir(directory / queue_name)
+        if str(topic_id) in self._files.list(self._directory):
+            self._files.remove_dir(directory)
+
+    def _write_all(self, work: list[tuple[_Queue, bytes]]) -> None:
+        """Write units behind what their queues have in files, durably. Runs in a thread: it opens files of its own.
+
+        Each new length of a file is a change to the file system's journal, and syncing thousands of files one by one
+        costs one each; many are synced together.
+        """
+        together = len(work) > SYNCED_EACH_MAX
+        written = [
+            (queue, self._write_units(queue, queue.flushed_count, units, sync=not together)) for queue, units in work
+        ]
+        if together:
+            self._files.sync_all(self._directory)
+        for queue, starts in written:
+            queue.named |= starts
+
+    def _write_units(self, queue: _Queue, offset: int, units: bytes, *, sync: bool) -> set[int]:
+        """The starts of the files written."""
+        starts = set()
         view = memoryview(units)
         position = offset * UNIT_BYTES
         while view:
@@ -320,14 +362,16 @@ class FileConsumeQueues(ConsumeQueues):
             file = self._files.open(queue.directory / _name(start), create=is_new)
             try:
                 file.pwritev([part], position - start)
-                file.datasync()
+                if sync:
+                    file.datasync()
             finally:
                 file.close()
-            if is_new:
+            if is_new and sync:
                 self._files.sync_dir(queue.directory)
-                queue.named.add(start)
+            starts.add(start)
             position += len(part)
             view = view[len(part) :]
+        return starts
 
 
 def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 from store.config import StoreConfig
 from store.consume_queue.base import ConsumeQueues
 from store.consume_queue.file import FileConsumeQueues, decode_bounds
-from store.errors import IndexDamaged, StoreError
+from store.errors import IndexDamaged, IndexRefused
 from store.files import Files
 from store.snapshot import Snapshot, SnapshotFiles
 from store.types import QueueKey
@@ -37,10 +37,6 @@ ROCKSDB_DIRECTORY = "consumequeue.rocksdb"
 _ROCKSDB_ROOT_FILE = "CURRENT"  # without it there is no database
 _REBUILD = "index-rebuild"
 _MAX_OFFSET = struct.Struct(">IIq")
-
-
-class IndexRefused(StoreError):
-    """The index of this data directory cannot be opened as asked; the message says what to run or to set."""
 
 
 class Rebuild(NamedTuple):
@@ -152,6 +148,8 @@ def remove_index(kind: IndexKind, root: Path, files: Files) -> None:
                 files.remove(directory / topic / queue / name)
             files.remove_dir(directory / topic / queue)
         files.remove_dir(directory / topic)
+    if FILE_DIRECTORY in files.list(root):
+        files.remove_dir(directory)
 
 
 def load_rebuild(root: Path, files: Files) -> Rebuild | None:

@@ -15,10 +15,10 @@ The topic in a key is the topic id, four bytes. What belongs to a key prefix lie
 
 Units wait in memory, one item an entry, until `flush`; readers see both.
 
-    R1  a flush writes rows, then the bounds that count them, then the checkpoint: in one atomic batch when they are few,
-        in several in this order when they are many. A crash leaves rows that no bound counts, never the reverse; they
-        are never shown (I3), and the same keys will be written again. After a rebuild, all bounds and the checkpoint
-        change in one batch, whatever its size
+    R1  a flush writes rows, then the bounds that count them, then the checkpoint: few of them in one atomic batch,
+        many in several, in this order. A crash leaves rows that no bound counts, never the reverse; they are never
+        shown (I3), and the same keys will be written again. After a rebuild, all bounds and the checkpoint change in
+        one batch, whatever its size
     R2  a row below a queue's min offset may be there or not
 
 Batches are short and unsynced, and the log of the database is synced once at the end, because the binding holds the
@@ -81,8 +81,8 @@ MULTI_GET_UNITS_MAX = 4
 """Reads of up to this many units look up each key; longer ones scan. Rows in cache: 1 unit 3.1 µs by key and 3.6 µs
 by scan, 8 units 5.5 and 2.6 µs, 4,096 units 2,600 and 420 µs."""
 
-BATCH_ROWS_MAX = 4096
-"""Rows of one write batch: about a millisecond during which the binding keeps other threads waiting."""
+BATCH_ROWS_MAX = 1024
+"""Rows of one write batch: one or two milliseconds during which the binding keeps other threads waiting."""
 
 SWEEP_ROWS = 128
 """Bounds looked at in each flush, round and round, to free rows of expired entries in queues that nobody asks for."""
@@ -171,7 +171,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._is_rebuilding = rebuild  # until the first flush, what the database says of bounds does not count
         try:
             self._floors = dict(self._database.max_offsets()) if rebuild else {}
-            self._checkpoint = 0 if rebuild else self._database.checkpoint()
+            self._durable_position = self._database.checkpoint()
+            self._checkpoint = 0 if rebuild else self._durable_position
         except BaseException:
             self._database.close()
             raise
@@ -188,6 +189,10 @@ class RocksDbConsumeQueues(ConsumeQueues):
     @property
     def checkpoint(self) -> int:
         return self._checkpoint
+
+    @property
+    def durable_position(self) -> int:
+        return self._durable_position
 
     @property
     def pending_bytes(self) -> int:
@@ -298,7 +303,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 raise
 
         def finish() -> None:
-            self._checkpoint = checkpoint
+            self._checkpoint = self._durable_position = checkpoint
             self._is_rebuilding = False
             for queue, entries in work:
                 del queue.pending[: len(entries)]

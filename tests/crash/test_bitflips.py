@@ -60,9 +60,9 @@ def make_timer(root: Path, log_end: int) -> None:
         slot_s = 1_800_000_000 + number // 3
         previous = wheel.hang(slot_s, timer_log.end)
         timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 8, 64, 0, 16, slot_s)
-    at, units = timer_log.unwritten()
-    timer_log.write(at, units)
-    timer_log.written(at, len(units))
+    unwritten = timer_log.unwritten()
+    timer_log.write(unwritten)
+    timer_log.written(unwritten)
     wheel.flush()
     assert log_end >= 100 * 8 + 64
     checkpoint = CheckpointFile(files, root / "timer" / "checkpoint")

@@ -126,13 +126,11 @@ MUTANTS = [
     Mutant(
         "count index units before they are durable",
         "store/consume_queue/file.py",
-        """                for queue, units in work:
-                    self._write_units(queue, queue.flushed_count, units)
+        """                self._write_all(work)
                 self._snapshots.save(Snapshot(checkpoint, content))
 """,
         """                self._snapshots.save(Snapshot(checkpoint, content))
-                for queue, units in work:
-                    self._write_units(queue, queue.flushed_count, units)
+                self._write_all(work)
 """,
         CRASHES,
     ),

@@ -82,7 +82,15 @@ class FakeBroker:
         self._grown = asyncio.Event()
         return Appended(entry.position, base_offset, now_ms, self.reached or acks)
 
-    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+    async def schedule(
+        self,
+        batch: bytearray,
+        delays: Sequence[Delay],
+        *,
+        json_values: bool,
+        tag_hashes: Sequence[int],
+        acks: Acks,
+    ) -> Appended:
         self._raise()
         self.acks.append(acks)
         self.schedules.append((batch, list(delays), json_values))

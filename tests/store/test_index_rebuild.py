@@ -21,12 +21,11 @@ from store.consume_queue.opening import (
     KINDS,
     ROCKSDB_DIRECTORY,
     IndexKind,
-    IndexRefused,
     has_index,
     open_consume_queues,
     other_kind,
 )
-from store.errors import Corrupt, IndexDamaged, StoreLocked
+from store.errors import Corrupt, IndexDamaged, IndexRefused, StoreLocked
 from store.files import OsFiles
 from store.index_rebuild import RebuildReport, rebuild_index
 from store.limits import KiB

@@ -13,7 +13,11 @@ def leaves(cls: type[Exception]) -> set[type[Exception]]:
     return {cls} if not below else {leaf for sub in below for leaf in leaves(sub)} | {cls}
 
 
-@pytest.mark.parametrize("cls", sorted(leaves(StoreError), key=lambda cls: cls.__name__))
+# Offline tools have errors of their own below StoreError; no server raises them.
+SERVED = {cls for cls in leaves(StoreError) if cls.__module__ == StoreError.__module__}
+
+
+@pytest.mark.parametrize("cls", sorted(SERVED, key=lambda cls: cls.__name__))
 def test_every_store_error_has_a_row_of_its_own(cls: type[Exception]) -> None:
     assert cls in ANSWERS
 

@@ -84,7 +84,15 @@ class MemoryBroker:
         entries.append(entry)
         return Appended(entry.position, base_offset, entry.store_time_ms, acks)
 
-    async def schedule(self, batch: bytearray, delays: Sequence[Delay], *, json_values: bool, acks: Acks) -> Appended:
+    async def schedule(
+        self,
+        batch: bytearray,
+        delays: Sequence[Delay],
+        *,
+        json_values: bool,
+        tag_hashes: Sequence[int],
+        acks: Acks,
+    ) -> Appended:
         self.scheduled.extend(delays)
         return Appended(0, 0, START_MS, acks)
 

@@ -1,0 +1,149 @@
+"""`mq verify` and `mq repair`: check a data directory that no server has open; save what is intact of a damaged one.
+
+Exit codes of `verify`: 0 clean, 1 damage found, 2 it could not be checked. Of `repair`: 0 done, 1 refused or failed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import DownloadColumn, TimeRemainingColumn
+
+from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, printable, progress
+from store.errors import StoreError
+
+if TYPE_CHECKING:
+    from store.verify import Finding
+
+DAMAGED = 1
+CANNOT_CHECK = 2
+
+Data = Annotated[Path, typer.Argument(help="The data directory; no server may be using it.", show_default=False)]
+
+
+def verify(data: Data, as_json: Json = False) -> None:
+    """Check every byte of a data directory: log, index, topics, timer. Nothing is written.
+
+    Exit code 0: clean (what a crash may leave is named, and is no damage). 1: damage; see [b]mq repair[/b]. 2: it could
+    not be checked, for instance because a server is using it.
+
+    [b]Examples[/b]
+
+      mq verify ./data
+      mq verify ./backup --json | jq -r 'select(.severity == "damage") | .reason'
+    """
+    # Here, not at the top: a client command need not load the store.
+    from store.verify import verify as verify_store
+    from timer.verify import verify as verify_timer
+
+    with progress(DownloadColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(f"checking {data}", total=None)
+        try:
+            report = verify_store(data, progress=lambda done, total: bar.update(task, completed=done, total=total))
+            for finding in verify_timer(data, log_end=report.log_end):
+                report.add(finding)
+        except (StoreError, OSError) as error:
+            raise CliError(f"cannot check {data}: {error}", CANNOT_CHECK) from error
+    for finding in report.findings:
+        if as_json:
+            print_json(_fields(finding))
+        else:
+            typer.echo(printable(str(finding)))
+    unnamed_count = report.finding_count - len(report.findings)
+    summary: dict[str, object] = {
+        "data": str(data),
+        "clean": report.is_clean,
+        "damage": report.damage_count,
+        "leftovers": report.finding_count - report.damage_count,
+        "entries": report.entry_count,
+        "records": report.record_count,
+        "partitions": report.queue_count,
+        "log_begin": report.log_begin,
+        "log_end": report.log_end,
+        "index_checked": report.index_checked,
+    }
+    if as_json:
+        print_json(summary)
+    else:
+        if unnamed_count:
+            typer.echo(f"... and {unnamed_count:,} more")
+        verdict = "clean" if report.is_clean else f"DAMAGED in {report.damage_count:,} places; see mq repair --help"
+        typer.echo(
+            f"{data}: {verdict} ({report.record_count:,} records in {report.queue_count:,} partitions, "
+            f"{report.log_end - report.log_begin:,} bytes of log)"
+        )
+        if not report.index_checked:
+            print_note("the index was not checked: there is none, or it is not one of files")
+    raise typer.Exit(0 if report.is_clean else DAMAGED)
+
+
+def repair(
+    data: Data,
+    out: Annotated[
+        Path | None, typer.Option(help="The new data directory to make; must not exist.", show_default=False)
+    ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="Put the result in the place of DATA; what was there becomes DATA.damaged."),
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="The server's settings in TOML, if it has any.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy what is intact of a damaged data directory, and name every lost range of offsets.
+
+    Intact records keep their offsets; a lost one is replaced by a tombstone (no key, no value, header [b]mq-lost[/b]).
+    The damaged directory is only read.
+
+    [b]Examples[/b]
+
+      mq repair ./data --out ./data-repaired
+      mq repair ./data --in-place
+    """
+    from gateway.config import ConfigError, load
+    from store.repair import repair as repair_store
+    from store.verify import offsets_text
+
+    if (out is None) != in_place:
+        raise CliError("say either --out NEWDIR or --in-place", USAGE)
+    data = data.absolute()
+    target = data.with_name(f"{data.name}.repaired") if out is None else out
+    aside = data.with_name(f"{data.name}.damaged")
+    if in_place and aside.exists():
+        raise CliError(f"{aside} is in the way: the result of an earlier repair?", USAGE)
+    try:
+        settings = load(file=config, environment=os.environ, flags={"data": data})
+    except ConfigError as error:
+        raise CliError(str(error), USAGE) from error
+    with progress(DownloadColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(f"repairing {data}", total=None)
+        try:
+            report = repair_store(
+                settings.store, target, progress=lambda done, total: bar.update(task, completed=done, total=total)
+            )
+            if in_place:
+                data.rename(aside)
+                target.rename(data)
+        except (StoreError, OSError) as error:
+            raise CliError(f"cannot repair {data}: {error}") from error
+    for lost in report.lost:
+        if as_json:
+            print_json({"topic": lost.topic, "partition": lost.queue.queue_id, "first": lost.first, "end": lost.end})
+        else:
+            place = "the partition now begins behind them" if lost.is_before_begin else "tombstones stand in for them"
+            offsets = offsets_text(lost.first, lost.end)
+            typer.echo(printable(f"lost: topic {lost.topic}, partition {lost.queue.queue_id}, {offsets}; {place}"))
+    for note in report.notes:
+        print_note(note)
+    result = data if in_place else target
+    if as_json:
+        print_json({"out": str(result), "records": report.record_count, "lost": report.lost_count})
+    else:
+        typer.echo(f"{result}: {report.record_count:,} records kept, {report.lost_count:,} lost; verified")
+
+
+def _fields(finding: Finding) -> dict[str, object]:
+    return {**asdict(finding), "severity": finding.severity.value}

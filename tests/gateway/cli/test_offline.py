@@ -1,0 +1,106 @@
+"""`mq verify` and `mq repair` from the command line: exit codes, output for people and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import orjson
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gateway.cli import offline
+from gateway.cli.terminal import CliError
+from store.config import StoreConfig
+from store.dump import dump
+from store.record_batch import Record, encode
+from store.store import Store
+from store.types import Append, QueueKey
+
+app = typer.Typer()
+app.command("verify")(offline.verify)
+app.command("repair")(offline.repair)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A closed store with ten records in two partitions."""
+    root = tmp_path / "data"
+
+    async def fill() -> None:
+        store = await Store.open(StoreConfig(root=root, extent_bytes=1 << 16, disk_floor_bytes=0))
+        topic, _ = await store.create_topic("orders", 2)
+        for number in range(10):
+            batch = encode([Record(None, b"%d" % number, 0)])
+            await store.append([Append(queue=QueueKey(topic.topic_id, number % 2), batch=batch, record_count=1)])
+        await store.close()
+
+    asyncio.run(fill())
+    return root
+
+
+@pytest.fixture
+def damaged(data: Path) -> Path:
+    """The same with the record at offset 2 of partition 1 gone: the sixth one, behind the topic's creation."""
+    path = data / "commitlog" / f"{0:020}"
+    rows = [row for row in dump(path) if row.get("topic") == "orders"]
+    with path.open("r+b") as file:
+        file.seek(int(str(rows[5]["position"])) + 70)
+        file.write(b"\xff\xff\xff")
+    return data
+
+
+def test_a_whole_directory_is_clean(data: Path) -> None:
+    result = run("verify", data)
+    assert result.exit_code == 0
+    assert "clean (11 records in 3 partitions" in result.output
+
+
+def test_damage_is_named_and_the_exit_code_says_so(damaged: Path) -> None:
+    result = run("verify", damaged)
+    assert result.exit_code == 1
+    assert "CRC does not match" in result.output
+    assert "topic orders, partition 1, offset 2" in result.output
+    *findings, summary = [orjson.loads(line) for line in run("verify", damaged, "--json").output.splitlines()]
+    assert [finding["offsets"] for finding in findings] == [None, [2, 3]]
+    assert not summary["clean"]
+
+
+def test_what_cannot_be_checked_is_exit_code_2(tmp_path: Path) -> None:
+    result = run("verify", tmp_path / "nothing")
+    assert isinstance(result.exception, CliError)
+    assert result.exception.exit_code == 2
+
+
+def test_repair_to_a_new_directory_names_what_is_lost(damaged: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in damaged.rglob("*") if path.is_file()}
+    result = run("repair", damaged, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "lost: topic orders, partition 1, offset 2; tombstones stand in for them" in result.output
+    assert "10 records kept, 1 lost" in result.output
+    assert run("verify", tmp_path / "out").exit_code == 0
+    assert {path: path.read_bytes() for path in damaged.rglob("*") if path.is_file()} == before
+
+
+def test_repair_in_place_keeps_what_was_there(damaged: Path) -> None:
+    result = run("repair", damaged, "--in-place", "--json")
+    *lost, summary = [orjson.loads(line) for line in result.output.splitlines() if line.startswith("{")]
+    assert lost == [{"topic": "orders", "partition": 1, "first": 2, "end": 3}]
+    assert summary["lost"] == 1
+    assert run("verify", damaged).exit_code == 0
+    assert run("verify", damaged.with_name("data.damaged")).exit_code == 1
+    again = run("repair", damaged, "--in-place")
+    assert isinstance(again.exception, CliError)
+    assert "in the way" in str(again.exception)
+
+
+def test_repair_wants_to_know_where_to(data: Path, tmp_path: Path) -> None:
+    for arguments in ([data], [data, "--in-place", "--out", tmp_path / "out"]):
+        result = run("repair", *arguments)
+        assert isinstance(result.exception, CliError)
+        assert result.exception.exit_code == 2

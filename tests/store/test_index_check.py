@@ -1,0 +1,80 @@
+"""`store.index_check`: units against entries, in both directions, without opening the index as a server would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.consume_queue.file import UNIT_BYTES
+from store.index_check import FileIndexCheck, NoIndexCheck, WrongUnits, open_index_check
+from store.types import Bounds, QueueKey
+from tests.store.offline_kit import entries_of, make_store
+
+
+@pytest.fixture
+async def root(tmp_path: Path) -> Path:
+    await make_store(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def check(root: Path, *, bounds: dict[QueueKey, Bounds] | None = None, skip: int | None = None) -> list[WrongUnits]:
+    """What a check of the whole log says; `skip` leaves one entry out, as if it were lost."""
+    entries = entries_of(root)
+    end = entries[-1].position + entries[-1].size
+    counted = {entry.queue: Bounds(0, entry.next_offset) for entry in entries} if bounds is None else bounds
+    index = FileIndexCheck(root, counted, checkpoint=end, log_begin=0)
+    for number, entry in enumerate(entries):
+        if number != skip:
+            index.expect(entry)
+    wrong = list(index.finish())
+    index.close()
+    return wrong
+
+
+def test_an_index_that_agrees_is_not_mentioned(root: Path) -> None:
+    assert check(root) == []
+
+
+@pytest.mark.parametrize("byte", range(UNIT_BYTES))
+def test_every_byte_of_a_unit_counts(root: Path, byte: int) -> None:
+    victim = [entry for entry in entries_of(root) if entry.queue.queue_id == 2 and entry.record_count == 3][5]
+    offset = victim.base_offset + 1
+    at = offset * UNIT_BYTES + byte
+    files = sorted((root / "consumequeue" / str(victim.queue.topic_id) / "2").iterdir())
+    path = next(path for path in reversed(files) if int(path.name) <= at)
+    content = bytearray(path.read_bytes())
+    content[at - int(path.name)] ^= 1
+    path.write_bytes(content)
+    [wrong] = check(root)
+    assert (wrong.queue, wrong.offsets) == (victim.queue, (victim.base_offset, victim.next_offset))
+    assert wrong.path == str(path)
+    assert not wrong.is_lost
+
+
+def test_counted_units_without_entries_are_lost_records(root: Path) -> None:
+    last = len(entries_of(root)) - 1
+    victim = entries_of(root)[last]
+    [wrong] = check(root, skip=last)
+    assert (wrong.queue, wrong.offsets, wrong.is_lost) == (victim.queue, (victim.base_offset, victim.next_offset), True)
+    first_of_queue = next(n for n, entry in enumerate(entries_of(root)) if entry.queue.queue_id == 1)
+    [wrong] = check(root, skip=first_of_queue)
+    assert wrong.offsets[0] == 0
+    assert wrong.is_lost
+
+
+def test_units_that_are_not_counted_are_wrong(root: Path) -> None:
+    entries = entries_of(root)
+    counted = {entry.queue: Bounds(0, entry.next_offset) for entry in entries}
+    key = entries[-1].queue
+    counted[key] = Bounds(0, entries[-1].base_offset)
+    [wrong] = check(root, bounds=counted)
+    assert (wrong.queue, wrong.offsets) == (key, (entries[-1].base_offset, entries[-1].next_offset))
+
+
+def test_without_a_snapshot_there_is_nothing_to_check(root: Path) -> None:
+    index = open_index_check(root, None, checkpoint=0, log_begin=0)
+    assert isinstance(index, NoIndexCheck)
+    index.expect(entries_of(root)[0])
+    assert list(index.finish()) == []
+    index.close()
