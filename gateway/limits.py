@@ -21,6 +21,8 @@ from store.limits import (
 )
 
 DAY_MS = 86_400_000
+DELAY_MS_LIMIT = 100 * 366 * DAY_MS
+"""What `delay_ms_max` can be set to. Longer delays are a mistake in units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,8 @@ class Limits:
     ws_sockets_max: int = 10_000
 
     def __post_init__(self) -> None:
-        if not 0 < self.delay_ms_max <= 366 * DAY_MS:
-            raise ValueError(f"delay_ms_max must be between 1 and {366 * DAY_MS}")
+        if not 0 < self.delay_ms_max <= DELAY_MS_LIMIT:
+            raise ValueError(f"delay_ms_max must be between 1 and {DELAY_MS_LIMIT}")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:
             raise ValueError("fetch_bytes_max must be at least fetch_batch_bytes_default")
         if not 0 <= self.timeout_ms_max <= 600_000:
