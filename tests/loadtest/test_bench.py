@@ -9,7 +9,9 @@ import pytest
 
 from loadtest.bench import payloads, scenarios
 from loadtest.bench.raw_client import RawClient
+from loadtest.bench.request import RunFailed
 from loadtest.bench.scenario import Bench, Scenario, measure
+from loadtest.bench.store_append import StoreLoop, store_loop
 from store.record_batch import check
 
 
@@ -37,3 +39,10 @@ def test_the_payloads_are_what_the_report_says() -> None:
     assert len(orjson.dumps(payloads.json_value(9_999_999))) == payloads.VALUE_BYTES == 85
     assert len(orjson.loads(payloads.json_body(range(1000)))["records"]) == 1000
     assert check(payloads.raw_batch(range(1000))).record_count == 1000
+
+
+async def test_an_append_that_the_store_refuses_fails_the_run(tmp_path: Path) -> None:
+    async with store_loop(tmp_path) as loop:
+        misdirected = StoreLoop(loop._store, topic_id=999)
+        with pytest.raises(RunFailed, match="an append failed: "):
+            await misdirected.run(payloads.raw_batch([1]), 1, in_flight=3, duration_s=5.0)

@@ -14,6 +14,7 @@ from loadtest.bench import report
 from loadtest.bench.raw_client import RawClient
 from loadtest.bench.request import RunFailed
 from loadtest.bench.scenario import WARM_UP_S, Bench, Comparison, Measures, Outcome, Scenario, Subject, measure
+from loadtest.process import ProcessFailed
 
 CONDITIONS = report.Conditions(
     started_at="2026-01-01 00:00 UTC",
@@ -94,7 +95,10 @@ async def test_the_report_pairs_the_rounds() -> None:
     assert described["comparisons"][0]["ratio"] == {"median": 0.5, "low": 0.5, "high": 0.5}
 
 
-@pytest.mark.parametrize("error", [RunFailed("3 answers were wrong"), ConnectionRefusedError("nobody listens")])
+@pytest.mark.parametrize(
+    "error",
+    [RunFailed("3 answers were wrong"), ConnectionRefusedError("nobody listens"), ProcessFailed("the server died")],
+)
 async def test_a_run_that_fails_leaves_no_number(error: Exception) -> None:
     run_count = 0
 

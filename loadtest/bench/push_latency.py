@@ -1,0 +1,149 @@
+"""How long a record takes from its sender to a WebSocket subscriber, at a fixed rate.
+
+Sends follow the clock, not the answers: a server that falls behind cannot slow its own measurement down. The time of
+a record counts from the moment its sender meant to send it, waiting for a free connection included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import aiohttp
+import orjson
+
+from loadtest.bench.raw_client import Connection, connect
+from loadtest.bench.request import Request, RunFailed
+from loadtest.stats import percentile
+
+CONNECTIONS = 32
+ARRIVAL_TIMEOUT_S = 5.0
+_TICK_S = 0.001
+
+Sequences = Callable[[bytes | str], list[int]]
+"""Finds the sequence numbers in one frame of a server."""
+
+
+class Latency(NamedTuple):
+    """Times from POST to push, in ms, and how many records they are of."""
+
+    record_count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class PushPath:
+    """Connections to send on and a socket to receive on, of one server."""
+
+    def __init__(
+        self, url: str, socket: aiohttp.ClientWebSocketResponse, sequences: Sequences, headers: dict[str, str]
+    ):
+        self._url = url
+        self._socket = socket
+        self._sequences = sequences
+        self._headers = headers
+        self._next_sequence = 0
+
+    async def run(self, rate: int, duration_s: float) -> Latency:
+        """Send `rate` records a second. Raises RunFailed when one is refused or does not arrive."""
+        first = self._next_sequence
+        count = max(int(rate * duration_s), 1)
+        self._next_sequence += count
+        meant_s = array("d", bytes(8 * count))
+        took_ms = array("d")
+        sending = _Sending()
+        connections = [await connect(self._url, sending.answered) for _ in range(CONNECTIONS)]
+        sending.free.extend(connections)
+        receiving = asyncio.create_task(self._receive(first, count, meant_s, took_ms))
+        try:
+            began_s = time.perf_counter()
+            sent_count = 0
+            while sent_count < count:
+                now_s = time.perf_counter()
+                due_count = min(int((now_s - began_s) * rate) + 1, count)
+                for number in range(sent_count, due_count):
+                    meant_s[number] = now_s
+                    sending.send(self._request(first + number))
+                sent_count = due_count
+                await asyncio.sleep(_TICK_S)
+            await asyncio.wait_for(receiving, ARRIVAL_TIMEOUT_S)
+        except TimeoutError:
+            raise RunFailed(f"{count - len(took_ms)} of {count} records did not arrive") from None
+        finally:
+            receiving.cancel()
+            for connection in connections:
+                connection.close()
+        if sending.error_count:
+            raise RunFailed(f"{sending.error_count} of {count} requests were refused")
+        return Latency(count, percentile(took_ms, 50), percentile(took_ms, 99), max(took_ms))
+
+    def _request(self, sequence: int) -> bytes:
+        body = orjson.dumps({"records": [{"key": f"k{sequence % 1000}", "value": {"sequence": sequence}}]})
+        return Request("POST", "/topics/bench", self._headers, body).encode(self._url)
+
+    async def _receive(self, first: int, count: int, meant_s: array[float], took_ms: array[float]) -> None:
+        while len(took_ms) < count:
+            frame = await self._socket.receive()
+            now_s = time.perf_counter()
+            if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+                raise RunFailed(f"the socket ended: {frame.type.name}")
+            for sequence in self._sequences(frame.data):
+                if sequence >= first:  # of an earlier run that failed otherwise
+                    took_ms.append((now_s - meant_s[sequence - first]) * 1000)
+
+
+class _Sending:
+    """Free connections, and requests that wait for one."""
+
+    def __init__(self) -> None:
+        self.free: deque[Connection] = deque()
+        self.error_count = 0
+        self._waiting: deque[bytes] = deque()
+
+    def send(self, request: bytes) -> None:
+        if self.free:
+            self.free.popleft().send(request)
+        else:
+            self._waiting.append(request)
+
+    def answered(self, connection: Connection, status: int) -> None:
+        if status != 200:
+            self.error_count += 1
+        if status and self._waiting:
+            connection.send(self._waiting.popleft())
+        elif status:
+            self.free.append(connection)
+
+
+@asynccontextmanager
+async def our_push_path(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> AsyncIterator[PushPath]:
+    """Our server: a reader subscription of topic "bench" whose credit returns by itself."""
+    subscribe = {"id": 1, "op": "subscribe", "sub": "b", "topics": ["bench"], "from": "latest", "credit": 10_000}
+    async with session.ws_connect(f"{url}/ws/v1") as socket:
+        await socket.send_str(orjson.dumps(subscribe).decode())
+        answer = orjson.loads(await socket.receive_str())
+        if not answer["ok"]:
+            raise RunFailed(answer["message"])
+        yield PushPath(url, socket, _of_our_frame, headers)
+
+
+@asynccontextmanager
+async def bare_push_path(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> AsyncIterator[PushPath]:
+    """The bare server, which sends every body on as it came."""
+    async with session.ws_connect(f"{url}/ws/v1") as socket:
+        yield PushPath(url, socket, _of_body, headers)
+
+
+def _of_our_frame(frame: bytes | str) -> list[int]:
+    push = orjson.loads(frame)
+    return [message["value"]["sequence"] for message in push["messages"]] if push["op"] == "messages" else []
+
+
+def _of_body(frame: bytes | str) -> list[int]:
+    return [record["value"]["sequence"] for record in orjson.loads(frame)["records"]]

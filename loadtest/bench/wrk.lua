@@ -1,0 +1,24 @@
+-- wrk -s wrk.lua URL -- METHOD BODY_FILE [NAME VALUE]...
+-- Repeats one request; prints one line that loadtest/bench/wrk_client.py reads. Times are microseconds.
+function init(args)
+  wrk.method = args[1]
+  local file = assert(io.open(args[2], "rb"))
+  local body = file:read("*a")
+  file:close()
+  if #body > 0 then wrk.body = body end
+  for at = 3, #args, 2 do
+    wrk.headers[args[at]] = args[at + 1]
+  end
+end
+
+function done(summary, latency, requests)
+  local errors = summary.errors
+  io.write(string.format(
+    "RESULT %d %d %d %d %d\n",
+    summary.requests,
+    errors.connect + errors.read + errors.write + errors.status + errors.timeout,
+    summary.duration,
+    latency:percentile(50.0),
+    latency:percentile(99.0)
+  ))
+end

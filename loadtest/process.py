@@ -1,0 +1,100 @@
+"""A program in a process of its own, which says on its first line of output where it can be reached.
+
+`mq serve` does so, and so does the benchmark's bare server. Neither outlives the block that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+DYING_TIMEOUT_S = 0.5
+LOG_TAIL_BYTES = 4000
+
+
+class ProcessFailed(Exception):
+    """The process did not start, or did not stop cleanly. The message ends with the last lines it logged."""
+
+
+@contextmanager
+def server(data: Path, *flags: str) -> Iterator[str]:
+    """Run a server on a data directory and a free port; its URL. Its log goes to `server.log` in that directory."""
+    data.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0", *flags]
+    with announced(command, data / "server.log") as url:
+        yield url
+
+
+@contextmanager
+def announced(command: Sequence[str], log: Path) -> Iterator[str]:
+    """Run a command until the block ends; the first line it prints. Raises ProcessFailed.
+
+    It is stopped by SIGTERM, and killed when that takes longer than STOP_TIMEOUT_S. It has a session of its own, so
+    that Ctrl-C in a terminal reaches us alone and the stop stays orderly.
+    """
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
+    try:
+        yield _first_line(process, log)
+        is_running = process.poll() is None
+    except Exception as error:
+        if _is_dying(process):  # the block failed because the process is gone
+            raise _failed(command, process.returncode, log) from error
+        raise
+    finally:
+        _stop(process)
+    if not is_running or process.returncode != 0:
+        raise _failed(command, process.returncode, log)
+
+
+def _first_line(process: subprocess.Popen[bytes], log: Path) -> str:
+    assert process.stdout is not None
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    line = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n"):
+            if not selector.select(max(deadline_s - time.monotonic(), 0)):
+                raise ProcessFailed(f"the process said nothing within {START_TIMEOUT_S:g} s{_tail(log)}")
+            read = os.read(process.stdout.fileno(), 1024)
+            if not read:
+                raise ProcessFailed("the process ended before it was ready")
+            line += read
+    return line.decode().strip()
+
+
+def _is_dying(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended. Its sockets and pipes close a moment before it can be waited for."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(DYING_TIMEOUT_S)
+    return process.returncode is not None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _failed(command: Sequence[str], exit_code: int, log: Path) -> ProcessFailed:
+    return ProcessFailed(f"{' '.join(command[1:4])} ended with exit code {exit_code}{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    """The end of a log, to put behind a message."""
+    text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    return f"; its log ends with:\n{text}" if text else ""
