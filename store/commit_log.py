@@ -120,8 +120,10 @@ class CommitLog:
         Raises DiskFull when there is no room; what is prepared so far stays usable. Raises StoreStopped on any
         other I/O error.
         """
-        with self._preparing:
-            self._prepare(position)
+        self._refuse_if_failed()
+        if position > self.prepared_position:  # else there is no need to wait for whoever prepares what comes next
+            with self._preparing:
+                self._prepare(position)
 
     def _prepare(self, position: int) -> None:
         self._refuse_if_failed()

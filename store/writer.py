@@ -258,12 +258,12 @@ class Writer:
         return entries
 
     def _prepare_ahead(self) -> None:
-        """Have the next extent zeroed in another thread before the tail gets there, so that no send waits for it.
+        """Keep a whole extent zeroed ahead of the tail, by another thread, so that no send waits for it.
 
         A failure shows when the writer itself needs the space.
         """
         log = self._log
-        if log.prepared_position - log.end_position >= self._config.extent_bytes // 2:
+        if log.prepared_position - log.end_position >= self._config.extent_bytes:
             return
         if self._preparing is None or self._preparing.done():
             self._preparing = self._prepare_executor.submit(log.prepare, log.prepared_position + 1)
