@@ -22,7 +22,7 @@ _READ_UNITS = 4096
 
 
 def dump(path: Path) -> Iterator[dict[str, object]]:
-    """The contents of a timer log, wheel or timer checkpoint file; slots of the wheel that were never used are left out.
+    """The contents of a timer log, wheel or timer checkpoint file, without the slots of the wheel that were never used.
 
     Raises ValueError when the path is not one of the timer's files.
     """
@@ -87,5 +87,5 @@ def _dump_checkpoint(path: Path) -> Iterator[dict[str, object]]:
             yield {"slot": number, "valid": False}
             continue
         _, version, flags, generation, *marks = checkpoint._SLOT.unpack(facts)
-        state = checkpoint.Checkpoint(*marks, clean=bool(flags & checkpoint._CLEAN))
+        state = checkpoint.Checkpoint._make([*marks, bool(flags & checkpoint._CLEAN)])
         yield {"slot": number, "valid": True, "version": version, "generation": generation, **state._asdict()}
