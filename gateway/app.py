@@ -31,6 +31,7 @@ from gateway.consumer import Consumer
 from gateway.http.application import build_application, uses_c_parser
 from gateway.http.context import Gateway, GatewayStats
 from gateway.http.metrics import Collector, histogram_buckets, integers_of, registry_of
+from gateway.http.schedules import SCHEDULES
 from gateway.http.starting import RecoveryProgress, build_starting_application
 from gateway.producer import Producer
 from gateway.routing.select import PartitionSelector
@@ -114,7 +115,7 @@ async def run(
                 tasks.create_task(admin.run_timer(), name="timer"),
                 tasks.create_task(store.watch(), name="store"),
             ]
-            async with _listening(gateway, listener):
+            async with _listening(gateway, timer, listener):
                 url = _url(config.host, listener)
                 announce(url)
                 log.info("accepting url=%s data=%s acks=%s", url, config.data, config.store.acks.name.lower())
@@ -131,7 +132,7 @@ class LocalAdmin:
 
     def __init__(self, store: Store, timer: TimerService) -> None:
         self.routes = RouteTable()
-        self.broker = LocalBroker(store, name=BROKER_NAME, on_topic=self._place, on_deleted=self.routes.remove)
+        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._place, on_deleted=self.routes.remove)
         self._timer = timer
         self._timer_failure: str | None = None
         for topic in store.topics():
@@ -287,11 +288,13 @@ async def _starting(config: GatewayConfig, listener: socket.socket, progress: Re
 
 
 @asynccontextmanager
-async def _listening(gateway: Gateway, listener: socket.socket) -> AsyncIterator[None]:
+async def _listening(gateway: Gateway, timer: TimerService, listener: socket.socket) -> AsyncIterator[None]:
     """Answer requests; on leaving, stop accepting and let running requests finish."""
     config = gateway.config
+    application = build_application(gateway)
+    application[SCHEDULES] = timer
     runner = web.AppRunner(
-        build_application(gateway),
+        application,
         handle_signals=False,
         access_log=None,
         auto_decompress=False,

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gateway.limits import Limits
 from store.config import StoreConfig
-from timer.config import TimerConfig
+from timer.config import TimerConfig, check_retention
 
 ENVIRONMENT_PREFIX = "MQ_"
 CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CONFIG"))
@@ -131,9 +131,11 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
     try:
+        store = StoreConfig(root=data, **section("store"))
         timer = TimerConfig(root=data / TIMER_DIRECTORY, **section("timer"))
+        check_retention(timer, store.retention_ms)
         return GatewayConfig(
-            store=StoreConfig(root=data, **section("store")),
+            store=store,
             timer=timer,
             limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
             **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ def main() -> None:
             is_good = run(console, data, flight_count=options.flights, with_spark=options.spark)
             if options.keep:
                 console.print(f"The data is kept; serve it again with: mq serve --data {data}", soft_wrap=True)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):  # the latter when the loop had only just begun
         console.print("interrupted; stopped the server and removed its folder")
         sys.exit(INTERRUPTED)
     except FAILURES as failure:

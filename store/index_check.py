@@ -4,7 +4,8 @@ The log is read once, from its beginning to its end, and each entry is held agai
 behind the checkpoint is not looked at: a start forgets it. `finish` looks in the other direction: units that the index
 counts, but whose entries nobody saw.
 
-Only consume queues in files can be checked. Memory is bounded: one piece of a limited number of queues.
+A RocksDB index has its own module, store/index_check_rocksdb.py. Memory is bounded: one piece of a limited number of
+queues.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from store.consume_queue.file import UNIT_BYTES
+from store.consume_queue.file import UNIT_BYTES, decode_bounds
+from store.consume_queue.opening import ROCKSDB_DIRECTORY
+from store.snapshot import Snapshot
 from store.types import Bounds, Entry, QueueKey
 
 _UNIT = struct.Struct(">qiq")
@@ -28,7 +31,7 @@ _NO_TAG = bytes(_TAG_HASH.size)
 _PIECE_UNITS = 512  # read at once of one queue
 _PIECES_MAX = 2048  # queues with a piece in memory: 20 MiB
 _SCAN_UNITS = 65_536
-_WRONG_RANGES_MAX = 100  # remembered of one queue
+WRONG_RANGES_MAX = 100  # remembered of one queue
 _NOT_TO_ENTRY = "index units do not point to the entry that holds these records"
 _NONE = Bounds(0, 0)
 _NO_ENTRY = "the log has no entry where these index units point"
@@ -48,6 +51,11 @@ class WrongUnits(NamedTuple):
 class IndexCheck(Protocol):
     """What `mq verify` asks of one kind of index."""
 
+    @property
+    def checkpoint(self) -> int:
+        """The log position up to which the index vouches for its units, and for the log."""
+        ...
+
     def expect(self, entry: Entry) -> None:
         """The log holds this entry; called in the log's order."""
         ...
@@ -61,6 +69,8 @@ class IndexCheck(Protocol):
 
 class NoIndexCheck:
     """There is no index that could be checked here."""
+
+    checkpoint = 0
 
     def expect(self, entry: Entry) -> None:
         """Nothing to compare with."""
@@ -116,7 +126,7 @@ class _Files:
             self.fd = self.fd_start = -1
 
 
-class _Range:
+class OffsetRange:
     """A half-open range of offsets that grows."""
 
     __slots__ = ("end", "first")
@@ -145,14 +155,14 @@ class FileIndexCheck:
     def __init__(self, root: Path, bounds: Mapping[QueueKey, Bounds], *, checkpoint: int, log_begin: int) -> None:
         self._directory = root / "consumequeue"
         self._bounds = bounds
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._log_begin = log_begin
         self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
         self._seen: dict[QueueKey, Bounds] = {}  # first and next offset of the entries before the checkpoint
-        self._wrong: dict[QueueKey, list[_Range]] = {}
+        self._wrong: dict[QueueKey, list[OffsetRange]] = {}
 
     def expect(self, entry: Entry) -> None:
-        if entry.position >= self._checkpoint:
+        if entry.position >= self.checkpoint:
             return
         key = entry.queue
         seen = self._seen.get(key)
@@ -173,8 +183,8 @@ class FileIndexCheck:
             ranges = self._wrong.setdefault(key, [])
             if ranges and ranges[-1].end == entry.base_offset:
                 ranges[-1].end = entry.next_offset
-            elif len(ranges) < _WRONG_RANGES_MAX:
-                ranges.append(_Range(entry.base_offset, entry.next_offset))
+            elif len(ranges) < WRONG_RANGES_MAX:
+                ranges.append(OffsetRange(entry.base_offset, entry.next_offset))
 
     def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():
@@ -184,16 +194,20 @@ class FileIndexCheck:
         for key, counted in self._bounds.items():
             seen = self._seen.get(key, Bounds(counted.max_offset, counted.max_offset))
             files = _Files(self._queue_directory(key))
-            lost, stray = _Range(), _Range()
+            lost, stray = OffsetRange(), OffsetRange()
             for offset, position in _positions(files, counted.min_offset, min(seen.min_offset, counted.max_offset)):
-                if self._log_begin <= position < self._checkpoint:
+                if self._log_begin <= position < self.checkpoint:
                     lost.add(offset)
                 elif not 0 <= position < self._log_begin:
                     stray.add(offset)
             files.close()
             yield from self._wrong_units(key, files, stray, "index units of expired records were changed")
             yield from self._wrong_units(key, files, lost, _NO_ENTRY, is_lost=True)
-            behind = _Range(seen.max_offset, counted.max_offset) if seen.max_offset < counted.max_offset else _Range()
+            behind = (
+                OffsetRange(seen.max_offset, counted.max_offset)
+                if seen.max_offset < counted.max_offset
+                else OffsetRange()
+            )
             yield from self._wrong_units(key, files, behind, _NO_ENTRY, is_lost=True)
 
     def close(self) -> None:
@@ -202,7 +216,7 @@ class FileIndexCheck:
         self._pieces.clear()
 
     def _wrong_units(
-        self, key: QueueKey, files: _Files, wrong: _Range, reason: str, *, is_lost: bool = False
+        self, key: QueueKey, files: _Files, wrong: OffsetRange, reason: str, *, is_lost: bool = False
     ) -> Iterator[WrongUnits]:
         if wrong.end:
             at = wrong.first * UNIT_BYTES
@@ -234,10 +248,18 @@ def _positions(files: _Files, first: int, end: int) -> Iterator[tuple[int, int]]
         first += len(units) // UNIT_BYTES
 
 
-def open_index_check(
-    root: Path, bounds: Mapping[QueueKey, Bounds] | None, *, checkpoint: int, log_begin: int
-) -> IndexCheck:
-    """The check that fits the index of this directory. `bounds` None: there is no index snapshot."""
-    if bounds is None:
-        return NoIndexCheck()
-    return FileIndexCheck(root, bounds, checkpoint=checkpoint, log_begin=log_begin)
+def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int) -> IndexCheck:
+    """The check that fits the index of this directory. `snapshot` is that of an index in files, if there is one.
+
+    Raises IndexDamaged when a database cannot be opened.
+    """
+    if snapshot is not None:
+        bounds = dict(decode_bounds(snapshot.content))
+        return FileIndexCheck(root, bounds, checkpoint=snapshot.next_offset, log_begin=log_begin)
+    if (root / ROCKSDB_DIRECTORY).is_dir():
+        try:
+            from store.index_check_rocksdb import RocksDbIndexCheck
+        except ModuleNotFoundError:  # the extra is not installed
+            return NoIndexCheck()
+        return RocksDbIndexCheck(root, log_begin=log_begin)
+    return NoIndexCheck()

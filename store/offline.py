@@ -8,6 +8,8 @@
     Stain    bytes that must be zero and are not, but hide nothing: padding, the rest behind a blank marker
     Unused   zeros up to the end of the file: prepared, not yet written
 
+`judge` says of each hole what recovery would (store/recovery.py): rot, or the torn tail of a crash, which ends the log.
+
 Every byte of the log belongs to exactly one piece (a Stain lies inside its entry or blank). Memory is bounded by a
 window of some megabytes, whatever the size of the log.
 """
@@ -17,8 +19,9 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +87,14 @@ class Unused(NamedTuple):
 Piece = Found | Blank | Hole | Stain | Unused
 
 
+class Verdict(Enum):
+    """What a piece means for the log."""
+
+    GOOD = "good"
+    ROT = "rot"  # bytes that had been durable are gone
+    TORN = "torn"  # what a crash left of writes nobody was promised; the log ends before it
+
+
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Keep servers out while a tool reads. Creates nothing: a directory without a lock file has never been served.
@@ -119,6 +130,41 @@ def log_files(root: Path) -> tuple[list[LogFile], list[Path]]:
         else:
             strangers.append(path)
     return found, strangers
+
+
+def judge(files: Sequence[LogFile], durable_position: int) -> Iterator[tuple[LogFile, Piece, Verdict]]:
+    """Every piece of the log up to its end, with its verdict. What lies before `durable_position` (the checkpoint) had
+    been durable; what lies behind it only if an entry behind it says so. Missing files are holes, too."""
+    for number, file in enumerate(files):
+        if number and (gap := file.start - files[number - 1].end):
+            before = files[number - 1]
+            yield before, Hole(before.end, gap, f"the log goes on at {file.start} only"), Verdict.ROT
+        for piece in pieces(file):
+            if not isinstance(piece, Hole | Unused):
+                yield file, piece, Verdict.GOOD
+            elif _had_been_durable(files[number:], piece, durable_position):
+                reason = piece.reason if isinstance(piece, Hole) else "zeros where an entry should be"
+                yield file, Hole(piece.position, piece.size, reason), Verdict.ROT
+            else:
+                yield file, piece, Verdict.TORN if isinstance(piece, Hole) else Verdict.GOOD
+                if isinstance(piece, Hole) or any(_is_used(later) for later in files[number + 1 :]):
+                    return
+
+
+def _had_been_durable(files: Sequence[LogFile], piece: Hole | Unused, durable_position: int) -> bool:
+    if piece.position < durable_position:
+        return True
+    for file in files:
+        begin = max(file.start, piece.position + piece.size)
+        if begin < file.end:
+            for behind in pieces(file, from_position=begin):
+                if isinstance(behind, Found) and behind.durable_position > piece.position:
+                    return True
+    return False
+
+
+def _is_used(file: LogFile) -> bool:
+    return not all(isinstance(piece, Unused) for piece in pieces(file))
 
 
 def pieces(file: LogFile, *, from_position: int | None = None) -> Iterator[Piece]:

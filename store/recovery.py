@@ -19,6 +19,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
+from operator import eq
 
 from store.commit_log import CommitLog
 from store.entry import ALIGNMENT, HEADER_BYTES, Damage, decode_entry, durable_position_of
@@ -26,7 +28,6 @@ from store.errors import Corrupt
 from store.limits import ENTRY_BYTES_MAX, MiB
 from store.types import Entry
 
-_WORD = struct.Struct(">q")
 _OWN_POSITION_AT = 16
 
 
@@ -93,11 +94,14 @@ def _refuse_rot(log: CommitLog, damage: Damage, position: int, size: int) -> Non
     skew = -position % ALIGNMENT
     last = min(size, len(view) - HEADER_BYTES)
     words_end = min(len(view), size + _OWN_POSITION_AT)
-    words = view[skew : skew + (words_end - skew) // ALIGNMENT * ALIGNMENT]
-    ahead = _OWN_POSITION_AT // ALIGNMENT
-    for number, (word,) in enumerate(_WORD.iter_unpack(words)):
-        at = skew + (number - ahead) * ALIGNMENT
-        if word != position + at or not 0 <= at < last or word <= damage.position:
+    count = max(0, (words_end - skew) // ALIGNMENT)
+    words = struct.unpack_from(f">{count}q", view, skew)
+    # Entries are looked for at every multiple of the alignment: compared in one go, for a tail may be long.
+    first = position + skew - _OWN_POSITION_AT
+    places = range(first, first + count * ALIGNMENT, ALIGNMENT)
+    for word in compress(places, map(eq, words, places)):
+        at = word - position
+        if not 0 <= at < last or word <= damage.position:
             continue
         found = decode_entry(view, at, word)
         if isinstance(found, Damage):

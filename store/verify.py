@@ -11,8 +11,7 @@ Nothing is written, and memory is bounded by the number of queues. What is found
     damage     records are lost or cannot be read, or a file contradicts the log: see `mq repair`
     leftover   what a crash may leave, or a derived file whose loss the next start puts right by itself
 
-Damage behind the checkpoint is judged as recovery judges it (store/recovery.py): it is rot when an entry behind it says
-that those bytes had been durable, otherwise the torn tail of a crash, which ends the log. One limit follows: rot in the
+Damage behind the checkpoint is judged as recovery judges it (store/offline.py, `judge`). One limit follows: rot in the
 last group of a store that was *killed* looks like a torn tail. After a clean stop the checkpoint is at the end, and
 nothing can hide.
 """
@@ -22,18 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path
 
 import orjson
 
-from store.consume_queue.file import decode_bounds
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import Blank
-from store.errors import FormatTooNew, StoreError
+from store.errors import FormatTooNew, IndexDamaged, StoreError
 from store.index_check import IndexCheck, NoIndexCheck, open_index_check
 from store.limits import MiB
-from store.offline import Found, Hole, LogFile, Stain, Unused, locked, log_files, pieces
+from store.offline import Found, Hole, LogFile, Stain, Verdict, judge, locked, log_files
 from store.record_batch import check, decode
 from store.snapshot import VERSION as SNAPSHOT_VERSION
 from store.snapshot import Snapshot, decode_snapshot
@@ -71,7 +68,7 @@ class Finding:
     def __str__(self) -> str:
         text = f"{self.severity.value}: {self.path}, position {self.position}: {self.reason}"
         if self.offsets is not None:
-            text += f" (topic {self.topic}, partition {self.queue}, offsets {self.offsets[0]} to {self.offsets[1] - 1})"
+            text += f" (topic {self.topic}, partition {self.queue}, {offsets_text(*self.offsets)})"
         return text
 
 
@@ -118,6 +115,11 @@ def verify(root: Path, *, progress: Progress | None = None) -> VerifyReport:
         return _Verifier(root, progress).run()
 
 
+def offsets_text(first: int, end: int) -> str:
+    """A half-open range of offsets for people."""
+    return f"offset {first}" if end == first + 1 else f"offsets {first} to {end - 1}"
+
+
 class _Verifier:
     """One run over one directory, which nobody else changes."""
 
@@ -134,24 +136,26 @@ class _Verifier:
         self._gaps: set[tuple[QueueKey, tuple[int, int]]] = set()  # offsets already reported as missing
         self._last_store_time_ms = 0
         self._last_durable = 0
-        self._done_bytes = self._told_bytes = 0
+        self._told_bytes = 0
 
     def run(self) -> VerifyReport:
         report = self._report
         self._check_format()
         index = self._check_snapshot("index")
-        bounds = None if index is None else dict(decode_bounds(index.content))
-        report.checkpoint = 0 if index is None else index.next_offset
         meta = self._check_snapshot("meta")
         if meta is not None:
             self._restore(meta)
         files, strangers = log_files(self._root)
         for path in strangers:
             self._damage(path, 0, "not a file of the commit log")
-        self._check_sequence(files)
+        self._check_beginning(files)
         report.log_bytes = sum(file.size for file in files)
         report.log_begin = report.log_end = files[0].start if files else 0
-        self._index = open_index_check(self._root, bounds, checkpoint=report.checkpoint, log_begin=report.log_begin)
+        try:
+            self._index = open_index_check(self._root, index, log_begin=report.log_begin)
+        except IndexDamaged as error:
+            self._damage(self._root, 0, f"the index cannot be opened: {error}; see mq index rebuild")
+        report.checkpoint = self._index.checkpoint
         report.index_checked = not isinstance(self._index, NoIndexCheck)
         try:
             self._check_log(files)
@@ -211,60 +215,27 @@ class _Verifier:
 
     # ---- the log -------------------------------------------------------------------------------------------------
 
-    def _check_sequence(self, files: Sequence[LogFile]) -> None:
+    def _check_beginning(self, files: Sequence[LogFile]) -> None:
         if files and files[0].start > self._log_start:
             self._damage(files[0].path, self._log_start, f"the log begins at {self._log_start}: a file is missing")
-        for before, file in pairwise(files):
-            if before.end != file.start:
-                self._damage(before.path, before.end, f"the file ends here, the next one begins at {file.start}")
 
     def _check_log(self, files: Sequence[LogFile]) -> None:
         report = self._report
-        is_over = False  # behind a torn tail nothing counts
-        for number, file in enumerate(files):
-            for piece in pieces(file):
-                if isinstance(piece, Unused):
-                    is_over = self._check_unused(files, number, piece) or is_over
-                elif is_over:
-                    continue
-                elif isinstance(piece, Found):
-                    self._check_entry(file, *piece)
-                    report.log_end = piece.entry.position + piece.entry.size
-                    self._tell(report.log_end - file.start)
-                elif isinstance(piece, Blank):
-                    report.log_end = file.end
-                elif isinstance(piece, Stain):
-                    self._leftover(file.path, piece.position, f"{piece.size} bytes: {piece.reason}")
-                elif self._is_rot(files[number:], piece):
-                    self._damage(file.path, piece.position, f"{piece.size} bytes: {piece.reason}")
-                    self._last_hole = file, piece
-                else:
-                    reason = f"{piece.reason}: the torn tail of a crash, the next start cuts it"
-                    self._leftover(file.path, piece.position, reason)
-                    is_over = True
-            self._done_bytes += file.size
-
-    def _check_unused(self, files: Sequence[LogFile], number: int, unused: Unused) -> bool:
-        """Whether the log ends with this unused space; rot when entries follow, or the checkpoint lies behind."""
-        hole = Hole(unused.position, unused.size, "zeros where an entry should be")
-        if not self._is_rot(files[number:], hole):
-            return True
-        self._damage(files[number].path, hole.position, f"{hole.size} bytes: {hole.reason}")
-        self._last_hole = files[number], hole
-        return False
-
-    def _is_rot(self, files: Sequence[LogFile], hole: Hole) -> bool:
-        """Whether these bytes had been durable: the checkpoint says so, or an entry behind them does."""
-        if hole.position < self._report.checkpoint:
-            return True
-        for file in files:
-            begin = hole.position + hole.size if file is files[0] else file.start
-            if begin >= file.end:
-                continue
-            for piece in pieces(file, from_position=begin):
-                if isinstance(piece, Found) and piece.durable_position > hole.position:
-                    return True
-        return False
+        for file, piece, verdict in judge(files, report.checkpoint):
+            if isinstance(piece, Found):
+                self._check_entry(file, *piece)
+                report.log_end = piece.entry.position + piece.entry.size
+                self._tell(report.log_end - report.log_begin)
+            elif isinstance(piece, Blank):
+                report.log_end = file.end
+            elif isinstance(piece, Stain):
+                self._leftover(file.path, piece.position, f"{piece.size} bytes: {piece.reason}")
+            elif isinstance(piece, Hole) and verdict is Verdict.ROT:
+                self._damage(file.path, piece.position, f"{piece.size} bytes: {piece.reason}")
+                self._last_hole = file, piece
+            elif isinstance(piece, Hole):
+                reason = f"{piece.reason}: the torn tail of a crash, the next start cuts it"
+                self._leftover(file.path, piece.position, reason)
 
     def _check_entry(self, file: LogFile, entry: Entry, durable: int) -> None:
         report = self._report
@@ -339,8 +310,7 @@ class _Verifier:
             topic = queue.topic if queue is not None else f"with id {wrong.queue.topic_id}"
             self._damage(Path(wrong.path), wrong.position, wrong.reason, wrong.queue, topic, wrong.offsets)
 
-    def _tell(self, in_file: int) -> None:
-        done = self._done_bytes + in_file
+    def _tell(self, done: int) -> None:
         if self._progress is not None and done - self._told_bytes >= _PROGRESS_BYTES:
             self._told_bytes = done
             self._progress(done, self._report.log_bytes)

@@ -24,6 +24,12 @@ class TimerConfig:
     """A record waiting longer is copied to the head of the log once in about this time. Must be shorter than the
     log's retention, or bodies would be deleted before they are due. Shorter means more copies."""
 
+    pending_count_max: int = 20_000_000
+    """Schedules that may be pending; further ones are refused. Each takes 52 bytes of disk besides its record."""
+
+    slot_count_max: int = 2_000_000
+    """Schedules that may be due in one second: what is to be delivered as fast as the disk takes it."""
+
     checkpoint_interval_ms: int = 1000
     """How often accepted schedules are made part of the timer's own files: what a restart after a crash repeats."""
 
@@ -46,7 +52,7 @@ class TimerConfig:
     batch_bytes_max: int = 512 * KiB
     """Due records of one queue become batches of about this size. Keep it below a quarter of the log's file size."""
 
-    bodies_bytes_max: int = 32 * MiB
+    bodies_bytes_max: int = 64 * MiB
     """Decoded source batches kept, for records of one batch that are due at different times."""
 
     unwritten_bytes_max: int = 64 * MiB
@@ -62,5 +68,21 @@ class TimerConfig:
             raise ValueError("open_ahead_ms must be from 1 to 60000")
         if self.heap_count_max < 4 or self.fire_records_max < 1 or self.timer_log_file_units < 1:
             raise ValueError("heap_count_max must be at least 4; fire_records_max, timer_log_file_units at least 1")
+        if self.pending_count_max < 1 or self.slot_count_max < 1:
+            raise ValueError("pending_count_max and slot_count_max must be at least 1")
         if min(self.delay_max_ms, self.checkpoint_interval_ms, self.expire_interval_ms) <= 0:
             raise ValueError("delay_max_ms, checkpoint_interval_ms and expire_interval_ms must be positive")
+
+
+def check_retention(config: TimerConfig, retention_ms: int | None) -> None:
+    """Raise ValueError when the log may lose a record before it is copied to the head of the log or delivered.
+
+    The timer pins what it needs (`TimerService.needed_position`), so nothing would be lost; but the log would then grow
+    to the roll window whatever its retention says, and whoever set it should know. `retention_ms` None: records are
+    kept for ever.
+    """
+    if retention_ms is not None and config.roll_window_ms >= retention_ms:
+        raise ValueError(
+            f"timer.roll_window_ms ({config.roll_window_ms}) must be shorter than store.retention_ms ({retention_ms}): "
+            "a delayed record is copied to the head of the log once in a roll window, before retention reaches it"
+        )

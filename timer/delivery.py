@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from store import record_batch
-from store.errors import Corrupt
+from store.errors import Corrupt, StoreError, StoreStopped
+from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers, Record
 from store.types import Append, Delay, Entry, QueueKey, Source
 from timer.open_slots import Item
-from timer.schedule import encode_schedule_id
+from timer.schedule import spell_schedule_id
 
 TIMER_QUEUE = QueueKey(2, 0)
 """The queue of the system topic `__timer`: every accepted schedule, in the order of acceptance."""
@@ -32,6 +33,9 @@ SCHEDULE_ID_HEADER = "mq-schedule-id"
 _OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER))
 
 _RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share of the entry's extension
+_new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
+_READ_AHEAD_BYTES = 4 * MiB
+_READ_AHEAD_COUNT = 1000
 _DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
 
 
@@ -42,6 +46,7 @@ class Body(NamedTuple):
     delays: Sequence[Delay]
     tag_hashes: Sequence[int]
     json_values: bool
+    store_time_ms: int
     size_bytes: int
 
 
@@ -103,7 +108,7 @@ class Picked(NamedTuple):
 
 def pick(item: Item, body: Body) -> Picked:
     """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
-    index = item.record_index
+    index = item[2]
     if index >= len(body.records) or index >= len(body.delays):
         raise Corrupt("commitlog", item.position, f"the entry has no delayed record {index}")
     record = body.records[index]
@@ -111,7 +116,7 @@ def pick(item: Item, body: Body) -> Picked:
     if record.headers:
         size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in record.headers)
     tag_hash = body.tag_hashes[index] if body.tag_hashes else 0
-    return Picked(item, record, body.delays[index], tag_hash, body.json_values, size_bytes)
+    return _new(Picked, (item, record, body.delays[index], tag_hash, body.json_values, size_bytes))
 
 
 class Grouping:
@@ -126,40 +131,53 @@ class Grouping:
     def add(self, picked: Picked) -> None:
         """Add one due record."""
         item, record, delay, tag_hash, json_values, size_bytes = picked
-        origin = item.position, item.record_index
-        if delay.origin_position >= 0:
-            origin = delay.origin_position, delay.origin_index
+        due_ms, topic_id, queue_id, origin_position, origin_index = delay
+        _, position, record_index, _, rolls = item
+        if origin_position < 0:
+            origin_position, origin_index = position, record_index
         headers: Headers = record.headers
-        if item.rolls:
+        if rolls:
             queue = TIMER_QUEUE
         else:
-            queue = QueueKey(delay.topic_id, delay.queue_id)
-            headers = [header for header in headers if header[0] not in _OUR_HEADERS]
-            headers.append((DELIVER_AT_HEADER, b"%d" % delay.due_ms))
-            headers.append((SCHEDULE_ID_HEADER, encode_schedule_id(delay.due_ms, *origin).encode("ascii")))
+            queue = _new(QueueKey, (topic_id, queue_id))
+            kept = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
+            kept.append((DELIVER_AT_HEADER, b"%d" % due_ms))
+            kept.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
+            headers = kept
         group = self._open.get(queue)  # nothing fires into the timer's own queue, so the key is enough
         if group is None or group.size_bytes + size_bytes > self._batch_bytes_max:
             group = self._open[queue] = Group(queue)
-            (self.rolling if item.rolls else self.firing).append(group)
+            (self.rolling if rolls else self.firing).append(group)
         group.size_bytes += size_bytes
         group.items.append(item)
-        group.records.append(Record(record.key, record.value, record.timestamp, headers))
-        group.sources.append(Source(item.position, item.record_index))
-        if item.rolls:
-            group.delays.append(Delay(delay.due_ms, delay.topic_id, delay.queue_id, *origin))
+        group.records.append(_new(Record, (record.key, record.value, record.timestamp, headers)))
+        group.sources.append(_new(Source, (position, record_index)))
+        if rolls:
+            group.delays.append(Delay(due_ms, topic_id, queue_id, origin_position, origin_index))
         group.tag_hashes.append(tag_hash)
-        group.tagged = group.tagged or tag_hash != 0
-        group.json_values = group.json_values and json_values
+        if tag_hash:
+            group.tagged = True
+        if not json_values:
+            group.json_values = False
 
 
 class Bodies:
-    """Reads `__timer` entries; keeps the most recently used ones decoded, up to a number of bytes."""
+    """Reads `__timer` entries, many in one go; keeps the most recently used ones decoded, up to a number of bytes."""
 
-    def __init__(self, read_entry: Callable[[int], Awaitable[Entry]], *, bytes_max: int) -> None:
+    def __init__(
+        self,
+        read_entry: Callable[[int], Awaitable[Entry]],
+        read_entries: Callable[[Sequence[int]], Awaitable[list[Entry]]],
+        *,
+        bytes_max: int,
+    ) -> None:
         self._read_entry = read_entry
+        self._read_entries = read_entries
         self._bytes_max = bytes_max
         self._bytes = 0
         self._bodies: OrderedDict[int, Body] = OrderedDict()
+        self._read_bytes = 0  # the newest go's, and how many entries they were
+        self._read_count = 0
 
     async def get(self, position: int) -> Body:
         """The body at a log position. Raises what the log raises, or MalformedBatch."""
@@ -167,11 +185,35 @@ class Bodies:
         if body is not None:
             self._bodies.move_to_end(position)
             return body
-        entry = await self._read_entry(position)
+        return self._keep(await self._read_entry(position))
+
+    async def read_ahead(self, positions: Sequence[int]) -> int:
+        """Read the first of some entries in one go, as many as look like `_READ_AHEAD_BYTES`; return how many `get` has
+        at hand now. One that cannot be read is left to `get`, which says why. Raises StoreStopped."""
+        mean_bytes = self._read_bytes // self._read_count if self._read_count else _READ_AHEAD_BYTES
+        ahead = positions[: max(1, min(_READ_AHEAD_COUNT, _READ_AHEAD_BYTES // max(1, mean_bytes)))]
+        missing = [position for position in ahead if position not in self._bodies]
+        if missing:
+            try:
+                entries = await self._read_entries(missing)
+            except StoreStopped:
+                raise
+            except StoreError:
+                return len(ahead)
+            self._read_count = len(entries)
+            self._read_bytes = sum(entry.size for entry in entries)
+            for entry in entries:
+                try:
+                    self._keep(entry)
+                except StoreError:
+                    continue
+        return len(ahead)
+
+    def _keep(self, entry: Entry) -> Body:
         records = list(record_batch.decode(entry.batch))
         size_bytes = len(entry.batch) + _DECODED_OVERHEAD_BYTES * len(records)
-        body = Body(records, entry.delays, entry.tag_hashes, entry.json_values, size_bytes)
-        self._bodies[position] = body
+        body = Body(records, entry.delays, entry.tag_hashes, entry.json_values, entry.store_time_ms, size_bytes)
+        self._bodies[entry.position] = body
         self._bytes += size_bytes
         while self._bytes > self._bytes_max and len(self._bodies) > 1:
             self._bytes -= self._bodies.popitem(last=False)[1].size_bytes

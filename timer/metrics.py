@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from timer.open_slots import Item
 
 LATENESS_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60_000)
 """Upper bounds (inclusive) of the lateness buckets; one more bucket holds everything above."""
@@ -18,6 +21,10 @@ class TimerMetrics:
 
     fired_count: int = 0
     rolled_count: int = 0
+    cancelled_count: int = 0
+
+    moved_count: int = 0
+    """Given another due time; those fired now among them."""
 
     dropped_count: int = 0
     """Due for a queue that no longer exists, or too large to be delivered."""
@@ -36,10 +43,12 @@ class TimerMetrics:
     late_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
     """Fired records by how long after their due time their delivery was durable."""
 
-    def fired(self, late_ms: int) -> None:
-        """Count one delivered record."""
-        self.fired_count += 1
-        self.late_sum_ms += late_ms
-        if late_ms > self.late_max_ms:
-            self.late_max_ms = late_ms
-        self.late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+    def fired(self, now_ms: int, items: Sequence[Item]) -> None:
+        """Count records whose delivery was durable at `now_ms`, in the order of their due times."""
+        self.fired_count += len(items)
+        late_counts = self.late_counts
+        for item in items:
+            late_ms = max(0, now_ms - item[0])
+            self.late_sum_ms += late_ms
+            late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+        self.late_max_ms = max(self.late_max_ms, now_ms - items[0][0])

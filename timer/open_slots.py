@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ Key = tuple[int, ...]
 
 _LOWEST: Key = ()
 _COMPLETE: Key = (1 << 63,)
+_POPPED_SINGLY_COUNT = 64  # beyond it, sorting the heap once costs less than popping each
 
 
 class Item(NamedTuple):
@@ -50,6 +52,7 @@ class _Slot:
     outstanding_count: int = 0  # in the heap, or popped and not done
     loading: bool = False
     arrivals: list[Item] = field(default_factory=list)  # at or above the bound, while a walk is under way
+    withdrawn: set[Key] = field(default_factory=set)  # not to be popped, wherever they are
 
 
 class Load:
@@ -160,14 +163,45 @@ class OpenSlots:
         `put_back`."""
         heap = self._heap
         due: list[Item] = []
-        limit = self._limit()
-        while heap and len(due) < count_max and heap[0].fire_ms <= now_ms and heap[0] < limit:
+        limit = min(self._limit(), (now_ms + 1,))
+        while heap and len(due) < min(count_max, _POPPED_SINGLY_COUNT) and heap[0] < limit:
             due.append(heapq.heappop(heap))
+        if len(due) == _POPPED_SINGLY_COUNT and heap and heap[0] < limit:
+            heap.sort()  # a sorted list is a heap too; it is nearly sorted from the last time
+            count = bisect_left(heap, limit, hi=min(len(heap), count_max - len(due)))
+            due += heap[:count]
+            del heap[:count]
+        slots = self._slots
+        withdrawn: list[Item] = []
         for item in due:
-            slot = self._slots[item.slot_s]
-            if slot.popped < item:
+            slot = slots[item[3]]
+            if slot.withdrawn and item[:3] in slot.withdrawn:
+                withdrawn.append(item)
+            elif slot.popped < item:
                 slot.popped = item[:3]
+        if withdrawn:
+            self.done(withdrawn)
+            gone = set(withdrawn)
+            due = [item for item in due if item not in gone]
         return due
+
+    def withdraw(self, item: Item) -> None:
+        """Have a waiting schedule never popped from its slot, if that is open: something else has consumed it."""
+        if (slot := self._slots.get(item.slot_s)) is not None:
+            slot.withdrawn.add(item[:3])
+
+    def is_waiting(self, item: Item) -> bool:
+        """Whether a schedule that hangs in a slot before the write mark is still to fire. Not while what was
+        popped is being delivered."""
+        slot = self._slots.get(item.slot_s)
+        if slot is None or item[:3] in slot.withdrawn:
+            return False
+        return item[:3] > slot.popped or item in self._heap  # popped in order, but some come late or are put back
+
+    @property
+    def withdrawn_count(self) -> int:
+        """Schedules withdrawn from slots that are still open."""
+        return sum(len(slot.withdrawn) for slot in self._slots.values())
 
     def put_back(self, items: list[Item]) -> None:
         """Return items that could not be delivered now."""
@@ -176,8 +210,9 @@ class OpenSlots:
 
     def done(self, items: list[Item]) -> None:
         """Items whose delivery (or roll, or drop) is durable."""
+        slots = self._slots
         for item in items:
-            self._slots[item.slot_s].outstanding_count -= 1
+            slots[item[3]].outstanding_count -= 1
 
     def advance(self, now_s: int) -> None:
         """Move the read mark past slots whose second is over and whose schedules are all done."""
@@ -202,6 +237,11 @@ class OpenSlots:
     def has_room(self) -> bool:
         """Whether further slots should be opened: nothing waits to be loaded, and the heap is not half full."""
         return not self._partial and len(self._heap) < self._count_max // 2
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all schedules of open slots are in memory."""
+        return not self._partial
 
     def is_full(self) -> bool:
         """Whether arrivals should wait: the heap is over its limit with schedules that fire at once."""

@@ -12,7 +12,9 @@ have a unit in the timer log; *queued* ones will be met on the way from the queu
 Why nothing is lost or doubled: a schedule accepted before the checkpoint has a durable unit in a slot at or after the
 read mark, or was delivered for good; one accepted later is found from the queue offset on. A delivery made before the
 crash lies at or after `delivered from`: out of slots open at the checkpoint by that field's definition, any other was
-appended after the checkpoint.
+appended after the checkpoint. The same holds for what a change (cancel, move, fire now) consumed: its unit is marked
+once the tombstone in `__timer` is met (timer/changes.py); a checkpoint's `delivered from` lies at or before every entry
+of `__timer` that its queue offset does not cover.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from store.errors import Corrupt
 from store.types import Bounds, QueueKey, Source
 from timer.checkpoint import Checkpoint
 from timer.delivery import TIMER_QUEUE
-from timer.timer_log import UNIT_BYTES, TimerLog
+from timer.pending_file import PendingFile
+from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, TimerLog
 from timer.wheel import NOWHERE, Wheel
 
 log = logging.getLogger(__name__)
@@ -47,36 +50,48 @@ class Recovered(NamedTuple):
     read_mark_s: int
     delivered_until_s: int  # all slots that hold any of `hung` are before it
     delivered_from: int
-    hung_count: int  # units in slots from the read mark on, those in `hung` not counted
-    hung: set[Source]
+    pending_counts: dict[int, int]  # by topic id: units in slots from the read mark on, but those consumed
+    hung: dict[Source, int]  # with the seconds of their slots
     queued: set[Source]
     outcome: str  # "clean", "crash" or "rebuilt", for the log line and the tests
 
 
 async def recover(
-    checkpoint: Checkpoint | None, wheel: Wheel, timer_log: TimerLog, store_log: RecoveryLog, *, now_s: int
+    checkpoint: Checkpoint | None,
+    wheel: Wheel,
+    timer_log: TimerLog,
+    pending_file: PendingFile,
+    store_log: RecoveryLog,
+    *,
+    now_s: int,
 ) -> Recovered:
     """Open the timer log, make the wheel agree with it, and say where to go on."""
     bounds = store_log.bounds(TIMER_QUEUE)
     if checkpoint is not None:
         try:
-            recovered = await _from_checkpoint(checkpoint, wheel, timer_log, store_log, bounds)
+            recovered = await _from_checkpoint(checkpoint, wheel, timer_log, pending_file, store_log, bounds)
         except Corrupt as damage:
             log.warning("timer files damaged, rebuilding them from the log: %s", damage)
         else:
             log.info(
                 "timer recovered (%s): pending=%d queue offset=%d read mark=%d",
-                recovered.outcome, recovered.hung_count, recovered.queue_offset, recovered.read_mark_s,
+                recovered.outcome, sum(recovered.pending_counts.values()), recovered.queue_offset,
+                recovered.read_mark_s,
             )  # fmt: skip
             return recovered
     timer_log.reset()
     wheel.reset()
     queued = await store_log.sources_since(0)
-    return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, 0, set(), queued, "rebuilt")
+    return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, {}, {}, queued, "rebuilt")
 
 
 async def _from_checkpoint(
-    checkpoint: Checkpoint, wheel: Wheel, timer_log: TimerLog, store_log: RecoveryLog, bounds: Bounds
+    checkpoint: Checkpoint,
+    wheel: Wheel,
+    timer_log: TimerLog,
+    pending_file: PendingFile,
+    store_log: RecoveryLog,
+    bounds: Bounds,
 ) -> Recovered:
     log_end = store_log.end_position
     read_mark_s = checkpoint.read_mark_s
@@ -91,18 +106,20 @@ async def _from_checkpoint(
     timer_log.open(checkpoint.log_end)
     sources = await store_log.sources_since(delivered_from)
     last = _last_source(timer_log)
-    if checkpoint.clean and last.position < log_end:
+    pending_counts = pending_file.read(checkpoint.log_end, checkpoint.queue_offset) if checkpoint.clean else None
+    if pending_counts is not None and last.position < log_end:
         outcome = "clean"
         delivered_until_s = checkpoint.write_mark_s
         hung = _walk_open_slots(wheel, timer_log, read_mark_s, checkpoint.write_mark_s, sources)
-        hung_count = wheel.survey(read_mark_s).unit_count
+        if queue_offset < bounds.max_offset:
+            hung |= _look_up(timer_log, read_mark_s, sources.difference(hung))  # tombstones may be still to be met
     else:
         outcome = "crash"
-        hung_count, hung, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
+        pending_counts, hung, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
         last = _last_source(timer_log)
     queued = {source for source in sources if source > last}
     return Recovered(
-        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, hung_count - len(hung), hung,
+        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending_counts, hung,
         queued, outcome,
     )  # fmt: skip
 
@@ -115,34 +132,48 @@ def _last_source(timer_log: TimerLog) -> Source:
     return Source(unit.entry_position, unit.record_index)
 
 
-def _walk_open_slots(wheel: Wheel, timer_log: TimerLog, from_s: int, to_s: int, sources: set[Source]) -> set[Source]:
+def _walk_open_slots(
+    wheel: Wheel, timer_log: TimerLog, from_s: int, to_s: int, sources: set[Source]
+) -> dict[Source, int]:
     """Which of `sources` hang in the slots [from_s, to_s)."""
-    hung: set[Source] = set()
+    hung: dict[Source, int] = {}
     slot_s = wheel.next_occupied(from_s, to_s) if sources else None
     while slot_s is not None:
         position = wheel.at(slot_s).last
         while position != NOWHERE:
             unit = timer_log.read(position)
             source = Source(unit.entry_position, unit.record_index)
-            if source in sources:
-                hung.add(source)
+            if source in sources and not unit.magic & MAGIC_DELETE:
+                hung[source] = slot_s
             position = unit.previous
         slot_s = wheel.next_occupied(slot_s + 1, to_s)
     return hung
 
 
+def _look_up(timer_log: TimerLog, read_mark_s: int, sources: set[Source]) -> dict[Source, int]:
+    """Which of `sources` hang in slots from the read mark on, whichever they are."""
+    hung: dict[Source, int] = {}
+    for source in sources:
+        position = timer_log.find(*source)
+        if position is not None:
+            unit = timer_log.read(position)
+            if unit.slot_s >= read_mark_s and not unit.magic & MAGIC_DELETE:
+                hung[source] = unit.slot_s
+    return hung
+
+
 def _rebuild_wheel(
     wheel: Wheel, timer_log: TimerLog, read_mark_s: int, log_end: int, sources: set[Source]
-) -> tuple[int, set[Source], int]:
-    """Hang every unit from the read mark on again; return how many, which of `sources` they are, and the end of
-    the slots those hang in.
+) -> tuple[dict[int, int], dict[Source, int], int]:
+    """Hang every unit from the read mark on again; return how many are pending by topic, which of `sources` they are,
+    and the end of the slots those hang in.
 
     Units of entries that the commit log no longer has (it was answered before it was flushed, and the power failed)
     are cut off: they stand at the end (L1).
     """
     wheel.reset()
-    hung_count = 0
-    hung: set[Source] = set()
+    pending_counts: dict[int, int] = {}
+    hung: dict[Source, int] = {}
     delivered_until_s = read_mark_s
     for position, unit in timer_log.scan():
         if unit.entry_position + unit.entry_size > log_end:
@@ -153,9 +184,11 @@ def _rebuild_wheel(
             continue
         if wheel.hang(unit.slot_s, position) != unit.previous:
             raise Corrupt("timerlog", position, f"the unit does not follow the last one of its slot {unit.slot_s}")
-        hung_count += 1
-        source = Source(unit.entry_position, unit.record_index)
-        if source in sources:
-            hung.add(source)
+        if unit.magic & MAGIC_DELETE:
+            continue
+        if sources and (source := Source(unit.entry_position, unit.record_index)) in sources:
+            hung[source] = unit.slot_s
             delivered_until_s = max(delivered_until_s, unit.slot_s + 1)
-    return hung_count, hung, delivered_until_s
+        else:
+            pending_counts[unit.topic_id] = pending_counts.get(unit.topic_id, 0) + 1
+    return pending_counts, hung, delivered_until_s

@@ -44,6 +44,7 @@ ROLL_WINDOW_MS_MAX = (LAP_SLOTS - BLANK_SLOTS) * SLOT_MS
 _ID = struct.Struct(">qqi")
 assert _ID.size == 20
 _PREFIX = "s"
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _ID_CHARS = len(_PREFIX) + 27
 
 
@@ -53,6 +54,11 @@ class ScheduleId(NamedTuple):
     due_ms: int
     position: int
     record_index: int
+
+    @property
+    def text(self) -> str:
+        """The id as clients know it."""
+        return encode_schedule_id(*self)
 
 
 class Placement(NamedTuple):
@@ -64,7 +70,13 @@ class Placement(NamedTuple):
 
 def encode_schedule_id(due_ms: int, position: int, record_index: int) -> str:
     """The id of the schedule accepted as record `record_index` of the entry at `position` of the log."""
-    return _PREFIX + base64.urlsafe_b64encode(_ID.pack(due_ms, position, record_index)).rstrip(b"=").decode("ascii")
+    return spell_schedule_id(due_ms, position, record_index).decode("ascii")
+
+
+def spell_schedule_id(due_ms: int, position: int, record_index: int) -> bytes:
+    """`encode_schedule_id`, in ASCII bytes."""
+    packed = _ID.pack(due_ms, position, record_index)
+    return b"s" + binascii.b2a_base64(packed, newline=False)[:-1].translate(_URL_SAFE)
 
 
 def decode_schedule_id(text: str) -> ScheduleId:

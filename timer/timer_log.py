@@ -12,7 +12,8 @@ the log is at position 52 * i and no unit spans files. Unit, big-endian:
 
     size      52; 0 never parses
     previous  position of the unit that hung in the same slot before this one; -1 = none
-    magic     1 fires at its due time; 2 rolls: its slot is an intermediate one; 4 is a deletion
+    magic     bits: 1 fires at its due time; 2 rolls: its slot is an intermediate one; with 4 it was taken out of its
+              slot by a change (cancelled, or with 8 fired now, with 16 moved). 4, 8 and 16 are set later, in place
     entry     the `__timer` entry (commit-log position and size) that holds the record, and the record's index in it
     topic id  where the record is to go
     slot      the wheel slot it hangs in; the due time's second, a later one when that had passed, or the roll's
@@ -22,6 +23,8 @@ Invariants
     L1  Units stand in the order of their entries in the commit log (entry position, record index).
     L2  What is appended is readable at once, and durable after `write` of a range that covers it. The checkpoint's
         log end never passes what is durable; a restart cuts the log there, so nothing torn is ever read.
+    L3  A mark (a later magic) is seen by every read at once, and durable with the next `write`. A power cut may tear
+        the few bytes of one: the unit then fails its check, and recovery builds the timer's files again.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ UNIT_BYTES = 52
 MAGIC_DEFAULT = 1
 MAGIC_ROLL = 2
 MAGIC_DELETE = 4
+MAGIC_FIRED = 8
+MAGIC_MOVED = 16
 
 _UNIT = struct.Struct(">iqiqqiiiII")
 _FACTS = struct.Struct(">iqiqqiiiI")  # the unit without its CRC
@@ -48,7 +53,9 @@ assert _UNIT.size == UNIT_BYTES
 assert _FACTS.size + _CRC.size == UNIT_BYTES
 
 _BLOCK_UNITS = 78  # read at once when walking backwards: what fits a 4 KiB page
-_SCAN_UNITS = 16_384  # read at once when scanning forwards: 0.8 MiB
+_SCAN_UNITS = 16_384  # read at once when scanning: 0.8 MiB
+_DUE = struct.Struct(">q")
+_DUE_AT = 16
 _SEED_MASK = 0xFFFF_FFFF
 _NAME_DIGITS = 20
 
@@ -66,6 +73,19 @@ class Unit(NamedTuple):
     slot_s: int
 
 
+def unpack_units(chunk: bytes) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
+    """The raw fields of units laid end to end, size and CRC included; nothing is checked."""
+    return _UNIT.iter_unpack(chunk)
+
+
+class Unwritten(NamedTuple):
+    """What waits for `write`: the units from `position` on, and marked units before it."""
+
+    position: int
+    units: bytes
+    marks: dict[int, bytes]
+
+
 class TimerLog:
     """The files of one timer log, and the units not yet written to them. One owner appends and reads.
 
@@ -80,6 +100,7 @@ class TimerLog:
         self._handles: dict[int, File] = {}
         self._tail = bytearray()  # units from _tail_start on, in no file yet
         self._tail_start = 0
+        self._marks: dict[int, bytes] = {}  # marked units that `write` has not covered yet
         self._block = b""  # the last read of a file, from _block_start on
         self._block_start = 0
         self.start = 0
@@ -122,6 +143,7 @@ class TimerLog:
         for name in self._files.list(self._directory):
             self._files.remove(self._directory / name)
         self._tail.clear()
+        self._marks.clear()
         self._block = b""
         self._tail_start = self._block_start = self.start = 0
 
@@ -132,8 +154,8 @@ class TimerLog:
 
     @property
     def unwritten_bytes(self) -> int:
-        """Bytes of units that wait for `write`."""
-        return len(self._tail)
+        """Bytes of units and marks that wait for `write`."""
+        return len(self._tail) + UNIT_BYTES * len(self._marks)
 
     def append(
         self, previous: int, magic: int, due_ms: int, entry_position: int, entry_size: int, record_index: int,
@@ -149,6 +171,8 @@ class TimerLog:
 
     def read(self, position: int) -> Unit:
         """The unit at `position`. Raises Corrupt when there is none."""
+        if self._marks and (marked := self._marks.get(position)) is not None:
+            return self._parse(marked, 0, position)
         if position >= self._tail_start:
             return self._parse(self._tail, position - self._tail_start, position)
         at = position - self._block_start
@@ -168,12 +192,77 @@ class TimerLog:
                 yield position + at, self._parse(chunk, at, position + at)
             position += size
 
-    def unwritten(self) -> tuple[int, bytes]:
-        """Where the units not yet written begin, and their bytes: what to give to `write`."""
-        return self._tail_start, bytes(self._tail)
+    def mark(self, position: int, magic: int) -> None:
+        """Replace the magic of the unit at `position`. Not durable (L3). Raises Corrupt when there is no unit."""
+        unit = self.read(position)
+        facts = _FACTS.pack(
+            UNIT_BYTES, unit.previous, magic, unit.due_ms, unit.entry_position, unit.entry_size, unit.record_index,
+            unit.topic_id, unit.slot_s,
+        )  # fmt: skip
+        self._marks[position] = facts + _CRC.pack(crc32c(facts, position & _SEED_MASK))
 
-    def write(self, position: int, units: bytes) -> None:
-        """Write units at the log's written end. Durable on return; OSError when it is not."""
+    def find(self, entry_position: int, record_index: int) -> int | None:
+        """The position of the unit of one accepted record, by bisection (L1); None when it has none."""
+        wanted = entry_position, record_index
+        low, high = self.start // UNIT_BYTES, self.end // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.read(middle * UNIT_BYTES)
+            found = unit.entry_position, unit.record_index
+            if found == wanted:
+                return middle * UNIT_BYTES
+            if found < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+    def chunks(self, position: int, *, backwards: bool = False) -> Iterator[tuple[int, bytes]]:
+        """All units from `position` on as (position, bytes) of many units each, oldest or newest first. Marks that are
+        not written yet do not show, and nothing is checked: read what is found with `read`."""
+        parts = list(self._parts(max(position, self.start)))
+        for start, size in reversed(parts) if backwards else parts:
+            if start >= self._tail_start:
+                yield start, bytes(self._tail[start - self._tail_start : start - self._tail_start + size])
+                continue
+            file_start = start - start % self._file_bytes
+            file = self._handles.get(file_start)
+            if file is not None:  # else it expired meanwhile
+                yield start, file.pread(size, start - file_start)
+
+    def search_due(self, due_ms: int) -> Iterator[tuple[int, Unit] | None]:
+        """All units of one due millisecond, newest first. None in between, now and then, for the caller's event loop.
+
+        Looks at every byte of the log, at the speed of a byte search: about 0.1 s for a million units.
+        """
+        wanted = _DUE.pack(due_ms)
+        for position, chunk in self.chunks(self.start, backwards=True):
+            at = chunk.rfind(wanted)
+            while at >= 0:
+                if at % UNIT_BYTES == _DUE_AT:
+                    yield position + at - _DUE_AT, self.read(position + at - _DUE_AT)
+                at = chunk.rfind(wanted, 0, at + len(wanted) - 1)
+            yield None
+
+    def _parts(self, position: int) -> Iterator[tuple[int, int]]:
+        """Where chunks from `position` on begin, and their sizes; none spans files or the written end."""
+        while position < self.end:
+            end = self._tail_start if position < self._tail_start else self.end
+            size = min(_SCAN_UNITS * UNIT_BYTES, self._file_bytes - position % self._file_bytes, end - position)
+            yield position, size
+            position += size
+
+    def unwritten(self) -> Unwritten:
+        """What to give to `write`."""
+        units = bytearray(self._tail)
+        for position, unit in self._marks.items():
+            if (at := position - self._tail_start) >= 0:
+                units[at : at + UNIT_BYTES] = unit
+        return Unwritten(self._tail_start, bytes(units), dict(self._marks))
+
+    def write(self, unwritten: Unwritten) -> None:
+        """Write units at the log's written end, and marks in place. Durable on return; OSError when it is not."""
+        position, units, marks = unwritten
         view = memoryview(units)
         while view:
             start = position - position % self._file_bytes
@@ -188,12 +277,24 @@ class TimerLog:
                 self._files.sync_dir(self._directory)
             position += len(part)
             view = view[len(part) :]
+        marked: set[int] = set()
+        for at, unit in sorted(marks.items()):
+            start = at - at % self._file_bytes
+            if at < unwritten.position and start in self._handles:  # else just written, or expired
+                self._handles[start].pwritev([unit], at - start)
+                marked.add(start)
+        for start in marked:
+            self._handles[start].datasync()
 
-    def written(self, position: int, size: int) -> None:
-        """Note that `write(position, ...)` of `size` bytes succeeded."""
-        assert position == self._tail_start
-        del self._tail[:size]
-        self._tail_start += size
+    def written(self, unwritten: Unwritten) -> None:
+        """Note that `write` of this succeeded."""
+        assert unwritten.position == self._tail_start
+        del self._tail[: len(unwritten.units)]
+        self._tail_start += len(unwritten.units)
+        for position, unit in unwritten.marks.items():
+            if self._marks.get(position) == unit:
+                del self._marks[position]
+                self._block = b""  # it may hold the unit as it was
 
     def expire(self, position: int) -> int:
         """Remove the files that end at or before `position`, except the last one; return how many."""

@@ -1,23 +1,39 @@
-"""The embedded broker: the store of this node. A delayed record is an ordinary append to system topic `__timer`, which
-the timer follows; so accepting a schedule costs what a send costs and is exactly as durable."""
+"""The embedded broker: the store and the timer of this node. A delayed record is an append to system topic `__timer`,
+which the timer follows; so accepting a schedule costs what a send costs and is exactly as durable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from store import Store
 from store.topics import TIMER_QUEUE, Topic
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKey, ReadResult, ReadStatus
 
 
+class Scheduling(Protocol):
+    """Accepts entries of `__timer`, within the bounds on what may be pending. `timer.service.TimerService` is one."""
+
+    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+        """As `Store.append`; raises TooManySchedules, with nothing stored."""
+        ...
+
+
 class LocalBroker:
-    """`Broker` over a store. Whoever keeps routes is told of each topic that was made or grown (`on_topic`) or deleted
-    (`on_deleted`) before the change is answered."""
+    """`Broker` over a store and a timer. Whoever keeps routes is told of each topic that was made or grown (`on_topic`)
+    or deleted (`on_deleted`) before the change is answered."""
 
     def __init__(
-        self, store: Store, *, name: str, on_topic: Callable[[Topic], None], on_deleted: Callable[[Topic], None]
+        self,
+        store: Store,
+        timer: Scheduling,
+        *,
+        name: str,
+        on_topic: Callable[[Topic], None],
+        on_deleted: Callable[[Topic], None],
     ) -> None:
         self._store = store
+        self._timer = timer
         self._name = name
         self._on_topic = on_topic
         self._on_deleted = on_deleted
@@ -46,7 +62,7 @@ class LocalBroker:
             tag_hashes=tag_hashes,
             delays=delays,
         )
-        return (await self._store.append([append], acks=acks))[0]
+        return await self._timer.schedule(append, acks=acks)
 
     async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
         result = await self._store.read(queue, offset, max_bytes=max_bytes)

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from gateway.cli import dump, index, send, serve, tail, topic
+from gateway.cli import dump, index, offline, schedule, send, serve, tail, topic
 from gateway.cli.terminal import CliError, print_error
 
 INTERRUPTED = 130
@@ -26,9 +26,12 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.add_typer(topic.app, name="topic")
+app.add_typer(schedule.app, name="schedule")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("dump")(dump.dump)
+app.command("verify")(offline.verify)
+app.command("repair")(offline.repair)
 app.add_typer(index.app, name="index")
 
 

@@ -28,6 +28,13 @@ class Client:
     async def put(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
         return await self._request("PUT", path, orjson.dumps(body), JSON)
 
+    async def patch(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        return await self._request("PATCH", path, orjson.dumps(body), JSON)
+
+    async def delete(self, path: str) -> dict[str, object]:
+        """The answer; an empty one when there is nothing to say."""
+        return await self._request("DELETE", path, None, None)
+
     async def post(self, path: str, body: bytes, content_type: str) -> dict[str, object]:
         return await self._request("POST", path, body, content_type)
 
@@ -42,6 +49,8 @@ class Client:
             raise CliError(f"{self._url} did not answer within {TIMEOUT_S:g} s", UNREACHABLE) from error
         except aiohttp.ClientError as error:
             raise CliError(f"{self._url}: {error}", UNREACHABLE) from error
+        if response.status == 204:
+            return {}
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError:

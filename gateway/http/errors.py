@@ -28,6 +28,7 @@ from store.errors import (
     TopicExists,
     UnknownQueue,
 )
+from timer.errors import TooManySchedules
 
 INVALID = 422  # the answer is well-formed JSON that breaks a rule
 DELAY_ILLEGAL = 42250
@@ -43,6 +44,7 @@ OFFSET_OUT_OF_RANGE = 41601
 STORE_FAILURE = 50002
 READ_ONLY = 50350  # draining, or stopped for good
 OVERLOADED = 50351
+TOO_MANY = 42950
 DISK_FULL = 50750
 
 Details = Mapping[str, object]
@@ -111,6 +113,13 @@ ANSWERS: dict[type[Exception], _Answer] = {
     DiskFull: _Answer(507, DISK_FULL, True, "The disk is full. Nothing was stored.", retry_after_ms=5000),
     Overloaded: _Answer(
         503, OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
+    ),
+    TooManySchedules: _Answer(
+        429,
+        TOO_MANY,
+        True,
+        "Too many delayed records are pending. Nothing was stored.",
+        TooManySchedules.retry_after_ms,
     ),
     RecordTooLarge: _Answer(413, RECORD_TOO_LARGE),
     MalformedBatch: _Answer(400, 400),

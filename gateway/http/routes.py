@@ -14,7 +14,7 @@ from enum import Enum
 
 from aiohttp import hdrs, web
 
-from gateway.http import fetch, ops, produce, topics
+from gateway.http import fetch, ops, produce, schedules, topics
 from gateway.http.context import Gateway
 from gateway.limits import Limits
 from gateway.ws.endpoint import websocket_handler
@@ -93,6 +93,8 @@ def _send(path: str, name: str) -> Row:
 _TOPIC = "/topics/{topic}"
 _PARTITION = "/topics/{topic}/partitions/{partition}"
 _NATIVE = "/mq/v1/topics/{topic}"
+_SCHEDULES = "/mq/v1/schedules"
+_SCHEDULE = "/mq/v1/schedules/{schedule}"
 
 ROUTES: tuple[Row, ...] = (
     # aiohttp tries the routes of one prefix in this order: the busiest first.
@@ -135,6 +137,46 @@ ROUTES: tuple[Row, ...] = (
         permission=Permission.DELETE,
     ),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
+    # schedules
+    _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, schedules.LIST_QUERY),
+    _get(
+        f"{_SCHEDULES}:histogram",
+        "schedule_histogram",
+        schedules.histogram,
+        Permission.DESCRIBE,
+        schedules.HISTOGRAM_QUERY,
+    ),
+    _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, schedules.GET_QUERY),
+    Row(
+        method=hdrs.METH_DELETE,
+        path=_SCHEDULES,
+        name="cancel_schedules",
+        handler=schedules.cancel_schedules,
+        permission=Permission.SEND,
+        query=schedules.CANCEL_QUERY,
+    ),
+    Row(
+        method=hdrs.METH_DELETE,
+        path=_SCHEDULE,
+        name="cancel_schedule",
+        handler=schedules.cancel_schedule,
+        permission=Permission.SEND,
+    ),
+    Row(
+        method=hdrs.METH_PATCH,
+        path=_SCHEDULE,
+        name="move_schedule",
+        handler=schedules.move_schedule,
+        permission=Permission.SEND,
+        body=Body.SMALL,
+    ),
+    Row(
+        method=hdrs.METH_POST,
+        path=f"{_SCHEDULE}:fire",
+        name="fire_schedule",
+        handler=schedules.fire_schedule,
+        permission=Permission.SEND,
+    ),
     _get("/ws/v1", "websocket", _websocket, Permission.SOCKET),
     # operations
     _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),

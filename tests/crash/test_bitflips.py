@@ -133,6 +133,19 @@ def test_no_flipped_bit_is_served(closed_store: tuple[Path, dict[int, list[bytes
     assert set(outcomes) <= {"right", "refused"}, outcomes
 
 
+async def test_an_index_unit_that_leads_to_another_record_is_refused(tmp_path: Path) -> None:
+    """Right bytes from the wrong place: only the entry itself can tell."""
+    root = tmp_path / "data"
+    values = await make_store(root, 12)
+    topic_directory = next(path for path in (root / "consumequeue").iterdir() if path.name != "1")
+    units = topic_directory / "1" / f"{0:020}"
+    content = units.read_bytes()
+    for other in (content[60:80], (topic_directory / "0" / units.name).read_bytes()[:20]):
+        units.write_bytes(other * 2 + content[40:])
+        assert await outcome(root, values) == "refused"
+        assert not verify(root).is_clean
+
+
 async def outcome(root: Path, expected: dict[int, list[bytes]]) -> str:
     """Open, read everything: `right`, `refused`, or what is wrong."""
     try:

@@ -1,6 +1,6 @@
 """A full disk, for real: sends are refused, reads go on, sends resume by themselves once there is room.
 
-MQ_TORTURE_CYCLES=20 fills and frees the disk more often.
+MQ_TORTURE_CYCLES=12 fills and frees the disk more often.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from store.verify import verify
 from tests.crash.driver import Promises, recovered_values
 from tests.crash.real_disk import Driver, cycles, loop_disk, need, run, small_tmpfs
 
+PIECE_BYTES_MIN = 300 << 10  # what is freed must hold an extent of the log, or nothing can resume
+
 
 def fill_and_free(root: Path, ballast: Path, *, room_bytes: int) -> None:
     """Let a driver fill a disk of about `room_bytes`; give it some room, again and again, from a ballast file."""
     promises = Promises()
     rng = Random(1)
-    rounds = cycles(4)
+    rounds = min(cycles(4), room_bytes // PIECE_BYTES_MIN // 2)
     piece = room_bytes // (2 * rounds)
     ballast.write_bytes(bytes(piece * rounds))
     with Driver(root, promises.note) as driver:

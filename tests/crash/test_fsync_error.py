@@ -32,8 +32,13 @@ def test_after_a_failed_fdatasync_nothing_is_acked_or_synced_again(sticky: str, 
             "-e", f"inject=fdatasync,fsync:error=EIO:when={nth}{sticky}",
         ]  # fmt: skip
         sequence = str(promises.next_sequence)
-        with Driver(root, promises.note, "--first-sequence", sequence, under=strace) as driver:
-            driver.until("stopped")
+        arguments = ["--batches", "300", "--first-sequence", sequence]
+        with Driver(root, promises.note, *arguments, under=strace) as driver:
+            while (line := driver.next_line()) is not None and not line.startswith("stopped"):
+                pass
+            if driver.lines[-1] == "done":
+                assert nth > 10, "the fault never came"
+                return  # this file is not synced more often than that
             assert not any(line.startswith("ok") for line in driver.drain()), "acked after a failed fdatasync"
             last_words = driver.lines[-2:]
         assert last_words[0].startswith("read "), "reads go on"

@@ -49,6 +49,7 @@ class FakeBroker:
         self.reached: Acks | None = None
         self.waiting = asyncio.Event()
         self.on_topic: Callable[[TopicView], None] = lambda topic: None
+        self.on_deleted: Callable[[TopicView], None] = lambda topic: None
         self._topics: dict[str, FakeTopic] = {}
         self._position = 0
         self._grown = asyncio.Event()
@@ -148,6 +149,19 @@ class FakeBroker:
             self.on_topic(existing)
         return existing
 
+    async def grow_topic(self, name: str, partitions: int) -> FakeTopic:
+        self._raise()
+        topic = self._topics[name]
+        if partitions < topic.partitions:
+            raise IllegalTopic(f"{name} cannot shrink")
+        self._topics[name] = topic = FakeTopic(name, topic.topic_id, partitions)
+        self.on_topic(topic)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        self._raise()
+        self.on_deleted(self._topics.pop(name))
+
     def ready(self) -> Sequence[str]:
         return self.reasons
 
@@ -166,6 +180,7 @@ def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBro
     broker = FakeBroker(clock)
     routes = RouteTable()
     broker.on_topic = lambda topic: routes.place(topic, broker)
+    broker.on_deleted = routes.remove
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
     producer = Producer(routes, PartitionSelector(), clock=clock, limits=config.limits, acks=config.store.acks)
     stats = GatewayStats()

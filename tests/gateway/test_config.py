@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ConfigError, GatewayConfig, build, known_settings, load
+from gateway.limits import DELAY_MS_LIMIT
 from store.types import Acks
 
 
@@ -112,3 +113,10 @@ def test_a_configuration_cannot_change() -> None:
     assert isinstance(config, GatewayConfig)
     with pytest.raises(AttributeError):
         config.port = 1  # type: ignore[misc]
+
+
+def test_the_longest_delay_can_be_set_up_to_its_limit() -> None:
+    from_timer = {"data": "d", "timer.delay_max_ms": DELAY_MS_LIMIT}
+    assert build(from_timer).limits.delay_ms_max == DELAY_MS_LIMIT
+    with pytest.raises(ConfigError, match="delay_ms_max"):
+        build({**from_timer, "timer.delay_max_ms": DELAY_MS_LIMIT + 1})

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from store.consume_queue.file import UNIT_BYTES
+from store.consume_queue.opening import ROCKSDB_DIRECTORY
+from store.errors import IndexDamaged
 from store.index_check import FileIndexCheck, NoIndexCheck, WrongUnits, open_index_check
+from store.index_rebuild import rebuild_index
 from store.types import Bounds, QueueKey
-from tests.store.offline_kit import entries_of, make_store
+from store.verify import verify
+from tests.store.offline_kit import config_of, entries_of, make_store, overwrite
 
 
 @pytest.fixture
@@ -73,8 +77,38 @@ def test_units_that_are_not_counted_are_wrong(root: Path) -> None:
 
 
 def test_without_a_snapshot_there_is_nothing_to_check(root: Path) -> None:
-    index = open_index_check(root, None, checkpoint=0, log_begin=0)
+    index = open_index_check(root, None, log_begin=0)
     assert isinstance(index, NoIndexCheck)
     index.expect(entries_of(root)[0])
     assert list(index.finish()) == []
     index.close()
+
+
+async def test_a_rocksdb_index_is_checked_in_both_directions_and_not_written(root: Path) -> None:
+    rocksdict = pytest.importorskip("rocksdict")
+    from store.consume_queue.rocksdb import index_key
+    from store.index_check_rocksdb import RocksDbIndexCheck
+
+    rebuild_index(config_of(root), "rocksdb")
+    before = state_of(root)
+    assert verify(root).findings == []
+    assert verify(root).index_checked
+    assert state_of(root) == before, "the check has written"
+    victim = [entry for entry in entries_of(root) if entry.queue.queue_id == 2][5]
+    key = index_key(victim.queue.topic_id.to_bytes(4), 2, victim.base_offset)
+    database = rocksdict.Rdict(str(root / ROCKSDB_DIRECTORY), rocksdict.Options(raw_mode=True))
+    database[key] = database[key][:-1] + b"!"
+    database.close()
+    [wrong] = verify(root).findings
+    assert (wrong.queue, wrong.offsets) == (2, (victim.base_offset, victim.next_offset))
+    last = entries_of(root)[-1]
+    overwrite(root, last.position, bytes(last.size))
+    assert (last.base_offset, last.next_offset) in [finding.offsets for finding in verify(root).findings]
+    (root / ROCKSDB_DIRECTORY / "CURRENT").write_bytes(b"nonsense")
+    assert any("cannot be opened" in finding.reason for finding in verify(root).findings)
+    with pytest.raises(IndexDamaged):
+        RocksDbIndexCheck(root, log_begin=0)
+
+
+def state_of(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}

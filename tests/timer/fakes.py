@@ -16,7 +16,7 @@ from store import record_batch
 from store.clock import Clock
 from store.errors import Corrupt, StoreError, UnknownQueue
 from store.record_batch import Record
-from store.types import Acks, Append, Appended, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
@@ -90,6 +90,14 @@ class FakeLog:
                 return entry
         raise Corrupt("commitlog", position, "no entry there")
 
+    async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
+        return [await self.read_entry(position) for position in positions]
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        assert boundary is Boundary.LOWER
+        at = (entry.base_offset for entry in self.entries if entry.queue == queue and entry.store_time_ms >= time_ms)
+        return next(at, self.bounds(queue).max_offset)
+
     async def sources_since(self, position: int) -> set[Source]:
         return {source for entry in self.entries if entry.position >= position for source in entry.sources}
 
@@ -104,8 +112,9 @@ class FakeLog:
             batch = memoryview(record_batch.with_base_offset(append.batch, base_offset))
             record_batch.check(batch)
             now_ms = self._clock.now_ms()
+            store_time_ms = max(now_ms, self.entries[-1].store_time_ms if self.entries else 0)
             entry = Entry(
-                position, 64 + len(batch), append.queue, "t", base_offset, append.record_count, now_ms,
+                position, 64 + len(batch), append.queue, "t", base_offset, append.record_count, store_time_ms,
                 append.json_values, batch, tuple(append.tag_hashes), tuple(append.delays), tuple(append.sources),
             )  # fmt: skip
             self.entries.append(entry)
@@ -113,7 +122,7 @@ class FakeLog:
             self.observed_ms[position] = now_ms
             self.append_count += 1
             self._grown.set()
-            answers.append(Appended(position, base_offset, now_ms, acks))
+            answers.append(Appended(position, base_offset, store_time_ms, acks))
         await asyncio.sleep(0)
         self.after_append(appends)
         return answers

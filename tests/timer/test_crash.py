@@ -1,6 +1,7 @@
-"""Accept, wait, roll, fire, checkpoint, expire, step the clock and crash, at random: each record once, never early.
+"""Accept, wait, roll, fire, cancel, move, checkpoint, expire, step the clock and crash, at random: each record once,
+never early, and never after it was cancelled.
 
-Every run is a seed; a failure names it. `MQ_TIMER_RUNS` sets how many are tried.
+Covers timer.recovery. Every run is a seed; a failure names it. `MQ_TIMER_RUNS` sets how many are tried.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from random import Random
 
 import pytest
 
+from store.errors import Overloaded
 from store.record_batch import decode
 from store.types import Acks, Append
 from tests.clock import FakeClock
 from tests.simdisk import PowerCut, SimDisk
 from tests.timer.fakes import FakeLog, make_timer, settle
+from timer.changes import Standing
+from timer.schedule import ScheduleId
 from timer.service import TimerService
 
 RUNS = int(os.environ.get("MQ_TIMER_RUNS", "250"))
@@ -28,7 +32,7 @@ class Killed(Exception):
 
 
 class Run:
-    """One random history. The model is `accepted`: value -> due time."""
+    """One random history. The model is `accepted`: value -> due time, -1 once nothing is owed any more."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -36,6 +40,8 @@ class Run:
         self.log = FakeLog(self.clock)
         self.disk = SimDisk()
         self.accepted: dict[bytes, int] = {}
+        self.ids: dict[bytes, ScheduleId] = {}
+        self.gone: list[ScheduleId] = []  # cancelled or moved away
         self.settings = {
             "heap_count_max": self.rng.choice((4, 10, 1000)),
             "fire_records_max": self.rng.choice((1, 3, 100)),
@@ -57,7 +63,42 @@ class Run:
             self.accepted[value] = due_ms
             batch.append((due_ms, value))
         acks = Acks.FLUSHED if rng.random() < 0.8 else Acks.WRITTEN
-        await self.log.accept(batch, acks=acks)
+        appended = await self.log.accept(batch, acks=acks)
+        for index, (due_ms, value) in enumerate(batch):
+            self.ids[value] = ScheduleId(due_ms, appended.position, index)
+
+    async def change(self) -> None:
+        """Cancel or move one of all there ever were, and compare the answer with what has been delivered."""
+        rng = self.rng
+        if not self.ids:
+            return
+        value = rng.choice(sorted(self.ids))
+        schedule = self.ids[value]
+        await settle(self.timer)
+        if self.timer.enqueue_lag_count:
+            return  # memory is full of what the clock, set back, does not let fire: the timer would say so
+        is_delivered = any(record.value == value for record in self.log.delivered())
+        is_owed = self.accepted[value] >= 0 and not is_delivered
+        due_ms = self.clock.now_ms() + rng.choice((0, 500, 4000, 40_000)) + rng.randrange(50)
+        is_cancel = rng.random() < 0.5
+        try:
+            outcome = await (self.timer.cancel(schedule) if is_cancel else self.timer.move(schedule, due_ms))
+        except Overloaded:  # too many were cancelled in slots that the clock, set back, keeps open
+            return
+        if is_cancel:
+            if is_owed:
+                self.accepted[value] = -1
+                self.gone.append(schedule)
+        elif is_owed:
+            self.accepted[value] = due_ms
+            self.ids[value] = schedule._replace(due_ms=due_ms)
+        assert (outcome.standing is Standing.PENDING) == is_owed
+        if is_delivered:
+            assert outcome.standing is Standing.DELIVERED
+        if rng.random() < 0.5:
+            await settle(self.timer)
+            for gone in self.gone[-3:] if not self.timer.enqueue_lag_count else ():
+                assert (await self.timer.find(gone))[0] is Standing.UNKNOWN
 
     async def crash(self) -> None:
         """A power cut, or a kill; perhaps in the middle of a delivery, and perhaps during recovery again."""
@@ -103,15 +144,17 @@ class Run:
     def _forget_lost(self) -> None:
         """Records whose accept was answered WRITTEN and that the power cut took are not owed any more."""
         there = {value for entry in self.log.entries for value in _values(entry.batch)}
-        self.accepted = {
-            value: due_ms if value in there else -1 for value, due_ms in self.accepted.items()
-        }  # fmt: skip
+        for value in [value for value in self.accepted if value not in there]:
+            self.accepted[value] = -1
+            self.ids.pop(value, None)
 
     async def step(self) -> None:
         rng = self.rng
         operation = rng.randrange(100)
-        if operation < 30:
+        if operation < 22:
             await self.accept()
+        elif operation < 30:
+            await self.change()
         elif operation < 50:
             await self.timer.enqueue_step()
         elif operation < 65:
@@ -122,9 +165,9 @@ class Run:
             self.clock.step(rng.choice((-200, -2500, -20_000, 60_000)))
         elif operation < 91:
             await self.timer.checkpoint()
-        elif operation < 93:
+        elif operation < 92:
             await self.timer.expire()
-        elif operation < 95:
+        elif operation < 94:
             await self.timer.close()
             await self.start()
             assert self.timer.recovery_outcome == "clean"

@@ -31,6 +31,14 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
             slots.arrive(item, 0)
         if rng.random() < 0.5:
             _load(slots, disk, clock_ms, rng)
+        opened = [item for item in hung if item.slot_s < slots.write_mark_s]
+        for item in rng.sample(opened, min(3, len(opened))):
+            is_waiting = item.slot_s >= slots.read_mark_s and slots.is_waiting(item)
+            assert is_waiting == (item not in fired)
+            if is_waiting and rng.random() < 0.1:
+                slots.withdraw(item)
+                assert not slots.is_waiting(item)
+                fired.add(item)
         owed = sorted(item for item in hung - fired if item.slot_s < slots.write_mark_s)
         due = slots.pop_due(clock_ms, rng.choice((1, 2, 100)))
         assert due == owed[: len(due)], "nothing older may be left behind"

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from store.errors import Corrupt
 from tests.simdisk import SimDisk
-from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog, Unit
+from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit
 
 DIRECTORY = Path("/data/timerlog")
 
@@ -34,9 +34,9 @@ def fill(log: TimerLog, numbers: range) -> None:
 
 
 def save(log: TimerLog) -> None:
-    position, units = log.unwritten()
-    log.write(position, units)
-    log.written(position, len(units))
+    unwritten = log.unwritten()
+    log.write(unwritten)
+    log.written(unwritten)
 
 
 def test_a_unit_is_52_bytes_in_the_documented_order() -> None:
@@ -75,10 +75,10 @@ def test_after_a_power_cut_everything_before_the_saved_end_is_there_and_the_rest
     fill(log, range(6))
     save(log)
     fill(log, range(6, 15))
-    position, units = log.unwritten()
+    unwritten = log.unwritten()
     disk.cut_power_at(1 + seed % 8)
     with contextlib.suppress(OSError):
-        log.write(position, units)
+        log.write(unwritten)
     log = opened(disk.crash(Random(seed)), 6 * UNIT_BYTES)
     assert [found for _, found in log.scan()] == [unit(number) for number in range(6)]
     fill(log, range(6, 9))
@@ -151,3 +151,50 @@ def test_a_cut_log_goes_on_from_the_cut() -> None:
     save(log)
     assert [found.record_index for _, found in log.scan()] == list(range(6))
     assert [found.record_index for _, found in opened(disk, 6 * UNIT_BYTES).scan()] == list(range(6))
+
+
+def test_a_mark_is_seen_at_once_and_durable_with_the_next_write() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(6))
+    save(log)
+    fill(log, range(6, 8))
+    log.mark(2 * UNIT_BYTES, MAGIC_DEFAULT | MAGIC_DELETE)
+    log.mark(7 * UNIT_BYTES, MAGIC_DEFAULT | MAGIC_DELETE)
+    marked = {2, 7}
+
+    def magics(log: TimerLog) -> set[int]:
+        return {number for number in range(8) if log.read(number * UNIT_BYTES).magic & MAGIC_DELETE}
+
+    assert magics(log) == marked
+    unwritten = log.unwritten()
+    log.write(unwritten)
+    log.mark(3 * UNIT_BYTES, MAGIC_DEFAULT | MAGIC_DELETE)  # while the write is under way
+    log.written(unwritten)
+    assert log.unwritten_bytes == UNIT_BYTES
+    assert magics(log) == {*marked, 3}
+    assert magics(opened(disk.crash(Random(0)), 8 * UNIT_BYTES)) == marked
+    save(log)
+    assert log.unwritten_bytes == 0
+    assert magics(opened(disk.crash(Random(0)), 8 * UNIT_BYTES)) == {*marked, 3}
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_units_are_found_by_their_record_and_by_their_due_time(start: int) -> None:
+    log = opened(SimDisk())
+    fill(log, range(11))
+    save(log)
+    log.expire(start * UNIT_BYTES)
+    fill(log, range(11, 13))
+    for number in range(13):
+        wanted = unit(number)
+        position = log.find(wanted.entry_position, wanted.record_index)
+        assert position == (number * UNIT_BYTES if number >= start else None)
+        found = [match for match in log.search_due(wanted.due_ms) if match is not None]
+        of_that_time = [other for other in range(start, 13) if unit(other).due_ms == wanted.due_ms]
+        assert found == [(other * UNIT_BYTES, unit(other)) for other in reversed(of_that_time)]
+    assert log.find(unit(5).entry_position, 10**6) is None
+    assert log.find(-1, 0) is None
+    assert [match for match in log.search_due(1) if match is not None] == []
+    read = b"".join(chunk for _, chunk in log.chunks(6 * UNIT_BYTES))
+    assert len(read) == 7 * UNIT_BYTES

@@ -1,4 +1,7 @@
-"""The command line: help and usage in this process, everything else against a real server process."""
+"""The command line: help and usage in this process, everything else against a real server process.
+
+Covers gateway.cli.serve, gateway.cli.topic, gateway.cli.send, gateway.cli.tail and gateway.cli.dump.
+"""
 
 from __future__ import annotations
 

@@ -247,3 +247,26 @@ async def test_many_megabytes_are_rendered_whole(client: Client, broker: FakeBro
         await send(broker, value)
     status, offsets, _ = await pull(client, "?offset=0&max_bytes=10000000")
     assert (status, offsets) == (200, list(range(10)))
+
+
+async def test_every_limit_of_a_pull_at_n_and_beyond(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
+    """What is asked for beyond a byte or record limit counts as the limit; beyond the longest wait it is refused."""
+    limits = gateway.limits
+    await send(broker, *[b"1"] * 3)
+    for name, most in (("max_bytes", limits.fetch_bytes_max), ("max_records", limits.fetch_records_max)):
+        for asked in (most, most + 1):
+            assert (await pull(client, f"?offset=0&{name}={asked}"))[:2] == (200, [0, 1, 2])
+    assert (await pull(client, f"?offset=0&timeout={limits.timeout_ms_max}"))[0] == 200
+    assert (await pull(client, f"?offset=0&timeout={limits.timeout_ms_max + 1}"))[0] == 422
+
+
+async def test_what_is_not_said_is_the_default(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
+    limits = gateway.limits
+    value = b'"%b"' % (b"x" * (limits.fetch_bytes_default // 2))
+    for _ in range(3):
+        await send(broker, value)
+    assert (await pull(client, "?offset=0"))[1] == [0], "a second entry would exceed fetch_bytes_default"
+    response = await client.get(PATH + "?offset=0", headers=BATCH)
+    assert len(await response.read()) > limits.fetch_bytes_default
+    assert len(value) * 3 < limits.fetch_batch_bytes_default
+    assert response.headers["Mq-Next-Offset"] == "3"

@@ -147,3 +147,21 @@ async def test_offsets_by_time(client: Client, broker: FakeBroker) -> None:
 async def test_bad_times_are_refused(client: Client, query: str, status: int) -> None:
     response = await client.get(f"/mq/v1/topics/orders/offsets?{query}")
     assert response.status == status
+
+
+async def test_a_topic_grows_and_never_shrinks(client: Client) -> None:
+    response = await client.patch("/mq/v1/topics/orders", json={"partitions": 6})
+    assert (response.status, (await response.json())["partitions"]) == (200, 6)
+    assert (await client.get("/topics/orders/partitions/5")).status == 200
+    for body, status, code in (({"partitions": 3}, 422, 422), ({}, 422, 422), ({"partitions": "x"}, 422, 422)):
+        response = await client.patch("/mq/v1/topics/orders", json=body)
+        assert (response.status, (await response.json())["error_code"]) == (status, code)
+    response = await client.patch("/mq/v1/topics/nope", json={"partitions": 6})
+    assert (response.status, (await response.json())["error_code"]) == (404, 40401)
+
+
+async def test_a_deleted_topic_is_gone_and_its_name_free(client: Client) -> None:
+    assert (await client.delete("/mq/v1/topics/orders")).status == 204
+    assert (await client.get("/mq/v1/topics/orders")).status == 404
+    assert (await client.delete("/mq/v1/topics/orders")).status == 404
+    assert (await client.put("/mq/v1/topics/orders", json={"partitions": 2})).status == 201

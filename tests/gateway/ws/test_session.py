@@ -1,4 +1,7 @@
-"""A socket's conversation without a socket: the real producer and consumer over a broker in memory."""
+"""A socket's conversation without a socket: the real producer and consumer over a broker in memory.
+
+Covers gateway.ws.subscription too: what it pulls, and when it stops for want of credit.
+"""
 
 from __future__ import annotations
 
@@ -160,6 +163,16 @@ async def test_without_automatic_credit_only_permit_grants_more(per_batch: int) 
         await talk.quiet()
         await talk.say({"op": "permit", "sub": "s", "messages": 1})
         assert (await talk.messages(1))[0]["offset"] == 2005
+
+
+@pytest.mark.parametrize("field", ["credit", "credit_bytes"])
+async def test_credit_up_to_its_limit_is_granted_and_one_more_is_refused(field: str) -> None:
+    limits = Limits()
+    most = {"credit": limits.ws_credit_max, "credit_bytes": limits.ws_credit_bytes_max}[field]
+    async with talking({"orders": 1}) as talk:
+        refused = await talk.ask(subscribe(**{field: most + 1}))
+        assert (refused["ok"], refused["error_code"]) == (False, 42253)
+        assert (await talk.ask(subscribe(**{field: most})))["ok"]
 
 
 async def test_bytes_are_counted_as_the_frame_says_and_a_large_message_goes_alone() -> None:

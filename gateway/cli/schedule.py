@@ -1,0 +1,182 @@
+"""`mq schedule`: list, show, cancel, move and fire delayed records."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gateway.cli.client import Client, connected
+from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, escaped, parse_duration_ms, print_json
+
+app = typer.Typer(help="List, show, cancel, move and fire delayed records.", no_args_is_help=True)
+
+PATH = "/mq/v1/schedules"
+_PAGE = 1000
+_ID_CHARS = 28
+_PIPED_WIDTH = 400  # piped output has no width: let lines be as long as they are
+
+Id = Annotated[
+    str, typer.Argument(metavar="ID", help="The schedule's id, from sending or listing.", show_default=False)
+]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")]
+Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")]
+From = Annotated[str | None, typer.Option("--from", help="Only due from this time on (RFC 3339 or epoch ms).")]
+To = Annotated[str | None, typer.Option("--to", help="Only due before this time.")]
+
+
+@app.command("list")
+def list_(
+    topic: Topic = None,
+    key: Key = None,
+    from_: From = None,
+    to: To = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """List pending schedules in the order in which they were accepted.
+
+    [b]Example[/b]
+
+      mq schedule list --topic orders --to 2026-12-24T18:00:00Z
+    """
+    asked = {"topic": topic, "key": key, "from": from_, "to": to}
+    rows, total = asyncio.run(_listed(url, {name: text for name, text in asked.items() if text is not None}, limit))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True, min_width=_ID_CHARS)  # whole, to be copied
+    for heading in ("topic", "partition", "due", "key"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        key_text = str(row.get("key", row.get("key_base64")))
+        cells = (row["schedule_id"], row["topic"], row["partition"], _time(row["deliver_at"]), key_text)
+        table.add_row(*(escaped(str(cell)) for cell in cells))
+    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
+    if total is not None:
+        typer.echo(f"{len(rows)} of {total} pending", err=True)
+
+
+@app.command("get")
+def get(schedule_id: Id, url: Url = URL_DEFAULT) -> None:
+    """Print one pending schedule with its value, as JSON.
+
+    [b]Example[/b]
+
+      mq schedule get sAAABi...
+    """
+    print_json(_ask(url, lambda client: client.get(f"{_path(schedule_id)}?include=value")))
+
+
+@app.command("cancel")
+def cancel(
+    schedule_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One schedule.", show_default=False)] = None,
+    topic: Topic = None,
+    key: Key = None,
+    from_: From = None,
+    to: To = None,
+    url: Url = URL_DEFAULT,
+) -> None:
+    """Cancel one schedule, or those of a topic.
+
+    [b]Examples[/b]
+
+      mq schedule cancel sAAABi...
+
+      mq schedule cancel --topic orders --key o-77
+    """
+    if (schedule_id is None) == (topic is None):
+        raise CliError("name one schedule by its id, or all of a topic with --topic", USAGE)
+    if schedule_id is not None:
+        if key is not None or from_ is not None or to is not None:
+            raise CliError("--key, --from and --to choose among the schedules of a topic; an id needs none", USAGE)
+        _ask(url, lambda client: client.delete(_path(schedule_id)))
+        typer.echo("cancelled")
+        return
+    asked = {"topic": topic, "key": key, "from": from_, "to": to}
+    query = urlencode({name: text for name, text in asked.items() if text is not None})
+    answer = _ask(url, lambda client: client.delete(f"{PATH}?{query}"))
+    typer.echo(f"{answer['cancelled']} cancelled")
+
+
+@app.command("move")
+def move(
+    schedule_id: Id,
+    delay: Annotated[str | None, typer.Option("--delay", help="From now on: 90s, 1h30m, 2d.")] = None,
+    at: Annotated[str | None, typer.Option("--at", help="An RFC 3339 time or epoch ms.")] = None,
+    url: Url = URL_DEFAULT,
+) -> None:
+    """Give a schedule another due time; prints its new id.
+
+    [b]Example[/b]
+
+      mq schedule move sAAABi... --delay 2h
+    """
+    body: dict[str, object]
+    if at is not None and delay is None:
+        body = {"deliver_at": int(at) if at.isascii() and at.isdigit() else at}
+    elif delay is not None and at is None:
+        try:
+            body = {"delay_ms": parse_duration_ms(delay)}
+        except ValueError as error:
+            raise CliError(f"--delay {error}", USAGE) from error
+    else:
+        raise CliError("say when: either --delay or --at", USAGE)
+    typer.echo(_ask(url, lambda client: client.patch(_path(schedule_id), body))["schedule_id"])
+
+
+@app.command("fire")
+def fire(schedule_id: Id, url: Url = URL_DEFAULT) -> None:
+    """Deliver a schedule now; prints where it went.
+
+    [b]Example[/b]
+
+      mq schedule fire sAAABi...
+    """
+    place = _ask(url, lambda client: client.post(f"{_path(schedule_id)}:fire", b"", "application/json"))
+    typer.echo(f"{place['topic']} partition {place['partition']} offset {place['offset']}")
+
+
+async def _listed(url: str, asked: dict[str, str], limit: int) -> tuple[list[dict[str, object]], object]:
+    """Up to `limit` schedules, page by page, and how many there are if the server says so."""
+    rows: list[dict[str, object]] = []
+    total: object = None
+    cursor: object = "0"
+    async with connected(url) as client:
+        while cursor is not None and len(rows) < limit:
+            query = {**asked, "limit": str(min(_PAGE, limit - len(rows))), "cursor": str(cursor)}
+            page = await client.get(f"{PATH}?{urlencode(query)}")
+            found = page.get("schedules")
+            if not isinstance(found, list):
+                raise CliError("the server's answer has no schedules; is it an mq server of this version?")
+            rows += found
+            total = page.get("total") if total is None else total
+            cursor = page.get("next_cursor")
+    return rows, total
+
+
+def _ask(url: str, request: Callable[[Client], Awaitable[dict[str, object]]]) -> dict[str, object]:
+    async def asked() -> dict[str, object]:
+        async with connected(url) as client:
+            return await request(client)
+
+    return asyncio.run(asked())
+
+
+def _path(schedule_id: str) -> str:
+    return f"{PATH}/{quote(schedule_id, safe='')}"
+
+
+def _time(due_ms: object) -> str:
+    assert isinstance(due_ms, int)
+    return datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,16 @@
+"""What the timer refuses.
+
+StoreError
+└── Overloaded
+    └── TooManySchedules   the bound on pending schedules, or on those of one second, is reached   (429)
+"""
+
+from __future__ import annotations
+
+from store.errors import Overloaded
+
+
+class TooManySchedules(Overloaded):
+    """No room for further schedules until some are delivered or cancelled. Nothing was stored."""
+
+    retry_after_ms = 5000
