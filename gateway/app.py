@@ -207,6 +207,17 @@ def timer_metrics(timer: TimerService) -> Iterator[Metric]:
     yield from integers_of(counts, "mq_schedule")
     yield GaugeMetricFamily("mq_schedule_pending", "Delayed records not delivered yet.", value=timer.pending_count)
     yield GaugeMetricFamily("mq_schedule_read_lag_ms", "How far delivery is behind the clock.", value=timer.read_lag_ms)
+    yield GaugeMetricFamily(
+        "mq_schedule_write_lag_ms", "How far the open slots are behind the clock.", value=timer.write_lag_ms
+    )
+    by_topic = GaugeMetricFamily(
+        "mq_schedule_pending_by_topic",
+        "Delayed records hung into the wheel, by the id of their topic.",
+        labels=["topic_id"],
+    )
+    for topic_id, count in sorted(timer.pending_counts().items()):
+        by_topic.add_metric([str(topic_id)], count)
+    yield by_topic
     lateness = HistogramMetricFamily(
         "mq_schedule_fire_lateness_seconds", "Time from the due time to the durable delivery."
     )
