@@ -175,7 +175,14 @@ def build_gateway(config: GatewayConfig, store: Store, timer: TimerService, admi
     """The parts of one gateway over an open store and timer."""
     limits = config.limits
     stats = GatewayStats()
-    producer = Producer(admin.routes, PartitionSelector(), clock=clock, limits=limits, acks=config.store.acks)
+    producer = Producer(
+        admin.routes,
+        PartitionSelector(),
+        clock=clock,
+        limits=limits,
+        acks=config.store.acks,
+        compress=config.compression == "zstd",
+    )
     sources = (lambda: store_metrics(store), lambda: timer_metrics(timer))
     return Gateway(
         version=installed_version(),

@@ -74,17 +74,28 @@ class _Delayed(NamedTuple):
 
 
 class Producer:
-    """Sends records to the topics of a route table. `acks` is the level for requests that do not say.
+    """Sends records to the topics of a route table. `acks` is the level for requests that do not say; `compress` packs
+    the batches made here with zstd where that pays.
 
     Counters since start: `record_counts` by topic, delayed ones included; `scheduled_count` those alone; `byte_count`.
     """
 
-    def __init__(self, routes: Routes, selector: Selector, *, clock: Clock, limits: Limits, acks: Acks) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        selector: Selector,
+        *,
+        clock: Clock,
+        limits: Limits,
+        acks: Acks,
+        compress: bool = False,
+    ) -> None:
         self._routes = routes
         self._selector = selector
         self._clock = clock
         self._limits = limits
         self._acks = acks
+        self._compress = compress
         self.record_counts: dict[str, int] = {}
         self.byte_count = 0
         self.scheduled_count = 0
@@ -269,6 +280,8 @@ class Producer:
             route = self._routes.writable(view.name, lane.partition)
             appends, sent = by_broker.setdefault(route.broker, ([], []))
             for part, batch in _encode(lane):
+                if self._compress:
+                    batch = record_batch.compressed(batch)
                 self.byte_count += len(batch)
                 appends.append(
                     Append(

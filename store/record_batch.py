@@ -45,6 +45,8 @@ _CRC = struct.Struct(">I")
 _COUNT = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
 
+_LENGTH = struct.Struct(">i")
+_LENGTH_FROM = 8
 _LENGTH_AT = 12  # bytes before the range that `length` counts
 _CRC_AT = 17
 _CRC_FROM = 21
@@ -56,7 +58,12 @@ _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _CODEC_NAMES = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_ZSTD = 4
+_ZSTD_LEVEL = 1  # 318 KB of flights as JSON: 13 % in 0.36 ms; levels 2 to 5 take longer and save no more
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+COMPRESS_BYTES_MIN = 4096
+"""Batches below this size are never compressed."""
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -120,6 +127,23 @@ def encode(records: Sequence[Record]) -> bytearray:
     if len(batch) > BATCH_BYTES_MAX:
         raise RecordTooLarge(f"a batch of {len(batch)} bytes; the limit is {BATCH_BYTES_MAX}")
     return batch
+
+
+def compressed(batch: bytearray) -> bytearray:
+    """The same batch with its records section compressed by zstd, or the batch as it is when that does not pay: when it
+    is small (a frame and its context cost more than they save) or does not shrink by a tenth."""
+    if len(batch) < COMPRESS_BYTES_MIN or _compression(batch):
+        return batch
+    with memoryview(batch) as view:
+        packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(view[HEADER_BYTES:])
+    if (HEADER_BYTES + len(packed)) * 10 > len(batch) * 9:
+        return batch
+    made = batch[:HEADER_BYTES]
+    made += packed
+    (attributes,) = _ATTRIBUTES.unpack_from(made, _CRC_FROM)
+    _ATTRIBUTES.pack_into(made, _CRC_FROM, attributes | _ZSTD)
+    _seal(made)
+    return made
 
 
 def decode(batch: Buffer) -> Iterator[DecodedRecord]:
@@ -238,7 +262,7 @@ def _inflate(batch: Buffer) -> bytearray:
         packed = view[HEADER_BYTES:]
         budget = BATCH_BYTES_MAX - HEADER_BYTES
         try:
-            if codec == 4:
+            if codec == _ZSTD:
                 unpack = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
                 if len(unpack.stream_reader(packed).read(budget + 1)) > budget:
                     raise RecordTooLarge(f"the batch inflates to more than {BATCH_BYTES_MAX} bytes")
@@ -263,7 +287,12 @@ def _inflate(batch: Buffer) -> bytearray:
     plain += records
     (attributes,) = _ATTRIBUTES.unpack_from(plain, _CRC_FROM)
     _ATTRIBUTES.pack_into(plain, _CRC_FROM, attributes & ~_COMPRESSION_MASK)
-    struct.pack_into(">i", plain, 8, len(plain) - _LENGTH_AT)
-    with memoryview(plain) as whole:
-        _CRC.pack_into(plain, _CRC_AT, crc32c(whole[_CRC_FROM:]))
+    _seal(plain)
     return plain
+
+
+def _seal(batch: bytearray) -> None:
+    """Make length and CRC fit the bytes of a batch."""
+    _LENGTH.pack_into(batch, _LENGTH_FROM, len(batch) - _LENGTH_AT)
+    with memoryview(batch) as view:
+        _CRC.pack_into(batch, _CRC_AT, crc32c(view[_CRC_FROM:]))

@@ -182,7 +182,14 @@ def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBro
     broker.on_topic = lambda topic: routes.place(topic, broker)
     broker.on_deleted = routes.remove
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
-    producer = Producer(routes, PartitionSelector(), clock=clock, limits=config.limits, acks=config.store.acks)
+    producer = Producer(
+        routes,
+        PartitionSelector(),
+        clock=clock,
+        limits=config.limits,
+        acks=config.store.acks,
+        compress=config.compression == "zstd",
+    )
     stats = GatewayStats()
     gateway = Gateway(
         version="1.2.3",

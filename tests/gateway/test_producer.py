@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from gateway.codec.records import ProduceRecord
+from gateway.codec.records import Format, ProduceRecord, parse_records
 from gateway.codec.tags import tag_hash
 from gateway.http.context import Gateway
 from gateway.http.errors import DELAY_ILLEGAL, RequestError, UnknownPartition
@@ -261,3 +261,15 @@ async def test_what_was_sent_is_counted(gateway: Gateway) -> None:
     assert gateway.producer.record_counts == {"orders": 5}
     assert gateway.producer.scheduled_count == 1
     assert gateway.producer.byte_count > 0
+
+
+async def test_batches_are_stored_compressed_when_so_configured_and_read_the_same(clock: FakeClock) -> None:
+    gateway, broker = fake_gateway(clock, compression="zstd")
+    await broker.create_topic("orders", 1)
+    records = parse_records([{"value": {"number": number, "text": "x" * 50}} for number in range(200)], Format.JSON)
+    await gateway.producer.produce("orders", records, json_values=True)
+    [append] = broker.appends
+    assert record_batch.is_compressed(append.batch)
+    fetched = await gateway.consumer.fetch("orders", 0, 0, max_bytes=1)
+    values = [record.value for entry in fetched.entries for record in record_batch.decode(entry.batch)]
+    assert values == [record.value for record in records]

@@ -353,3 +353,33 @@ def test_a_new_base_offset_is_patched_where_the_crc_does_not_look(kind: Callable
     assert check(patched).base_offset == 2**40
     assert patched[CRC_AT:] == sample()[CRC_AT:]
     assert (patched is batch) == (kind is bytearray), "a bytearray is patched in place, anything else is left alone"
+
+
+def test_a_batch_that_shrinks_is_compressed_and_reads_the_same() -> None:
+    records = [
+        Record(b"k%d" % number, b'{"carrier": "UA", "delay": %d}' % number, 7, [("a", b"b")]) for number in range(500)
+    ]
+    plain = encode(records)
+    packed = record_batch.compressed(bytearray(plain))
+    assert len(packed) < len(plain) // 2
+    assert record_batch.is_compressed(packed)
+    header = check(packed)
+    assert (header.record_count, header.size) == (500, len(packed))
+    moved = record_batch.with_base_offset(packed, 1000)
+    expected = [(1000 + place, r.key, r.value, r.timestamp_ms, list(r.headers)) for place, r in enumerate(records)]
+    assert [(r.offset, r.key, r.value, r.timestamp, list(r.headers)) for r in decode(moved)] == expected
+    assert record_batch.compressed(packed) is packed
+
+
+def test_a_batch_is_left_alone_when_compressing_does_not_pay() -> None:
+    def of_size(size: int, fill: bytes) -> bytearray:
+        empty = len(encode([Record(None, b"x" * 1000, 0)])) - 1000
+        batch = encode([Record(None, (fill * size)[: size - empty - 1], 0)])
+        assert abs(len(batch) - size) <= 2
+        return batch
+
+    below = of_size(record_batch.COMPRESS_BYTES_MIN - 3, b"a")
+    assert record_batch.compressed(below) is below
+    assert record_batch.is_compressed(record_batch.compressed(of_size(record_batch.COMPRESS_BYTES_MIN + 3, b"a")))
+    noise = encode([Record(None, Random(1).randbytes(10_000), 0)])
+    assert record_batch.compressed(noise) is noise
