@@ -1,0 +1,35 @@
+"""What can go wrong in a consumer group, by what a caller can do about it.
+
+GroupError
+├── UnknownMember       no such member, or its session has ended: join again                       (404)
+├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
+├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
+├── GroupFull           a limit of the group is reached: retry later or raise it                     (429)
+└── IllegalRequest      the request breaks a rule; the message names it                              (422)
+"""
+
+from __future__ import annotations
+
+
+class GroupError(Exception):
+    """Base of all errors of consumer groups. Nothing was changed."""
+
+
+class UnknownMember(GroupError):
+    """The member never joined, has left, or was expired."""
+
+
+class StaleGeneration(GroupError):
+    """The member does not own the partition in the generation it names: whatever it did is another's work now."""
+
+
+class GroupActive(GroupError):
+    """Offsets of a group with members are not moved, nor is it deleted, unless forced."""
+
+
+class GroupFull(GroupError):
+    """The group holds as many members as it may."""
+
+
+class IllegalRequest(GroupError):
+    """A value that no state of the group could accept."""

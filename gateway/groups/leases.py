@@ -1,0 +1,423 @@
+"""Queue mode: records of one partition handed out one by one, to whichever member asks, until each is settled.
+
+Every record before `next_offset` has been taken from the log. It is either open, with a row here, or done, without one:
+memory grows with what is open, which is bounded, and not with what has been consumed. `low_offset`, the first open
+record (or `next_offset`), is the group's committed offset.
+
+    offsets   100   101   102   103   104   105              open: 101 and 103          low_offset   101
+              done  open  done  open  done  not yet taken    done needs no memory       next_offset  105
+
+An open record is leased until a time, or waits for one:
+
+    leased    attempt a, until t     ack: done.  nack: waits.  extend: a later t.  t passes: waiting, ready.
+    waiting   after attempt a, until t     t passes: it may be leased again, as attempt a + 1
+    finished  rejected, or waiting after the last attempt: never leased again; `dead_letters` names it until the shell
+              has its copy in the dead-letter topic durably and says so (`decide_settle`); not an instant earlier
+
+FIFO by message group: of the open records of one group only the first may be leased; the others are withheld, also
+while the first one waits. Records without a group are free.
+
+A receive whose answer was lost is repeated with the same `attempt_id` and gets the leases it already has.
+
+Times are wall clock, epoch ms: they are shown to clients, and signed, and survive a restart. Leases are events like all
+else, so a restart neither hands out what is leased nor forgets an attempt. Only `Settled` (and a reset) must be durable
+before it is answered (C5); the others may be written without waiting for the disk, and losing them repeats a delivery.
+
+Invariants
+    L1  A record has at most one lease at a time; each lease has its own attempt number, and they grow.
+    L2  A record is done only after an ack, or after its copy is in the dead-letter topic, or if it was filtered out.
+    L3  At most `in_flight_max` records are open.
+    L4  Of one message group, records are leased in the order of their offsets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, assert_never
+
+from gateway.groups.config import GroupConfig
+from gateway.groups.errors import IllegalRequest
+from gateway.groups.events import Leased, LeaseEvent, LeaseMoved, LeasesSet, OpenRecord, Rejected, Settled
+from gateway.groups.receipts import Receipt
+
+EXHAUSTED = "max_attempts"
+ATTEMPT_ID_BYTES_MAX = 128
+
+
+class Fresh(NamedTuple):
+    """A record not handed out before, as the shell found it in the log."""
+
+    offset: int
+    message_group: str | None = None
+
+
+class Lease(NamedTuple):
+    """One record in a consumer's hands."""
+
+    offset: int
+    attempt: int
+    until_ms: int
+
+
+class DeadLetter(NamedTuple):
+    """A record to copy to the dead-letter topic, and why: `EXHAUSTED` or the consumer's words."""
+
+    offset: int
+    attempt: int
+    reason: str
+
+
+class Verdict(Enum):
+    """What became of one receipt."""
+
+    OK = "ok"
+    EXPIRED = "expired"  # the lease has ended, by time, by nack, or because the record was leased again
+    STALE = "stale"  # of a time before a reset, or of another partition
+
+
+class Decision(NamedTuple):
+    """A verdict for each receipt, in order, and the events to write before they are told."""
+
+    verdicts: list[Verdict]
+    events: list[LeaseEvent]
+
+
+@dataclass(slots=True)
+class _Open:
+    """State of one open record. `visible_at_ms`: when its lease or its wait ends."""
+
+    attempt: int = 0
+    visible_at_ms: int = 0
+    is_leased: bool = False
+    message_group: str | None = None
+    attempt_id: str | None = None
+    rejected: str | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """All there is to know of one partition, and two indexes of it."""
+
+    epoch: int = 0
+    next_offset: int = 0
+    records: dict[int, _Open] = field(default_factory=dict)  # by offset, and in that order
+    due: list[tuple[int, int]] = field(default_factory=list)  # heap of (visible_at_ms, offset); may hold old times
+    groups: dict[str, dict[int, None]] = field(default_factory=dict)  # message group → its open offsets, in order
+    requests: dict[str, set[int]] = field(default_factory=dict)  # attempt id → offsets leased by it
+
+
+class PartitionLeases:
+    """The leases of one group in one partition."""
+
+    def __init__(self, group: str, topic_id: int, partition: int, config: GroupConfig) -> None:
+        self._place = (group, topic_id, partition)
+        self._config = config
+        self._state = _State()
+
+    # What is
+
+    @property
+    def epoch(self) -> int:
+        """Receipts of an earlier one are void."""
+        return self._state.epoch
+
+    @property
+    def next_offset(self) -> int:
+        """The next record to take from the log."""
+        return self._state.next_offset
+
+    @property
+    def low_offset(self) -> int:
+        """Everything before it is done: the group's committed offset in this partition."""
+        return next(iter(self._state.records), self._state.next_offset)
+
+    @property
+    def open_count(self) -> int:
+        """Records taken and not done."""
+        return len(self._state.records)
+
+    @property
+    def room(self) -> int:
+        """How many more records may be taken from the log now (L3)."""
+        return max(self._config.in_flight_max - len(self._state.records), 0)
+
+    def next_due_ms(self) -> int | None:
+        """When the next lease or wait ends: until then, asking for old records again finds no new ones."""
+        due, records = self._state.due, self._state.records
+        while due and (due[0][1] not in records or records[due[0][1]].visible_at_ms != due[0][0]):
+            heapq.heappop(due)
+        return due[0][0] if due else None
+
+    def dead_letters(self, now_ms: int, limit: int) -> list[DeadLetter]:
+        """Open records that are finished, up to `limit`, lowest offset first: copy them, then `decide_settle`."""
+        letters: list[DeadLetter] = []
+        for offset, record in self._state.records.items():
+            if len(letters) == limit:
+                break
+            if record.rejected is not None:
+                letters.append(DeadLetter(offset, record.attempt, record.rejected))
+            elif record.attempt >= self._config.max_attempts and record.visible_at_ms <= now_ms:
+                letters.append(DeadLetter(offset, record.attempt, EXHAUSTED))
+        return letters
+
+    # What shall be
+
+    def ready(self, now_ms: int, limit: int) -> list[int]:
+        """Offsets of open records that may be leased now, the longest due first, up to `limit`."""
+        state = self._state
+        found: list[int] = []
+        seen: set[int] = set()
+        passed: list[tuple[int, int]] = []
+        while state.due and state.due[0][0] <= now_ms and len(found) < limit:
+            _, offset = heapq.heappop(state.due)
+            # What is not ready now is not missed in the heap: a record with another time has another item, a finished
+            # one is found by `dead_letters`, and a withheld one comes back when the one before it is done.
+            if offset not in seen and self._is_ready(offset, now_ms):
+                seen.add(offset)
+                passed.append((state.records[offset].visible_at_ms, offset))
+                found.append(offset)
+        for item in passed:  # nothing has been decided yet
+            heapq.heappush(state.due, item)
+        return found
+
+    def decide_receive(
+        self,
+        old: Sequence[int],
+        fresh: Sequence[Fresh],
+        *,
+        fetched_to: int,
+        limit: int,
+        invisible_ms: int,
+        now_ms: int,
+        attempt_id: str | None = None,
+    ) -> tuple[list[Lease], list[LeaseEvent]]:
+        """Lease up to `limit` records for `invisible_ms`: those in `old` that are ready (see `ready`), then fresh ones.
+
+        `fresh` are the records from `next_offset` to before `fetched_to` that the consumer wants, in order; the others
+        there are done by this. Fresh ones that are not leased (withheld, or over the limit) are kept for later.
+        The leases may be handed out once the events are applied. With an `attempt_id` that has leases still, those are
+        the answer, and nothing else happens. Raises IllegalRequest for a bad `invisible_ms` or `attempt_id`, or more
+        than `room`.
+        """
+        if attempt_id is not None and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+            raise IllegalRequest(f"an attempt_id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
+        if not 1 <= invisible_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
+        if attempt_id is not None and (leases := self.leases_of(attempt_id, now_ms)):
+            return leases, []
+        if len(fresh) > self.room:
+            raise IllegalRequest(f"{len(fresh)} records are more than the {self.room} that may be taken now")
+        state = self._state
+        assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
+        offsets = [offset for offset in dict.fromkeys(old) if self._is_ready(offset, now_ms)][:limit]
+        is_fifo = self._config.fifo
+        begun: set[str] = set()
+        for record in fresh:
+            if len(offsets) == limit:
+                break
+            if is_fifo and record.message_group is not None:
+                if record.message_group in state.groups or record.message_group in begun:
+                    continue
+                begun.add(record.message_group)
+            offsets.append(record.offset)
+        if not offsets and fetched_to == state.next_offset:
+            return [], []
+        until_ms = now_ms + invisible_ms
+        message_groups = tuple(record.message_group for record in fresh) if is_fifo else ()
+        taken = tuple(record.offset for record in fresh)
+        event = Leased(*self._place, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id)
+        attempts = (state.records[offset].attempt if offset in state.records else 0 for offset in offsets)
+        leases = [Lease(offset, attempt + 1, until_ms) for offset, attempt in zip(offsets, attempts, strict=True)]
+        return leases, [event]
+
+    def leases_of(self, attempt_id: str, now_ms: int) -> list[Lease]:
+        """The leases a receive with this id got and still has."""
+        records = self._state.records
+        return [
+            Lease(offset, records[offset].attempt, records[offset].visible_at_ms)
+            for offset in sorted(self._state.requests.get(attempt_id, ()))
+            if records[offset].is_leased and records[offset].visible_at_ms > now_ms
+        ]
+
+    def decide_ack(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
+        """Records are consumed. They are done once the event is durable. Acking twice is fine."""
+        return self._decide(receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._place, offsets))
+
+    def decide_extend(self, receipts: Iterable[Receipt], invisible_ms: int, now_ms: int) -> Decision:
+        """Leases end `invisible_ms` from now. Raises IllegalRequest."""
+        if not 1 <= invisible_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
+        return self._decide(
+            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._place, offsets, now_ms + invisible_ms, True)
+        )
+
+    def decide_nack(self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None) -> Decision:
+        """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's
+        back-off table has for the attempt. After the last attempt they are finished at once. Raises IllegalRequest."""
+        if delay_ms is not None and not 0 <= delay_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"delay_ms must be from 0 to {self._config.invisible_ms_max}, not {delay_ms}")
+        verdicts: list[Verdict] = []
+        waiting: dict[int, list[int]] = {}
+        for receipt in receipts:
+            verdict = self._verdict(receipt, now_ms)
+            verdicts.append(verdict)
+            if verdict is Verdict.OK:
+                wait_ms = self.backoff_ms(receipt.attempt) if delay_ms is None else delay_ms
+                if receipt.attempt >= self._config.max_attempts:
+                    wait_ms = 0
+                waiting.setdefault(now_ms + wait_ms, []).append(receipt.offset)
+        events: list[LeaseEvent] = [
+            LeaseMoved(*self._place, tuple(sorted(set(offsets))), visible_at_ms, False)
+            for visible_at_ms, offsets in waiting.items()
+        ]
+        return Decision(verdicts, events)
+
+    def decide_reject(self, receipts: Iterable[Receipt], reason: str, now_ms: int) -> Decision:
+        """Records shall not be tried again: `dead_letters` names them from now on."""
+        return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._place, offsets, reason))
+
+    def decide_settle(self, letters: Iterable[DeadLetter]) -> list[LeaseEvent]:
+        """The copies of these records in the dead-letter topic are durable: they are done."""
+        records = self._state.records
+        offsets = tuple(letter.offset for letter in letters if letter.offset in records)
+        return [Settled(*self._place, offsets)] if offsets else []
+
+    def decide_reset(self, next_offset: int) -> list[LeaseEvent]:
+        """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void."""
+        return [LeasesSet(*self._place, self._state.epoch + 1, next_offset, ())]
+
+    def snapshot(self) -> LeasesSet:
+        """An event that leads an empty machine to this state."""
+        records = (
+            OpenRecord(
+                offset,
+                record.attempt,
+                record.visible_at_ms,
+                record.is_leased,
+                record.message_group,
+                record.attempt_id,
+                record.rejected,
+            )
+            for offset, record in self._state.records.items()
+        )
+        return LeasesSet(*self._place, self._state.epoch, self._state.next_offset, tuple(records))
+
+    def backoff_ms(self, attempt: int) -> int:
+        """The wait after a failed attempt (1-based)."""
+        table = self._config.backoff_ms
+        return table[min(attempt, len(table)) - 1]
+
+    # What has been decided and written
+
+    def apply(self, event: LeaseEvent) -> None:
+        """Change the state; the only way it changes, live or at start."""
+        state = self._state
+        match event:
+            case Leased():
+                groups: Iterator[str | None] = iter(event.message_groups or (None,) * len(event.fresh))
+                for offset, message_group in zip(event.fresh, groups, strict=True):
+                    self._put(offset, _Open(message_group=message_group))
+                state.next_offset = event.fetched_to
+                for offset in event.offsets:
+                    record = state.records[offset]
+                    self._forget_request(offset, record)
+                    record.attempt += 1
+                    record.attempt_id = event.attempt_id
+                    if event.attempt_id is not None:
+                        state.requests.setdefault(event.attempt_id, set()).add(offset)
+                    self._move(offset, record, event.until_ms, is_leased=True)
+            case LeaseMoved():
+                for offset in event.offsets:
+                    self._move(offset, state.records[offset], event.visible_at_ms, is_leased=event.leased)
+            case Rejected():
+                for offset in event.offsets:
+                    state.records[offset].rejected = event.reason
+                    state.records[offset].is_leased = False
+            case Settled():
+                for offset in event.offsets:
+                    self._remove(offset)
+            case LeasesSet():
+                self._state = _State(event.epoch, event.next_offset)
+                for offset, attempt, visible_at_ms, leased, message_group, attempt_id, rejected in event.open_records:
+                    record = _Open(attempt, visible_at_ms, leased, message_group, attempt_id, rejected)
+                    self._put(offset, record)
+                    if attempt_id is not None:
+                        self._state.requests.setdefault(attempt_id, set()).add(offset)
+            case _:
+                assert_never(event)
+
+    # How it is worked out
+
+    def _verdict(self, receipt: Receipt, now_ms: int, *, is_done_ok: bool = False) -> Verdict:
+        state = self._state
+        is_here = (receipt.topic_id, receipt.partition) == self._place[1:]
+        if not is_here or receipt.epoch != state.epoch or receipt.offset >= state.next_offset:
+            return Verdict.STALE
+        record = state.records.get(receipt.offset)
+        if record is None:
+            return Verdict.OK if is_done_ok else Verdict.EXPIRED
+        if not record.is_leased or record.attempt != receipt.attempt or record.visible_at_ms <= now_ms:
+            return Verdict.EXPIRED
+        return Verdict.OK
+
+    def _decide(
+        self,
+        receipts: Iterable[Receipt],
+        now_ms: int,
+        *,
+        event_of: Callable[[tuple[int, ...]], LeaseEvent],
+        is_done_ok: bool = False,
+    ) -> Decision:
+        verdicts: list[Verdict] = []
+        offsets: set[int] = set()
+        for receipt in receipts:
+            verdict = self._verdict(receipt, now_ms, is_done_ok=is_done_ok)
+            verdicts.append(verdict)
+            if verdict is Verdict.OK and receipt.offset in self._state.records:
+                offsets.add(receipt.offset)
+        return Decision(verdicts, [event_of(tuple(sorted(offsets)))] if offsets else [])
+
+    def _is_ready(self, offset: int, now_ms: int) -> bool:
+        record = self._state.records.get(offset)
+        if record is None or record.visible_at_ms > now_ms:
+            return False
+        if record.rejected is not None or record.attempt >= self._config.max_attempts:
+            return False
+        return record.message_group is None or next(iter(self._state.groups[record.message_group])) == offset
+
+    def _put(self, offset: int, record: _Open) -> None:
+        state = self._state
+        state.records[offset] = record
+        if record.message_group is not None:
+            state.groups.setdefault(record.message_group, {})[offset] = None
+        heapq.heappush(state.due, (record.visible_at_ms, offset))
+
+    def _move(self, offset: int, record: _Open, visible_at_ms: int, *, is_leased: bool) -> None:
+        record.visible_at_ms, record.is_leased = visible_at_ms, is_leased
+        due, records = self._state.due, self._state.records
+        heapq.heappush(due, (visible_at_ms, offset))
+        if len(due) > 2 * len(records) + 64:  # mostly old times: extends without end must not grow it
+            due[:] = [(item.visible_at_ms, at) for at, item in records.items()]
+            heapq.heapify(due)
+
+    def _remove(self, offset: int) -> None:
+        state = self._state
+        record = state.records.pop(offset)
+        self._forget_request(offset, record)
+        if record.message_group is not None:
+            rest = state.groups[record.message_group]
+            del rest[offset]
+            if not rest:
+                del state.groups[record.message_group]
+            elif (first := next(iter(rest))) > offset:
+                heapq.heappush(state.due, (state.records[first].visible_at_ms, first))
+
+    def _forget_request(self, offset: int, record: _Open) -> None:
+        if record.attempt_id is not None:
+            offsets = self._state.requests[record.attempt_id]
+            offsets.discard(offset)
+            if not offsets:
+                del self._state.requests[record.attempt_id]

@@ -1,0 +1,78 @@
+"""Receipts: signed, bound to the group, refused when anything differs."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.groups.errors import IllegalRequest
+from gateway.groups.receipts import KEY_BYTES_MIN, Receipt, Signer
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
+
+
+@given(
+    receipt=st.builds(
+        Receipt,
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**63 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**63 - 1),
+        st.integers(0, 2**63 - 1),
+    ),
+    group=st.text(max_size=20),
+)
+def test_a_receipt_reads_back_after_a_restart(receipt: Receipt, group: str) -> None:
+    assert Signer([KEY]).check(group, Signer([KEY]).sign(group, receipt)) == receipt
+
+
+def test_the_text_form_is_fixed() -> None:
+    text = Signer([KEY]).sign("billing", RECEIPT)
+    assert text.startswith("r1.")
+    raw = base64.urlsafe_b64decode(text[3:] + "=")
+    assert raw[:37].hex() == (
+        "01" + "00000010" + "00000003" + "0000010000000000" + "00000002" + "0000019b76daa800" + "0000000000000007"
+    )
+    assert len(raw) == 53
+
+
+@given(at=st.integers(0, 52), flip=st.integers(1, 255))
+def test_a_receipt_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
+    signer = Signer([KEY])
+    raw = bytearray(base64.urlsafe_b64decode(signer.sign("billing", RECEIPT)[3:] + "="))
+    raw[at] ^= flip
+    with pytest.raises(IllegalRequest):
+        signer.check("billing", "r1." + base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+
+
+def test_a_receipt_is_worth_nothing_in_another_group_or_under_another_key() -> None:
+    text = Signer([KEY]).sign("billing", RECEIPT)
+    for signer, group in ((Signer([KEY]), "shipping"), (Signer([OTHER]), "billing")):
+        with pytest.raises(IllegalRequest):
+            signer.check(group, text)
+
+
+def test_keys_can_be_changed_without_voiding_receipts() -> None:
+    old = Signer([KEY]).sign("billing", RECEIPT)
+    both = Signer([OTHER, KEY])
+    assert both.check("billing", old) == RECEIPT
+    assert Signer([OTHER]).check("billing", both.sign("billing", RECEIPT)) == RECEIPT
+
+
+@given(st.text(max_size=90))
+def test_any_other_text_is_refused(text: str) -> None:
+    for candidate in (text, "r1." + text, "r1." + text[:71].ljust(71, "A"), "r1." + "é" * 71):
+        with pytest.raises(IllegalRequest):
+            Signer([KEY]).check("billing", candidate)
+
+
+def test_a_key_has_a_least_length() -> None:
+    Signer([b"x" * KEY_BYTES_MIN])
+    for keys in ([], [b"x" * (KEY_BYTES_MIN - 1)]):
+        with pytest.raises(ValueError):
+            Signer(keys)

@@ -1,0 +1,20 @@
+"""A topic as the groups see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.groups.strategies.base import Partition
+
+
+@dataclass(frozen=True)
+class FakeTopic:
+    """Implements `gateway.topics.TopicView`."""
+
+    name: str
+    topic_id: int
+    partitions: int
+
+    def every(self) -> tuple[Partition, ...]:
+        """All its partitions."""
+        return tuple(Partition(self.name, self.topic_id, number) for number in range(self.partitions))
