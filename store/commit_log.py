@@ -115,30 +115,31 @@ class CommitLog:
         return position if size + BLANK_BYTES <= remaining else position + remaining
 
     def prepare(self, position: int) -> None:
-        """Zero-fill extents until the log is prepared up to `position`; durable on return (L1, L2).
+        """Zero-fill the log at least up to `position`; durable on return (L1, L2).
 
         Raises DiskFull when there is no room; what is prepared so far stays usable. Raises StoreStopped on any
         other I/O error.
         """
         self._refuse_if_failed()
-        if position > self.prepared_position:  # else there is no need to wait for whoever prepares what comes next
-            with self._preparing:
-                self._prepare(position)
-
-    def _prepare(self, position: int) -> None:
-        self._refuse_if_failed()
         while self.prepared_position < position:
-            start = self.file_start(self.prepared_position)
-            extent_end = min(self.prepared_position + self._extent_bytes, start + self._file_bytes)
-            self._check_room(extent_end - self.prepared_position)
-            try:
-                self._zero(start, extent_end)
-            except OSError as error:
-                raise self._fail(error) from error
-            self.prepared_position = extent_end
+            # A step at a time: whoever needs a little waits for one step of whoever prepares a lot.
+            with self._preparing:
+                if self.prepared_position < position:
+                    self._prepare_step()
 
-    def _zero(self, start: int, extent_end: int) -> None:
-        """Zero [prepared_position, extent_end) of the file at `start`, and make it durable with its name.
+    def _prepare_step(self) -> None:
+        self._refuse_if_failed()
+        start = self.file_start(self.prepared_position)
+        size = min(len(_ZEROS), self._extent_bytes, start + self._file_bytes - self.prepared_position)
+        self._check_room(size)
+        try:
+            self._zero(start, size)
+        except OSError as error:
+            raise self._fail(error) from error
+        self.prepared_position += size
+
+    def _zero(self, start: int, size: int) -> None:
+        """Zero `size` bytes from prepared_position on, in the file at `start`; make them durable, and the file's name.
 
         Only a write may find the disk full and be tried again. A failed datasync is final whatever its error says: it
         may have dropped entries that were written to this file before.
@@ -149,25 +150,15 @@ class CommitLog:
                 file = self._files.open(self._directory / _name(start), create=True)
                 self._open_files[start] = file
                 self._unnamed.add(start)
-            at = self.prepared_position
-            while at < extent_end:
-                size = min(len(_ZEROS), extent_end - at)
-                file.pwritev([_ZEROS[:size]], at - start)
-                at += size
-                self._datasync(file)
+            file.pwritev([_ZEROS[:size]], self.prepared_position - start)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(_NO_ROOM.format(path=self._directory)) from error
             raise
+        file.datasync()
         if start in self._unnamed:
             self._files.sync_dir(self._directory)
             self._unnamed.discard(start)
-
-    def _datasync(self, file: File) -> None:
-        try:
-            file.datasync()
-        except OSError as error:
-            raise self._fail(error) from error
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> int:
         """Write entries end to end from `position` on, all within one prepared file; return the new end.

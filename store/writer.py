@@ -258,7 +258,7 @@ class Writer:
         return entries
 
     def _prepare_ahead(self) -> None:
-        """Keep a whole extent zeroed ahead of the tail, by another thread, so that no send waits for it.
+        """Keep an extent zeroed ahead of the tail, by another thread, so that no send waits for it.
 
         A failure shows when the writer itself needs the space.
         """
@@ -266,7 +266,7 @@ class Writer:
         if log.prepared_position - log.end_position >= self._config.extent_bytes:
             return
         if self._preparing is None or self._preparing.done():
-            self._preparing = self._prepare_executor.submit(log.prepare, log.prepared_position + 1)
+            self._preparing = self._prepare_executor.submit(log.prepare, log.end_position + self._config.extent_bytes)
 
     def _place(self, group: list[_Call]) -> tuple[list[tuple[int, int]], int]:
         """The position and size of every entry of the group, and where the last one ends."""

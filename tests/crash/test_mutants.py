@@ -52,8 +52,8 @@ MUTANTS = [
     Mutant(
         "take a full disk found by fdatasync for a refused write",
         "store/commit_log.py",
-        "                self._datasync(file)\n",
-        "                file.datasync()\n",
+        "            file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n",
+        "            file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n            file.datasync()\n",
         ERRORS,
     ),
     Mutant(
@@ -67,11 +67,11 @@ MUTANTS = [
         "forget that a half-made file has no durable name",
         "store/commit_log.py",
         """                self._unnamed.add(start)
-            at =""",
+            file.pwritev""",
         """                self._unnamed.add(start)
             else:
                 self._unnamed.clear()
-            at =""",
+            file.pwritev""",
         ERRORS,
     ),
     Mutant(

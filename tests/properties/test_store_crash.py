@@ -1,394 +1,108 @@
 """Power cuts, kills and clean restarts at any moment, against a model of a few lines.
 
-A history is a list of operations on a store with small files (64 KiB, extents of 16 KiB, index files of 40 units). At
-its crash points many of the disks that a power cut may leave (tests/simdisk.py) are recovered, and each must show:
-
-    P1  every record acked FLUSHED (and every one before it in the log) is there, at its offset
-    P2  what is there is a prefix of what was sent, in the order of the log, over all queues: no gap, no phantom
-    P3  an acked topic is there with the partitions it was acked with; a deleted one is gone with its records
-    P4  the store takes appends again, and they are read back
-    P5  a crash inside recovery changes nothing of this
-    P6  after a kill -9 every acked record is there, whatever its level
-    P7  retention takes whole files of the log and only from its beginning; offsets are never used again
-
-Run more: MQ_TORTURE_STATES=1000000 pytest tests/properties/test_store_crash.py; a failure names its seed, and
-MQ_TORTURE_SEED=<seed> MQ_TORTURE_STATES=1 runs that one alone.
+What must hold is in tests/properties/store_world.py (P1 to P3, P6, P7) and tests/properties/torture.py (P4, P5). More:
+`make torture`, or MQ_TORTURE_STATES here; a failure names its seed, and what it was shrunk to can be put into `live`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
-from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections import deque
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.errors import StoreError
-from store.limits import KiB
-from store.record_batch import decode
-from store.store import Store
-from store.topics import Topic
-from store.types import Acks, QueueKey
+from store.commit_log import CommitLog
+from store.consume_queue import file as file_index
+from store.types import Acks
+from tests.properties.store_world import (
+    Call,
+    Checkpoint,
+    CreateTopic,
+    DeleteTopic,
+    Expire,
+    GrowTopic,
+    Kill,
+    Model,
+    Operation,
+    PowerCut,
+    Put,
+    Reopen,
+    World,
+)
+from tests.properties.torture import (
+    Died,
+    Life,
+    Round,
+    Teller,
+    as_python,
+    available_cores,
+    life_of,
+    live,
+    live_many,
+    live_seed,
+    recovered,
+    shrunk,
+)
 from tests.simdisk import SimDisk
-from tests.store.kit import abandon, append_of, entries_of, open_store, with_settings
+from tests.store.kit import abandon
 
-STATES = int(os.environ.get("MQ_TORTURE_STATES", "6000"))
+STATES = int(os.environ.get("MQ_TORTURE_STATES", "50000"))
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
-PARTITIONS = 3
-SETTINGS = with_settings(retention_ms=None, retention_bytes=130 * KiB)
-
-
-@dataclass(frozen=True)
-class Put:
-    """One call of `append` for each element of `calls`, all in one turn of the loop."""
-
-    calls: tuple[Call, ...]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call: batches as (queue number, value sizes), and the level asked for."""
-
-    batches: tuple[tuple[int, tuple[int, ...]], ...]
-    acks: Acks
-
-
-@dataclass(frozen=True)
-class CreateTopic:
-    """Make one more topic."""
-
-
-@dataclass(frozen=True)
-class GrowTopic:
-    """Give the newest topic one more partition."""
-
-
-@dataclass(frozen=True)
-class DeleteTopic:
-    """Delete the oldest topic, unless it is the only one."""
-
-
-@dataclass(frozen=True)
-class Expire:
-    """Let retention remove up to two files."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Flush the indexes and move the checkpoint."""
-
-
-@dataclass(frozen=True)
-class Reopen:
-    """A clean stop and start."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """kill -9 and start."""
-
-
-@dataclass(frozen=True)
-class PowerCut:
-    """The power fails within the next operations: in the `in_calls`-th change of the disk from here."""
-
-    in_calls: int
-
-
-Operation = Put | CreateTopic | GrowTopic | DeleteTopic | Expire | Checkpoint | Reopen | Kill | PowerCut
-
-
-@dataclass
-class Sent:
-    """One batch of one queue, and where it must be. The position is known once it was answered or read."""
-
-    queue: QueueKey
-    base_offset: int
-    values: list[bytes]
-    position: int | None = None
-
-
-@dataclass
-class Model:
-    """What must be there: the log as a list of batches, and how much of it is certain."""
-
-    log: list[Sent] = field(default_factory=list)
-    acked_count: int = 0  # batches answered, at any level
-    durable_count: int = 0  # batches certain to survive a power cut
-    topics: dict[str, Topic] = field(default_factory=dict)  # acked
-    doomed: set[str] = field(default_factory=set)  # topics whose deletion was not answered
-    next_offsets: dict[QueueKey, int] = field(default_factory=dict)
-    floors: dict[QueueKey, int] = field(default_factory=dict)  # offsets before it have expired
-    removable_to: int = 0  # retention was never asked to remove the log beyond this position
-    sent_count: int = 0
-
-    def queues(self) -> list[QueueKey]:
-        return [QueueKey(t.topic_id, number) for t in self.topics.values() for number in range(t.partitions)]
-
-    def value(self, size: int) -> bytes:
-        """A value nobody else sends; sizes beyond its head are filled with zeros, the disk's own favourite."""
-        self.sent_count += 1
-        return b"%d;" % self.sent_count + bytes(size)
-
-    def send(self, queue: QueueKey, sizes: tuple[int, ...]) -> Sent:
-        sent = Sent(queue, self.next_offsets.get(queue, 0), [self.value(size) for size in sizes])
-        self.next_offsets[queue] = sent.base_offset + len(sizes)
-        self.log.append(sent)
-        return sent
-
-    def forget(self, gone: Callable[[Sent], bool]) -> None:
-        """Take batches out of the log, and out of what is counted."""
-        kept = [not gone(sent) for sent in self.log]
-        self.acked_count = sum(kept[: self.acked_count])
-        self.durable_count = sum(kept[: self.durable_count])
-        self.log = [sent for sent, is_kept in zip(self.log, kept, strict=True) if is_kept]
-
-    def delete(self, name: str) -> None:
-        topic = self.topics.pop(name)
-        self.forget(lambda sent: sent.queue.topic_id == topic.topic_id)
-
-    def expire(self, first_position: int) -> None:
-        for sent in self.log:
-            if sent.position is not None and sent.position < first_position:
-                self.floors[sent.queue] = sent.base_offset + len(sent.values)
-        self.forget(lambda sent: sent.position is not None and sent.position < first_position)
-
-    def copy(self) -> Model:
-        return deepcopy(self)
-
-
-class World:
-    """A disk, the store on it, and what its clients know."""
-
-    def __init__(self, disk: SimDisk, model: Model) -> None:
-        self.disk = disk
-        self.model = model
-        self.store: Store
-
-    async def start(self, *, certain_count: int) -> None:
-        """Open the store and check that the first `certain_count` entries are there (P1, P6), P2 and P3."""
-        self.store = await open_store(self.disk, SETTINGS)
-        await self._check(certain_count)
-
-    async def run(self, operations: list[Operation]) -> None:
-        """Run until the power fails or there is nothing left to do."""
-        for operation in operations:
-            try:
-                await self._run(operation)
-            except (StoreError, OSError):
-                assert self.disk.is_dark, "only a power cut may stop this store"
-                break
-        await abandon()
-
-    async def _run(self, operation: Operation) -> None:
-        model = self.model
-        match operation:
-            case Put(calls):
-                await self._put(calls)
-            case CreateTopic():
-                model.sent_count += 1
-                topic, is_new = await self.store.create_topic(f"topic-{model.sent_count}", PARTITIONS)
-                assert is_new
-                self._changed(topic)
-            case GrowTopic():
-                name = list(model.topics)[-1]
-                topic, _ = await self.store.grow_topic(name, model.topics[name].partitions + 1)
-                self._changed(topic)
-            case DeleteTopic():
-                if len(model.topics) > 1:
-                    name = next(iter(model.topics))
-                    model.doomed.add(name)
-                    await self.store.delete_topic(name)
-                    model.durable_count = model.acked_count
-                    model.delete(name)
-            case Expire():
-                model.removable_to = self._first_position() + 2 * SETTINGS.commit_log_file_bytes
-                await self.store.expire(file_count_max=2)
-                model.expire(self._first_position())
-            case Checkpoint():
-                await self.store._save_checkpoint()
-            case Reopen():
-                await self.store.close()
-                if self.store.failure is None and not self.disk.is_dark:
-                    model.durable_count = model.acked_count
-                    await self.start(certain_count=model.durable_count)
-            case Kill():
-                await abandon()
-                self.disk.kill()
-                await self.start(certain_count=model.acked_count)  # P6
-            case PowerCut(in_calls):
-                self.disk.cut_power_at(in_calls)
-
-    def _changed(self, topic: Topic) -> None:
-        """A topic was created or grown, durably, and all that was acked before it is durable with it."""
-        self.model.topics[topic.name] = topic
-        self.model.durable_count = self.model.acked_count
-        for queue in self.model.queues():  # opened now, so that bounds can be asked for when the disk is dark
-            self.store.bounds(queue)
-
-    def _first_position(self) -> int:
-        return min(map(int, self.disk.names_in(SETTINGS.root / "commitlog")), default=0)
-
-    async def _put(self, calls: tuple[Call, ...]) -> None:
-        model = self.model
-        queues = model.queues()
-        asked = []
-        for call in calls:
-            batches = [model.send(queues[n % len(queues)], sizes) for n, sizes in call.batches]
-            appends = [append_of(sent.queue, sent.values) for sent in batches]
-            asked.append((call, batches, self.store.append(appends, acks=call.acks)))
-        answers = await asyncio.gather(*(answer for _, _, answer in asked), return_exceptions=True)
-        for (call, batches, _), answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException):
-                self._check_that_nothing_unacked_is_shown()
-                raise answer
-            for sent, appended in zip(batches, answer, strict=True):
-                assert appended.acks >= call.acks
-                assert appended.base_offset == sent.base_offset
-                sent.position = appended.position
-            model.acked_count += len(batches)
-            if call.acks is Acks.FLUSHED:
-                model.durable_count = model.acked_count
-
-    def _check_that_nothing_unacked_is_shown(self) -> None:
-        acked = dict(self.model.floors)
-        for sent in self.model.log[: self.model.acked_count]:
-            acked[sent.queue] = sent.base_offset + len(sent.values)
-        for queue in self.model.queues():
-            assert self.store.bounds(queue).max_offset == acked.get(queue, 0), "shown before it was acked"
-
-    async def _check(self, certain_count: int) -> None:
-        model, store = self.model, self.store
-        model.durable_count = certain_count
-        found_topics = {topic.name: topic for topic in store.topics() if not topic.is_system}
-        for name in model.doomed & model.topics.keys() - found_topics.keys():
-            model.delete(name)
-        for name, topic in model.topics.items():
-            assert name in found_topics, "P3: a topic is gone"
-            assert found_topics[name].topic_id == topic.topic_id
-            assert found_topics[name].partitions >= topic.partitions, "P3: partitions are gone"
-        first_position = self._first_position()
-        assert first_position <= model.removable_to, "P7: the beginning of the log is gone"
-        model.expire(first_position)
-        model.topics = found_topics
-
-        found = {queue: await entries_of(store, queue) for queue in model.queues()}
-        rest = {queue: list(reversed(entries)) for queue, entries in found.items()}
-        survived = 0
-        for sent in model.log:
-            if not rest[sent.queue]:
-                break
-            entry = rest[sent.queue].pop()
-            assert entry.base_offset == sent.base_offset, f"P2: a gap in {sent.queue}"
-            values = [record.value for record in decode(entry.batch)]
-            assert values == sent.values, f"P2: {values[:3]!r:.100} where {sent.values[:3]!r:.100} was sent"
-            sent.position = entry.position
-            survived += 1
-        assert not any(rest.values()), f"P2: records without those before them in the log, or phantoms: {rest!r:.300}"
-        assert survived >= model.durable_count, f"P1, P6: {model.durable_count} were certain, {survived} are there"
-        # What recovery shows is durable from now on, and what it does not show never comes back.
-        del model.log[survived:]
-        model.acked_count = model.durable_count = survived
-        model.next_offsets.clear()
-        for queue in model.queues():
-            bounds = store.bounds(queue)
-            assert bounds.min_offset == model.floors.get(queue, 0), f"P7: {queue} begins elsewhere"
-            assert bounds.max_offset == bounds.min_offset + sum(entry.record_count for entry in found[queue])
-            model.next_offsets[queue] = bounds.max_offset
-
-
-def some_operations(rng: Random, count: int) -> list[Operation]:
-    """A random history without power cuts."""
-    acks = rng.choice(((Acks.FLUSHED,), (Acks.WRITTEN,), (Acks.FLUSHED, Acks.WRITTEN)))
-    largest = rng.choice((20, 600, 6000))
-
-    def call() -> Call:
-        batches = tuple(
-            (rng.randrange(12), tuple(rng.randrange(largest) // n for n in range(1, rng.choice((2, 2, 6)))))
-            for _ in range(rng.choice((1, 1, 1, 3)))
-        )
-        return Call(batches, rng.choice(acks))
-
-    operations: list[Operation] = []
-    for _ in range(count):
-        dice = rng.random()
-        if dice < 0.80:
-            operations.append(Put(tuple(call() for _ in range(rng.choice((1, 1, 2, 5))))))
-        elif dice < 0.92:
-            operations.append(Checkpoint())
-        elif dice < 0.93:
-            operations.append(Expire())
-        elif dice < 0.95:
-            operations.append(Reopen())
-        elif dice < 0.98:
-            operations.append(Kill())
-        else:
-            operations.append(rng.choice((CreateTopic(), GrowTopic(), DeleteTopic())))
-    return operations
-
-
-async def recovered(disk: SimDisk, model: Model, rng: Random) -> World:
-    """The world after a power cut left this disk: recovered, perhaps after crashes in the middle of that (P5)."""
-    for _ in range(rng.choice((0, 0, 0, 1, 3))):
-        disk.cut_power_at(rng.randrange(1, 12))
-        with contextlib.suppress(OSError, StoreError):
-            await open_store(disk, SETTINGS)
-        await abandon()
-        disk = disk.crash(rng)
-    world = World(disk, model)
-    await world.start(certain_count=model.durable_count)
-    return world
-
-
-async def torture(seed: int, state_count: int) -> int:
-    """One line of life: run, crash in several ways, go on from one of them. Returns the number of crash states."""
-    rng = Random(seed)
-    world = World(SimDisk(), Model())
-    await world.start(certain_count=0)
-    await world.run([CreateTopic()])
-    world = await recovered(world.disk.crash(rng), world.model, rng)
-    states = 1
-    while states < state_count:
-        operations = some_operations(rng, rng.choice((1, 4, 12, 30)))
-        if rng.random() < 0.7:
-            operations.insert(rng.randrange(len(operations)), PowerCut(rng.randrange(1, 20)))
-        await world.run(operations)
-        for _ in range(rng.choice((1, 4, 8))):
-            after = await recovered(world.disk.crash(rng), world.model.copy(), rng)
-            states += 1
-            if rng.random() < 0.3:  # P4
-                await after.run([Put((Call(((rng.randrange(12), (5, 900)),), Acks.FLUSHED),)), Reopen()])
-            else:
-                await abandon()
-        world = await recovered(world.disk.crash(rng), world.model, rng)
-        states += 1
-    await abandon()
-    return states
-
-
-@pytest.fixture(autouse=True)
-def quiet_log() -> None:
-    logging.getLogger("store").setLevel(logging.CRITICAL)
 
 
 def test_no_power_cut_loses_or_invents_a_record() -> None:
-    """The plain seeded loop: many states, one seed a line of life."""
-    states, seed = 0, FIRST_SEED
-    while states < STATES:
-        try:
-            states += asyncio.run(torture(seed, state_count=60))
-        except BaseException as error:
-            error.add_note(f"seed {seed}: run it alone with MQ_TORTURE_SEED={seed} MQ_TORTURE_STATES=1")
-            raise
-        seed += 1
-    print(f"{states} crash states, seeds {FIRST_SEED} to {seed - 1}")
+    """The plain seeded loop: many states, one seed a life."""
+    teller = Teller(FIRST_SEED)
+    lives, count = live_many(FIRST_SEED, STATES, process_count=available_cores(), told=teller)
+    print(teller.line(lives, count))
+    assert count.states >= STATES
+    if STATES >= 1000:
+        assert count.cuts_in_recovery > STATES / 20
+
+
+def test_a_life_depends_on_nothing_but_its_seed() -> None:
+    assert live_seed(3) == live_seed(3)
+    assert life_of(3) == life_of(3) != life_of(4)
+
+
+def test_indexes_are_synced_one_by_one_in_some_lives_and_together_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def sync_all(disk: SimDisk, directory: object) -> None:
+        calls.append(seed)
+        original(disk, directory)  # type: ignore[arg-type]
+
+    original = SimDisk.sync_all
+    monkeypatch.setattr(SimDisk, "sync_all", sync_all)
+    for seed in (1, 2, 3):
+        live(life_of(seed))
+    assert set(calls) == {3}
+    assert file_index.SYNCED_EACH_MAX == 32, "the real setting is back"
+
+
+def test_a_store_that_answers_before_its_fdatasync_dies_of_it_and_is_shrunk_to_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The torture can fail, and says why in a few operations."""
+
+    def sync(log: CommitLog) -> None:
+        log._dirty.clear()
+        log.durable_position = log.end_position
+
+    monkeypatch.setattr(CommitLog, "sync", sync)
+    with pytest.raises(Died) as died:
+        deque(map(live, map(life_of, range(1, 50))))
+    least = shrunk(died.value)
+    operations = [operation for one in least.life.rounds for operation in one.operations]
+    assert isinstance(least.cause, type(died.value.cause))
+    assert len(least.life.rounds) <= 3, least.life
+    assert len(operations) <= 4, least.life
+    with pytest.raises(Died):  # what is printed can be lived again
+        live(eval(as_python(least.life), {**globals(), "Life": Life, "Round": Round}))  # noqa: S307
 
 
 calls = st.builds(
@@ -428,7 +142,7 @@ def test_any_history_survives_a_power_cut(history: list[Operation], crash_seed: 
         world = World(SimDisk(), Model())
         await world.start(certain_count=0)
         await world.run([CreateTopic()])
-        world = await recovered(world.disk.crash(rng), world.model, rng)
+        world, _ = await recovered(world.disk.crash(rng), world.model, rng)
         await world.run(history)
         for _ in range(3):
             await recovered(world.disk.crash(rng), world.model.copy(), rng)
