@@ -62,7 +62,8 @@ class CommitLog:
         self._dirty: set[int] = set()  # starts of files written since the last datasync
         self._unnamed: set[int] = set()  # starts of files whose directory entry is not known to be durable
         self._failed = False
-        self._preparing = threading.Lock()
+        self._preparing = threading.Condition()
+        self._is_preparing = False
         self.first_position = 0
         self.end_position = 0
         self.durable_position = 0
@@ -122,10 +123,18 @@ class CommitLog:
         """
         self._refuse_if_failed()
         while self.prepared_position < position:
-            # A step at a time: whoever needs a little waits for one step of whoever prepares a lot.
             with self._preparing:
+                if self._is_preparing:  # in another thread: its next step may be all that is needed here
+                    self._preparing.wait()
+                    continue
+                self._is_preparing = True
+            try:
                 if self.prepared_position < position:
                     self._prepare_step()
+            finally:
+                with self._preparing:
+                    self._is_preparing = False
+                    self._preparing.notify_all()
 
     def _prepare_step(self) -> None:
         self._refuse_if_failed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 from store.commit_log import CommitLog, Span
 from store.entry import BLANK_BYTES, Blank, Damage, encode_entry, entry_bytes
 from store.errors import Corrupt, DiskFull, StoreStopped
+from store.files import OsFiles
 from store.limits import KiB
 from store.record_batch import Record, encode
 from store.recovery import RecoveryReport, recover
@@ -212,3 +214,16 @@ def test_the_oldest_file_can_be_removed_while_it_is_read() -> None:
     again, numbers, _ = recovered(disk)
     assert again.first_position == FILE_BYTES
     assert numbers == [n for n, span in enumerate(spans) if span.position >= FILE_BYTES]
+
+
+def test_threads_that_prepare_side_by_side_share_the_work_and_none_waits_for_ever(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path, OsFiles(), file_bytes=256 * KiB, extent_bytes=16 * KiB, disk_floor_bytes=0)
+    log.open()
+    wanted = [position * KiB for position in (700, 16, 300, 1, 512)]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        for future in [pool.submit(log.prepare, position) for position in wanted]:
+            future.result(timeout=30)
+    assert log.prepared_position == 704 * KiB, "whole steps, and none twice"
+    sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    assert sizes == [256 * KiB, 256 * KiB, 192 * KiB]
+    log.close()
