@@ -52,7 +52,7 @@ bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
 bench-timer: $(STAMP) ## The timer: accepting, firing, lateness, recovery; PENDING=10000000 for the large run
-	@$(BIN)/python -m loadtest.bench.timer
+	@$(BIN)/python -m loadtest.bench.timer $(if $(PENDING),--many $(PENDING))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))

@@ -27,8 +27,8 @@ class StoreConfig:
     """Size of one commit-log file: the unit of retention."""
 
     extent_bytes: int = 64 * MiB
-    """The log is filled with zeros in steps of this size ahead of its tail, so that an fdatasync moves no metadata
-    and a full disk shows before a send is accepted. Also what an empty store takes on disk."""
+    """How far ahead of its tail the log is kept filled with zeros, so that an fdatasync moves no metadata and a full
+    disk shows before a send is accepted. Also what a store takes on disk besides its records."""
 
     retention_ms: int | None = 7 * 24 * 3_600_000
     """Records older than this go, a whole log file at a time. None keeps them for ever."""
