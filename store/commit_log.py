@@ -7,7 +7,7 @@ A file holds entries (store/entry.py) end to end. An entry never spans files: wh
 a blank marker fills it and the entry goes to the next file. At least BLANK_BYTES stay free for that marker.
 
 Files are filled with zeros ahead of the tail (`prepare`), a step at a time, for two reasons: an fdatasync of
-overwritten bytes moves no metadata, and a full disk shows before a send has been accepted rather than in the middle of one.
+overwritten bytes moves no metadata, and a full disk shows before a send has been accepted, not in the middle of one.
 
 Invariants
     L1  bytes in [end_position, prepared_position) are zero

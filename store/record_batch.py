@@ -134,12 +134,15 @@ def compressed(batch: bytearray) -> bytearray:
     is small (a frame and its context cost more than they save) or does not shrink by a tenth."""
     if len(batch) < COMPRESS_BYTES_MIN or _compression(batch):
         return batch
-    with memoryview(batch) as view:
-        packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(view[HEADER_BYTES:])
-    if (HEADER_BYTES + len(packed)) * 10 > len(batch) * 9:
-        return batch
+    packed = zstd_packed(batch, level=_ZSTD_LEVEL)
+    return batch if len(packed) * 10 > len(batch) * 9 else packed
+
+
+def zstd_packed(batch: bytearray, *, level: int) -> bytearray:
+    """The same uncompressed batch with its records section compressed by zstd, whether that pays or not."""
     made = batch[:HEADER_BYTES]
-    made += packed
+    with memoryview(batch) as view:
+        made += zstandard.ZstdCompressor(level=level).compress(view[HEADER_BYTES:])
     (attributes,) = _ATTRIBUTES.unpack_from(made, _CRC_FROM)
     _ATTRIBUTES.pack_into(made, _CRC_FROM, attributes | _ZSTD)
     _seal(made)

@@ -36,8 +36,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-import zstandard
-from crc32c import crc32c
 
 from store import record_batch
 from store.config import StoreConfig
@@ -140,6 +138,9 @@ class _Damaged:
     end: int
     context: _Context
     gaps: list[LostRange] = field(default_factory=list)
+
+
+_ZSTD_LEVEL = 19  # a filler must fit where a batch was; repair has time
 
 
 class _Style(Enum):
@@ -527,22 +528,7 @@ def _tombstone_batch(count: int, timestamp_ms: int, style: _Style, pad_bytes: in
         elif pad_bytes:
             records[0] = Record(bytes(pad_bytes), None, timestamp_ms)
     batch = encode(records)
-    return _compressed(batch) if style is _Style.COMPRESSED else batch
-
-
-def _compressed(batch: bytearray) -> bytearray:
-    """The same batch with its records packed by zstd."""
-    packed = bytearray(batch[: record_batch.HEADER_BYTES])
-    packed += zstandard.ZstdCompressor(level=19).compress(bytes(batch[record_batch.HEADER_BYTES :]))
-    (attributes,) = record_batch._ATTRIBUTES.unpack_from(packed, record_batch._CRC_FROM)
-    record_batch._ATTRIBUTES.pack_into(packed, record_batch._CRC_FROM, attributes | _ZSTD)
-    record_batch._BASE_OFFSET_AND_EPOCH.pack_into(packed, 0, 0, len(packed) - record_batch._LENGTH_AT, 0)
-    crc = crc32c(bytes(packed[record_batch._CRC_FROM :]))
-    record_batch._CRC.pack_into(packed, record_batch._CRC_AT, crc)
-    return packed
-
-
-_ZSTD = 4
+    return record_batch.zstd_packed(batch, level=_ZSTD_LEVEL) if style is _Style.COMPRESSED else batch
 
 
 def _entry(

@@ -14,8 +14,8 @@ from store.index_rebuild import rebuild_index
 from store.limits import KiB
 from store.offline import NotAStore
 from store.record_batch import Record as BatchRecord
-from store.record_batch import encode
-from store.repair import LOST_HEADER, LostRange, RepairImpossible, RepairReport, _compressed, repair
+from store.record_batch import encode, zstd_packed
+from store.repair import LOST_HEADER, LostRange, RepairImpossible, RepairReport, repair
 from store.types import Append, Entry, QueueKey
 from store.verify import verify
 from tests.store.kit import put
@@ -184,7 +184,7 @@ async def test_tombstones_fit_even_the_smallest_and_the_best_compressed_records(
 
 def packed(count: int) -> bytearray:
     """A batch of equal records as a client compresses it: a byte or two a record."""
-    return _compressed(encode([BatchRecord(None, b"the same old value", 0)] * count))
+    return zstd_packed(encode([BatchRecord(None, b"the same old value", 0)] * count), level=19)
 
 
 async def test_a_trimmed_log_keeps_its_beginning(tmp_path: Path) -> None:
