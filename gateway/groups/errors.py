@@ -1,6 +1,7 @@
 """What can go wrong in a consumer group, by what a caller can do about it.
 
 GroupError
+├── UnknownGroup        nobody has ever consumed in this group                                   (404)
 ├── UnknownMember       no such member, or its session has ended: join again                       (404)
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
 ├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
@@ -13,6 +14,10 @@ from __future__ import annotations
 
 class GroupError(Exception):
     """Base of all errors of consumer groups. Nothing was changed."""
+
+
+class UnknownGroup(GroupError):
+    """No member, offset, lease or setting of it is known."""
 
 
 class UnknownMember(GroupError):

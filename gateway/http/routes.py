@@ -14,6 +14,7 @@ from enum import Enum
 
 from aiohttp import hdrs, web
 
+from gateway.auth.access import Permission
 from gateway.http import fetch, ops, produce, schedules, topics
 from gateway.http.context import Gateway
 from gateway.limits import Limits
@@ -24,19 +25,6 @@ Handler = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
 
 SMALL_BODY_BYTES_MAX = 64 * KiB
 METHODS = (hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE)
-
-
-class Permission(Enum):
-    """What a principal must be allowed to do."""
-
-    PUBLIC = "public"  # liveness: tells nothing
-    DESCRIBE = "describe"
-    SEND = "send"
-    RECEIVE = "receive"
-    CREATE = "create"
-    DELETE = "delete"
-    OPERATE = "operate"  # what shows the server's inside
-    SOCKET = "socket"  # opening one; each op in it is judged by itself
 
 
 class Body(Enum):
@@ -78,16 +66,24 @@ def _get(path: str, name: str, handler: Handler, permission: Permission, query: 
     return Row(method=hdrs.METH_GET, path=path, name=name, handler=handler, permission=permission, query=query)
 
 
-def _send(path: str, name: str) -> Row:
+def _post(
+    path: str, name: str, handler: Handler, permission: Permission, body: Body = Body.SMALL, query: Sequence[str] = ()
+) -> Row:
     return Row(
-        method=hdrs.METH_POST,
-        path=path,
-        name=name,
-        handler=produce.produce,
-        permission=Permission.SEND,
-        body=Body.RECORDS,
-        query=produce.QUERY,
+        method=hdrs.METH_POST, path=path, name=name, handler=handler, permission=permission, body=body, query=query
     )
+
+
+def _put(path: str, name: str, handler: Handler, permission: Permission) -> Row:
+    return Row(method=hdrs.METH_PUT, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+
+
+def _patch(path: str, name: str, handler: Handler, permission: Permission) -> Row:
+    return Row(method=hdrs.METH_PATCH, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+
+
+def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+    return Row(method=hdrs.METH_DELETE, path=path, name=name, handler=handler, permission=permission, query=query)
 
 
 _TOPIC = "/topics/{topic}"
@@ -98,46 +94,28 @@ _SCHEDULE = "/mq/v1/schedules/{schedule}"
 
 ROUTES: tuple[Row, ...] = (
     # aiohttp tries the routes of one prefix in this order: the busiest first.
-    _send(_TOPIC, "produce"),
-    _send(_PARTITION, "produce_partition"),
+    _post(_TOPIC, "produce", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
+    _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
     _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, fetch.QUERY),
     # REST Proxy metadata
     _get("/", "root", topics.root, Permission.PUBLIC),
-    Row(method=hdrs.METH_POST, path="/", name="root", handler=topics.root, permission=Permission.PUBLIC),
+    _post("/", "root", topics.root, Permission.PUBLIC, Body.NONE),
     _get("/brokers", "brokers", topics.brokers, Permission.DESCRIBE),
     _get("/topics", "topic_names", topics.topic_names, Permission.DESCRIBE),
     _get(_TOPIC, "topic_metadata", topics.topic_metadata, Permission.DESCRIBE),
     _get(f"{_TOPIC}/partitions", "partitions", topics.partitions, Permission.DESCRIBE),
     _get(_PARTITION, "partition", topics.partition, Permission.DESCRIBE),
     _get(f"{_PARTITION}/offsets", "partition_offsets", topics.partition_offsets, Permission.DESCRIBE),
-    # native
+    # REST Proxy v2: consumer instances
+    # REST Proxy v3
+    # native: topics and records
     _get("/mq/v1/topics", "list_topics", topics.list_topics, Permission.DESCRIBE),
     _get(_NATIVE, "describe_topic", topics.describe_topic, Permission.DESCRIBE),
-    Row(
-        method=hdrs.METH_PUT,
-        path=_NATIVE,
-        name="create_topic",
-        handler=topics.create_topic,
-        permission=Permission.CREATE,
-        body=Body.SMALL,
-    ),
-    Row(
-        method=hdrs.METH_PATCH,
-        path=_NATIVE,
-        name="grow_topic",
-        handler=topics.grow_topic,
-        permission=Permission.CREATE,
-        body=Body.SMALL,
-    ),
-    Row(
-        method=hdrs.METH_DELETE,
-        path=_NATIVE,
-        name="delete_topic",
-        handler=topics.delete_topic,
-        permission=Permission.DELETE,
-    ),
+    _put(_NATIVE, "create_topic", topics.create_topic, Permission.CREATE),
+    _patch(_NATIVE, "grow_topic", topics.grow_topic, Permission.CREATE),
+    _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
-    # schedules
+    # native: schedules
     _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, schedules.LIST_QUERY),
     _get(
         f"{_SCHEDULES}:histogram",
@@ -147,36 +125,12 @@ ROUTES: tuple[Row, ...] = (
         schedules.HISTOGRAM_QUERY,
     ),
     _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, schedules.GET_QUERY),
-    Row(
-        method=hdrs.METH_DELETE,
-        path=_SCHEDULES,
-        name="cancel_schedules",
-        handler=schedules.cancel_schedules,
-        permission=Permission.SEND,
-        query=schedules.CANCEL_QUERY,
-    ),
-    Row(
-        method=hdrs.METH_DELETE,
-        path=_SCHEDULE,
-        name="cancel_schedule",
-        handler=schedules.cancel_schedule,
-        permission=Permission.SEND,
-    ),
-    Row(
-        method=hdrs.METH_PATCH,
-        path=_SCHEDULE,
-        name="move_schedule",
-        handler=schedules.move_schedule,
-        permission=Permission.SEND,
-        body=Body.SMALL,
-    ),
-    Row(
-        method=hdrs.METH_POST,
-        path=f"{_SCHEDULE}:fire",
-        name="fire_schedule",
-        handler=schedules.fire_schedule,
-        permission=Permission.SEND,
-    ),
+    _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, schedules.CANCEL_QUERY),
+    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND),
+    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND),
+    _post(f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE),
+    # native: consumer groups
+    # sockets
     _get("/ws/v1", "websocket", _websocket, Permission.SOCKET),
     # operations
     _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),

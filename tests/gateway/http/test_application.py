@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from gateway.auth.access import Permission
 from gateway.config import ConfigError
 from gateway.http.application import build_application, uses_c_parser
 from gateway.http.context import Gateway
-from gateway.http.routes import ROUTES, Body, Permission, Row, check_table
+from gateway.http.routes import ROUTES, Body, Row, check_table
 from store.errors import Corrupt
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
