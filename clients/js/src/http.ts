@@ -1,0 +1,133 @@
+/** What is asked over HTTP: topics, offsets, schedules, groups. One method a route of the server's native API. */
+import { Refused } from "./errors.js";
+import type { Fields } from "./frames.js";
+import type { TokenSource } from "./connection.js";
+
+export interface HttpOptions {
+  /** http(s) or ws(s), with or without a path. */
+  url: string;
+  token?: TokenSource | undefined;
+  signal?: AbortSignal | undefined;
+  fetch?: typeof fetch | undefined;
+}
+
+export interface TopicInfo extends Fields {
+  topic: string;
+  partitions: unknown;
+}
+
+export interface Schedule extends Fields {
+  schedule_id: string;
+  topic: string;
+  deliver_at: number;
+  state: string;
+}
+
+export class Http {
+  private readonly origin: string;
+
+  constructor(private readonly options: HttpOptions) {
+    const url = new URL(options.url);
+    url.protocol = url.protocol.replace("ws", "http");
+    this.origin = url.origin;
+  }
+
+  topics(): Promise<Fields> {
+    return this.call("GET", "/mq/v1/topics");
+  }
+  topic(topic: string): Promise<TopicInfo> {
+    return this.call("GET", path`/mq/v1/topics/${topic}`);
+  }
+  createTopic(topic: string, partitions?: number): Promise<TopicInfo> {
+    return this.call("PUT", path`/mq/v1/topics/${topic}`, { partitions });
+  }
+  deleteTopic(topic: string): Promise<null> {
+    return this.call("DELETE", path`/mq/v1/topics/${topic}`);
+  }
+  /** First and end offsets of each partition; with a time (epoch ms), also the first offset stored at or after it. */
+  offsets(topic: string, timestamp?: number): Promise<Fields> {
+    return this.call("GET", path`/mq/v1/topics/${topic}/offsets` + query({ timestamp }));
+  }
+
+  schedules(
+    filter: { topic?: string; from?: number; to?: number; key?: string; limit?: number; cursor?: string } = {},
+  ): Promise<{ schedules: Schedule[]; next_cursor: string | null; total: number }> {
+    return this.call("GET", "/mq/v1/schedules" + query(filter));
+  }
+  schedule(id: string, withValue = false): Promise<Schedule> {
+    return this.call("GET", path`/mq/v1/schedules/${id}` + query({ include: withValue ? "value" : undefined }));
+  }
+  /** Rejects with Refused 40950 when it was delivered already, 40450 when there is none. */
+  cancelSchedule(id: string): Promise<null> {
+    return this.call("DELETE", path`/mq/v1/schedules/${id}`);
+  }
+  moveSchedule(id: string, to: { deliverAt: number | string } | { delayMs: number }): Promise<Schedule> {
+    const body = "delayMs" in to ? { delay_ms: to.delayMs } : { deliver_at: to.deliverAt };
+    return this.call("PATCH", path`/mq/v1/schedules/${id}`, body);
+  }
+  fireSchedule(id: string): Promise<Fields> {
+    return this.call("POST", path`/mq/v1/schedules/${id}` + ":fire");
+  }
+
+  groups(): Promise<Fields> {
+    return this.call("GET", "/mq/v1/groups");
+  }
+  group(group: string): Promise<Fields> {
+    return this.call("GET", path`/mq/v1/groups/${group}`);
+  }
+  lag(group: string): Promise<Fields> {
+    return this.call("GET", path`/mq/v1/groups/${group}/lag`);
+  }
+  configureGroup(group: string, changes: Fields): Promise<Fields> {
+    return this.call("PATCH", path`/mq/v1/groups/${group}`, changes);
+  }
+  resetOffsets(
+    group: string,
+    reset: {
+      topic: string;
+      to: "earliest" | "latest" | number | { timestamp: number };
+      partitions?: number[];
+      dry_run?: boolean;
+      force?: boolean;
+    },
+  ): Promise<unknown> {
+    return this.call("POST", path`/mq/v1/groups/${group}/offsets` + ":reset", reset);
+  }
+  deleteGroup(group: string): Promise<null> {
+    return this.call("DELETE", path`/mq/v1/groups/${group}`);
+  }
+  redrive(group: string, maxMessages?: number): Promise<Fields> {
+    return this.call("POST", path`/mq/v1/groups/${group}/dlq` + ":redrive", { max_messages: maxMessages });
+  }
+
+  /** Any other route. Rejects with Refused for every status from 400 on. */
+  async call<T>(method: string, target: string, body?: unknown): Promise<T> {
+    const { token, signal } = this.options;
+    const headers: Record<string, string> = {};
+    const bearer = typeof token === "function" ? await token() : token;
+    if (bearer !== undefined) headers["Authorization"] = `Bearer ${bearer}`;
+    if (body !== undefined) headers["Content-Type"] = "application/json";
+    const request: RequestInit = { method, headers };
+    if (body !== undefined) request.body = JSON.stringify(body);
+    if (signal !== undefined) request.signal = signal;
+    const answer = await (this.options.fetch ?? fetch)(this.origin + target, request);
+    const text = await answer.text();
+    let parsed: unknown = null;
+    try {
+      parsed = text === "" ? null : JSON.parse(text);
+    } catch {
+      parsed = { message: text.slice(0, 200) }; // of something between us and the server
+    }
+    if (!answer.ok) throw Refused.of({ error_code: answer.status, ...(parsed as Fields) });
+    return parsed as T;
+  }
+}
+
+function path(strings: TemplateStringsArray, ...names: string[]): string {
+  return strings.reduce((whole, piece, index) => whole + encodeURIComponent(names[index - 1]!) + piece);
+}
+
+function query(parameters: Record<string, unknown>): string {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined);
+  return given.length === 0 ? "" : "?" + given.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join("&");
+}
