@@ -6,8 +6,11 @@
 A file holds entries (store/entry.py) end to end. An entry never spans files: when the rest of a file is too small,
 a blank marker fills it and the entry goes to the next file. At least BLANK_BYTES stay free for that marker.
 
-Files are filled with zeros ahead of the tail (`prepare`), a step at a time, for two reasons: an fdatasync of
-overwritten bytes moves no metadata, and a full disk shows before a send has been accepted, not in the middle of one.
+Files grow ahead of the tail (`prepare`), a step at a time, so that a full disk shows before a send has been accepted,
+not in the middle of one. What is prepared reads as zeros. Ahead of small groups the zeros are written: an fdatasync of
+overwritten bytes moves no metadata, which is half the latency of a small send. Ahead of large groups the space is only
+allocated: each fdatasync then has a change of metadata to commit as well, but not every byte is written twice
+(docs/decisions/0007-zeros-ahead-of-small-groups-only.md).
 
 Invariants
     L1  bytes in [end_position, prepared_position) are zero
@@ -28,7 +31,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from store.entry import BLANK_BYTES, HEADER_BYTES, Blank, Damage, decode_entry, encode_blank, entry_length
+from store.entry import (
+    BLANK_BYTES,
+    HEADER_BYTES,
+    Blank,
+    Damage,
+    Header,
+    decode_entry,
+    decode_headers,
+    durable_position_of,
+    encode_blank,
+    entry_length,
+)
 from store.errors import Corrupt, DiskFull, StoreError, StoreStopped
 from store.files import File, Files
 from store.limits import ENTRY_BYTES_MAX, MiB
@@ -36,6 +50,7 @@ from store.types import Buffer, Entry
 
 NAME_DIGITS = 20
 _ZEROS = bytes(1 * MiB)  # zeroed and synced at a time: how long a send's fdatasync may have to wait for it
+_ALLOCATE_BYTES = 16 * MiB  # allocated and synced at a time
 _SCAN_BYTES = 4 * MiB
 _FIRST_READ_BYTES = 4096
 
@@ -45,6 +60,14 @@ class Span(NamedTuple):
 
     position: int
     size: int
+
+
+class Group(NamedTuple):
+    """Entries that lie end to end, up to `end`. When the last one was written, the log was durable up to a position."""
+
+    entries: Sequence[Header | Entry]
+    end: int
+    durable_position: int
 
 
 class CommitLog:
@@ -115,8 +138,9 @@ class CommitLog:
         remaining = self._file_bytes - position % self._file_bytes
         return position if size + BLANK_BYTES <= remaining else position + remaining
 
-    def prepare(self, position: int) -> None:
-        """Zero-fill the log at least up to `position`; durable on return (L1, L2).
+    def prepare(self, position: int, *, zero: bool = True, below_floor: bool = False) -> None:
+        """Make the log at least reach up to `position`, by writing zeros or by allocating space that reads as zeros;
+        durable on return (L1, L2). `below_floor`: take free space that sends are refused.
 
         Raises DiskFull when there is no room; what is prepared so far stays usable. Raises StoreStopped on any
         other I/O error.
@@ -130,28 +154,36 @@ class CommitLog:
                 self._is_preparing = True
             try:
                 if self.prepared_position < position:
-                    self._prepare_step()
+                    self._prepare_step(zero, below_floor)
+            except DiskFull:
+                if zero:
+                    raise
+                zero = True  # there may be room for smaller steps
             finally:
                 with self._preparing:
                     self._is_preparing = False
                     self._preparing.notify_all()
 
-    def _prepare_step(self) -> None:
+    def _prepare_step(self, zero: bool, below_floor: bool) -> None:
         self._refuse_if_failed()
         start = self.file_start(self.prepared_position)
-        size = min(len(_ZEROS), self._extent_bytes, start + self._file_bytes - self.prepared_position)
-        self._check_room(size)
+        step = len(_ZEROS) if zero else _ALLOCATE_BYTES
+        if below_floor:
+            step = min(step, self._extent_bytes // 4)  # no more than sends leave: nothing of it becomes theirs
+        size = min(step, self._extent_bytes, start + self._file_bytes - self.prepared_position)
+        if not below_floor:
+            self._check_room(size)
         try:
-            self._zero(start, size)
+            self._grow(start, size, zero)
         except OSError as error:
             raise self._fail(error) from error
         self.prepared_position += size
 
-    def _zero(self, start: int, size: int) -> None:
-        """Zero `size` bytes from prepared_position on, in the file at `start`; make them durable, and the file's name.
+    def _grow(self, start: int, size: int, zero: bool) -> None:
+        """Add `size` bytes at prepared_position to the file at `start`; make them durable, and the file's name.
 
-        Only a write may find the disk full and be tried again. A failed datasync is final whatever its error says: it
-        may have dropped entries that were written to this file before.
+        Only a write or an allocation may find the disk full and be tried again. A failed datasync is final whatever
+        its error says: it may have dropped entries that were written to this file before.
         """
         file = self._open_files.get(start)
         try:
@@ -159,7 +191,10 @@ class CommitLog:
                 file = self._files.open(self._directory / _name(start), create=True)
                 self._open_files[start] = file
                 self._unnamed.add(start)
-            file.pwritev([_ZEROS[:size]], self.prepared_position - start)
+            if zero:
+                file.pwritev([_ZEROS[:size]], self.prepared_position - start)
+            else:
+                file.allocate(self.prepared_position - start, size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(_NO_ROOM.format(path=self._directory)) from error
@@ -279,6 +314,18 @@ class CommitLog:
         Stops after yielding the first Damage. Space that was never written is a Damage with `is_zero`; reaching
         the end of the last file yields nothing more.
         """
+        for found in self._scan(position, end, by_header=False):
+            if isinstance(found, Group):
+                yield from found.entries  # type: ignore[misc]
+            else:
+                yield found
+
+    def scan_groups(self, position: int) -> Iterator[Group | Blank | Damage]:
+        """As `scan` to the prepared end, with entries in groups, and the headers only of those without an extension:
+        twice as fast."""
+        return self._scan(position, None, by_header=True)
+
+    def _scan(self, position: int, end: int | None, *, by_header: bool) -> Iterator[Group | Blank | Damage]:
         limit = self.prepared_position if end is None else end
         window = _SCAN_BYTES
         while position < limit:
@@ -288,6 +335,11 @@ class CommitLog:
             window = _SCAN_BYTES
             at = 0
             while position + at < min(limit, file_end):
+                if by_header and (headers := decode_headers(view, at, position + at)):
+                    last = headers[-1]
+                    at = last.position + last.size - position
+                    yield Group(headers, position + at, last.durable_position)
+                    continue
                 needed = HEADER_BYTES
                 if len(view) - at >= HEADER_BYTES:
                     needed = max(HEADER_BYTES, min(entry_length(view, at), ENTRY_BYTES_MAX))
@@ -297,10 +349,12 @@ class CommitLog:
                 found = decode_entry(view, at, position + at)
                 if isinstance(found, Blank) and position + at + found.size != file_end:
                     found = Damage(position + at, "a blank marker does not reach the end of the file", False)
-                yield found
                 if isinstance(found, Damage):
+                    yield found
                     return
+                durable_position = durable_position_of(view, at)
                 at += found.size
+                yield Group([found], position + at, durable_position) if isinstance(found, Entry) else found
             position += at
 
     def _entry_or_raise(self, view: memoryview, at: int, position: int) -> Entry:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from store.limits import COMMIT_LOG_FILE_BYTES_MIN, ENTRY_BYTES_MAX, MiB
+from store.limits import COMMIT_LOG_FILE_BYTES_MIN, ENTRY_BYTES_MAX, OWN_RESERVE_BYTES_MAX, MiB
 from store.types import Acks
 
 
@@ -27,8 +27,8 @@ class StoreConfig:
     """Size of one commit-log file: the unit of retention."""
 
     extent_bytes: int = 64 * MiB
-    """How far ahead of its tail the log is kept filled with zeros, so that an fdatasync moves no metadata and a full
-    disk shows before a send is accepted. Also what a store takes on disk besides its records."""
+    """How far ahead of its tail the log is prepared, so that a full disk shows before a send is accepted, and the
+    fdatasync of small groups moves no metadata. Also what a store takes on disk besides its records."""
 
     retention_ms: int | None = 7 * 24 * 3_600_000
     """Records older than this go, a whole log file at a time. None keeps them for ever."""
@@ -55,6 +55,19 @@ class StoreConfig:
     checkpoint_log_bytes: int = 64 * MiB
     """A checkpoint is also due when the log has grown by this much since the last one."""
 
+    dedup_window_ms: int = 600_000
+    """How long a repeated send is recognised by its `Idempotency-Key` or `msg_id`, from when it was stored."""
+
+    dedup_ids_max: int = 1_000_000
+    """Ids of the window kept in memory (140 to 450 bytes each). Sends that carry more are refused until older ones have
+    left the window; none is forgotten early."""
+
+    producer_expiry_ms: int = 7 * 24 * 3_600_000
+    """How long the sequence of a numbered producer is remembered after its last batch."""
+
+    producers_max: int = 10_000
+    """Numbered producers remembered, counted for each partition they write to."""
+
     index: Literal["file", "rocksdb"] = "file"
     """Where consume queues live: files, or one RocksDB for more than some ten thousand queues (extra `rocksdb`).
     `mq index rebuild` turns one into the other."""
@@ -67,6 +80,13 @@ class StoreConfig:
             raise ValueError(f"commit_log_file_bytes must be at least {COMMIT_LOG_FILE_BYTES_MIN}")
         if self.extent_bytes <= 0 or self.flush_interval_ms <= 0 or self.checkpoint_interval_ms <= 0:
             raise ValueError("extent_bytes, flush_interval_ms and checkpoint_interval_ms must be positive")
+        if min(self.dedup_window_ms, self.dedup_ids_max, self.producer_expiry_ms, self.producers_max) <= 0:
+            raise ValueError("dedup_window_ms, dedup_ids_max, producer_expiry_ms and producers_max must be positive")
+
+    @property
+    def own_reserve_bytes(self) -> int:
+        """Prepared log that sends leave for the server's own notes (topics, progress of groups) on a full disk."""
+        return min(OWN_RESERVE_BYTES_MAX, self.extent_bytes // 4)
 
     @property
     def entry_bytes_max(self) -> int:

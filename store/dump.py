@@ -13,16 +13,21 @@ from pathlib import Path
 import orjson
 
 from store.consume_queue.file import UNIT_BYTES, decode_bounds
+from store.dedup_journal import DIRECTORY as DEDUP_DIRECTORY
+from store.dedup_journal import JournalDamaged, decode_blocks
 from store.entry import Blank
 from store.offline import Found, Hole, LogFile, Stain, pieces
+from store.producers import decode_table
 from store.record_batch import decode
 from store.snapshot import decode_snapshot
+from store.types import NO_ID, Identity
 
 _UNIT = struct.Struct(">qiq")
 
 
 INDEX_SNAPSHOTS = ("index.0", "index.1")
 TOPIC_SNAPSHOTS = ("meta.0", "meta.1")
+PRODUCER_SNAPSHOTS = ("producers.0", "producers.1")
 
 
 def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
@@ -31,8 +36,10 @@ def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
     Raises ValueError when the path is not one of the store's files, OSError when it cannot be read.
     """
     kinds = {part.name for part in path.resolve().parents}
-    if path.name in INDEX_SNAPSHOTS or path.name in TOPIC_SNAPSHOTS:
+    if path.name in INDEX_SNAPSHOTS or path.name in TOPIC_SNAPSHOTS or path.name in PRODUCER_SNAPSHOTS:
         return _dump_snapshot(path)
+    if path.name.isdigit() and path.resolve().parent.name == DEDUP_DIRECTORY:
+        return _dump_dedup(path)
     if path.name == "format":
         return iter([{"format": path.read_text("utf-8", "backslashreplace").strip()}])
     if path.name.isdigit() and path.resolve().parent.name == "commitlog":
@@ -71,12 +78,44 @@ def _fields_of(found: Found, values: bool) -> dict[str, object]:
         "delays": [delay._asdict() for delay in entry.delays],
         "sources": [source._asdict() for source in entry.sources],
     }
+    if entry.identity is not None:
+        fields["identity"] = _identity(entry.identity)
     if values:
         fields["values"] = [
             {"offset": record.offset, "key": _text(record.key), "value": _text(record.value)}
             for record in decode(entry.batch)
         ]
     return fields
+
+
+def _identity(identity: Identity) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    if identity.message_ids:
+        fields["message_ids"] = [None if one == NO_ID else one.hex() for one in identity.message_ids]
+    if (request := identity.request) is not None:
+        fields["request_id"] = request.request_id.hex()
+        fields["fingerprint"] = request.fingerprint.hex()
+        fields["places"] = list(request.places)
+    if (producer := identity.producer) is not None:
+        fields["producer_id"] = producer.producer_id.hex()
+        fields["sequence"] = producer.sequence
+    return fields
+
+
+def _dump_dedup(path: Path) -> Iterator[dict[str, object]]:
+    try:
+        for columns in decode_blocks(path.read_bytes()):
+            yield {
+                "rows": len(columns.positions),
+                "first_position": columns.positions[0],
+                "last_position": columns.positions[-1],
+                "first_ms": columns.times_ms[0],
+                "last_ms": columns.times_ms[-1],
+                "message_ids": len(columns.ids),
+                "request_ids": len(columns.requests),
+            }
+    except JournalDamaged as damage:  # what follows what counts may be left from an unfinished save
+        yield {"damage": str(damage)}
 
 
 def _dump_consume_queue(path: Path) -> Iterator[dict[str, object]]:
@@ -106,6 +145,13 @@ def _dump_snapshot(path: Path) -> Iterator[dict[str, object]]:
 def _content(path: Path, content: bytes) -> dict[str, object]:
     if path.name in INDEX_SNAPSHOTS:
         return {"queues": [{**key._asdict(), **bounds._asdict()} for key, bounds in decode_bounds(content)]}
+    if path.name in PRODUCER_SNAPSHOTS:
+        return {
+            "producers": [
+                {"producer_id": producer_id.hex(), **queue._asdict(), "sent": [one._asdict() for one in sent]}
+                for (producer_id, queue), sent in decode_table(content).items()
+            ]
+        }
     return {"content": orjson.loads(content)}
 
 

@@ -26,6 +26,11 @@ Format, big-endian, version 1; entries begin at multiples of 8:
               2 delays       due ms i64, topic id u32, queue id u32,
                              origin position i64, origin index u32              count = records
               3 sources      position i64, index u32                            count = records delivered by the timer
+              4 message ids  16 bytes a record, zeros = none                    count = records
+              5 request      id 16 bytes, fingerprint 8 bytes                   count = 1
+              6 places       u32: a record's place in that request              count = records, or 1: the first one's,
+                                                                                the others follow it one by one
+              7 producer     id 16 bytes, sequence i64                          count = 1
 
 Invariants
     E1  a length of 0 never parses, so zero-filled space is not an entry
@@ -35,14 +40,28 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
 from store.limits import ENTRY_BYTES_MAX
-from store.types import Append, Buffer, Delay, Entry, QueueKey, Source
+from store.packed import Packed
+from store.types import (
+    ID_BYTES,
+    Append,
+    Buffer,
+    Delay,
+    Entry,
+    Identity,
+    ProducerSequence,
+    QueueKey,
+    RequestPart,
+    Source,
+)
+
+_Row = TypeVar("_Row", Delay, Source)
 
 _HEADER = struct.Struct(">IIBBHIqqqqIII")
 HEADER_BYTES = 60
@@ -51,6 +70,11 @@ _BLOCK = struct.Struct(">BI")
 _TAG_HASH = struct.Struct(">q")
 _DELAY = struct.Struct(">qIIqI")
 _SOURCE = struct.Struct(">qI")
+_MAKE_DELAY, _MAKE_SOURCE = Delay._make, Source._make  # bound once: each binding is an object
+_MESSAGE_ID = struct.Struct(f">{ID_BYTES}s")
+_REQUEST_ITEM = struct.Struct(">16s8s")
+_PLACE = struct.Struct(">I")
+_PRODUCER_ITEM = struct.Struct(">16sq")
 _CRC = struct.Struct(">I")
 
 VERSION = 1
@@ -65,8 +89,16 @@ assert BLANK_BYTES % ALIGNMENT == 0
 _JSON_VALUES = 1
 _BLANK = 2
 
-_TAG_HASHES, _DELAYS, _SOURCES = 1, 2, 3
-_ITEM = {_TAG_HASHES: _TAG_HASH, _DELAYS: _DELAY, _SOURCES: _SOURCE}
+_TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _PLACES, _PRODUCER = range(1, 8)
+_ITEM = {
+    _TAG_HASHES: _TAG_HASH,
+    _DELAYS: _DELAY,
+    _SOURCES: _SOURCE,
+    _MESSAGE_IDS: _MESSAGE_ID,
+    _REQUEST: _REQUEST_ITEM,
+    _PLACES: _PLACE,
+    _PRODUCER: _PRODUCER_ITEM,
+}
 
 _PADDING = [b"\0" * n for n in range(ALIGNMENT)]
 
@@ -85,6 +117,44 @@ class Damage:
     position: int
     reason: str
     is_zero: bool  # the length field is 0: nothing was ever written here
+
+
+class Header(NamedTuple):
+    """The header of an entry without an extension, fields as in the format: all that a scan of many entries needs."""
+
+    length: int
+    crc: int
+    version: int
+    flags: int
+    topic_bytes: int
+    extension_bytes: int
+    position: int
+    durable_position: int
+    base_offset: int
+    store_time_ms: int
+    topic_id: int
+    queue_id: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the entry in the log, padding included."""
+        return padded(self.length)
+
+    @property
+    def queue(self) -> QueueKey:
+        """The queue the entry belongs to."""
+        return QueueKey(self.topic_id, self.queue_id)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last record of the entry."""
+        return self.base_offset + self.record_count
+
+    @property
+    def tag_hashes(self) -> Sequence[int]:
+        """None: they would be in an extension."""
+        return ()
 
 
 def padded(size: int) -> int:
@@ -181,8 +251,10 @@ def decode_entry(view: memoryview, at: int, position: int) -> Entry | Blank | Da
     tag_hashes: Sequence[int] = ()
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
+    identity: Identity | None = None
     if extension_bytes:
-        tag_hashes, delays, sources = _decode_extension(view[extension_from : extension_from + extension_bytes])
+        extension = view[extension_from : extension_from + extension_bytes]
+        tag_hashes, delays, sources, identity = _decode_extension(extension, record_count)
     return Entry(
         position,
         padded(length),
@@ -196,7 +268,33 @@ def decode_entry(view: memoryview, at: int, position: int) -> Entry | Blank | Da
         tag_hashes,
         delays,
         sources,
+        identity,
     )
+
+
+def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
+    """The headers of as many entries from `view[at:]` on as are whole, valid and without an extension; `view[at]` was
+    read from log position `position`. What stops it, if anything, is for `decode_entry` to say."""
+    headers: list[Header] = []
+    unpack, check, make, add = _HEADER.unpack_from, crc32c, Header._make, headers.append
+    last = len(view) - HEADER_BYTES
+    skew = position - at
+    while at <= last:
+        fields = unpack(view, at)
+        length, crc, version, flags, topic_bytes, extension_bytes, own_position, *_ = fields
+        if (
+            own_position != at + skew
+            or extension_bytes
+            or version != VERSION
+            or flags & _BLANK
+            or not HEADER_BYTES + topic_bytes < length <= ENTRY_BYTES_MAX
+            or at + length > len(view)
+            or check(view[at + _CRC_FROM : at + length]) != crc
+        ):
+            break
+        add(make(fields))
+        at += (length + ALIGNMENT - 1) & -ALIGNMENT
+    return headers
 
 
 def _extension_bytes(append: Append) -> int:
@@ -204,28 +302,80 @@ def _extension_bytes(append: Append) -> int:
     for items, item in ((append.tag_hashes, _TAG_HASH), (append.delays, _DELAY), (append.sources, _SOURCE)):
         if items:
             size += _BLOCK.size + len(items) * item.size
+    return size if append.identity is None else size + _identity_bytes(append.identity)
+
+
+def _identity_bytes(identity: Identity) -> int:
+    size = 0
+    if identity.message_ids:
+        size += _BLOCK.size + len(identity.message_ids) * ID_BYTES
+    if identity.request is not None:
+        places = identity.request.places
+        size += 2 * _BLOCK.size + _REQUEST_ITEM.size + _PLACE.size * (1 if _is_run(places) else len(places))
+    if identity.producer is not None:
+        size += _BLOCK.size + _PRODUCER_ITEM.size
     return size
 
 
+def _is_run(places: Sequence[int]) -> bool:
+    """True when the places follow each other one by one. They ascend."""
+    return places[-1] - places[0] == len(places) - 1
+
+
+def pack_rows(append: Append) -> Append:
+    """The same append, its delays and sources packed: what may stay in memory (store/packed.py says why)."""
+    if not (append.delays or append.sources):
+        return append
+    return replace(
+        append,
+        delays=_packed(append.delays, _DELAY, _MAKE_DELAY) if append.delays else (),
+        sources=_packed(append.sources, _SOURCE, _MAKE_SOURCE) if append.sources else (),
+    )
+
+
+def _packed(rows: Sequence[_Row], layout: struct.Struct, make: Callable[[Iterable[int]], _Row]) -> Packed[_Row]:
+    if isinstance(rows, Packed):
+        return rows
+    return Packed(b"".join([layout.pack(*row) for row in rows]), layout, make)
+
+
 def _encode_extension(append: Append) -> bytes:
-    if not (append.tag_hashes or append.delays or append.sources):
+    if not (append.tag_hashes or append.delays or append.sources or append.identity):
         return b""
     parts = []
     if append.tag_hashes:
         hashes = append.tag_hashes
         parts += [_BLOCK.pack(_TAG_HASHES, len(hashes)), struct.pack(f">{len(hashes)}q", *hashes)]
     if append.delays:
-        parts += [_BLOCK.pack(_DELAYS, len(append.delays)), *(_DELAY.pack(*delay) for delay in append.delays)]
+        parts += [_BLOCK.pack(_DELAYS, len(append.delays)), _packed(append.delays, _DELAY, _MAKE_DELAY).block]
     if append.sources:
-        parts += [_BLOCK.pack(_SOURCES, len(append.sources)), *(_SOURCE.pack(*source) for source in append.sources)]
+        parts += [_BLOCK.pack(_SOURCES, len(append.sources)), _packed(append.sources, _SOURCE, _MAKE_SOURCE).block]
+    if append.identity is not None:
+        parts += _encode_identity(append.identity)
     return b"".join(parts)
 
 
-def _decode_extension(view: memoryview) -> tuple[Sequence[int], Sequence[Delay], Sequence[Source]]:
+def _encode_identity(identity: Identity) -> list[bytes]:
+    parts = []
+    if identity.message_ids:
+        parts += [_BLOCK.pack(_MESSAGE_IDS, len(identity.message_ids)), *identity.message_ids]
+    if (request := identity.request) is not None:
+        places = request.places[:1] if _is_run(request.places) else request.places
+        parts += [_BLOCK.pack(_REQUEST, 1), _REQUEST_ITEM.pack(request.request_id, request.fingerprint)]
+        parts += [_BLOCK.pack(_PLACES, len(places)), struct.pack(f">{len(places)}I", *places)]
+    if identity.producer is not None:
+        parts += [_BLOCK.pack(_PRODUCER, 1), _PRODUCER_ITEM.pack(*identity.producer)]
+    return parts
+
+
+def _decode_extension(
+    view: memoryview, record_count: int
+) -> tuple[Sequence[int], Sequence[Delay], Sequence[Source], Identity | None]:
     """Blocks were written by us and are covered by the CRC, so they are trusted to be whole."""
     tag_hashes: Sequence[int] = ()
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
+    own: dict[int, memoryview] = {}  # the blocks that make up the identity
     at = 0
     while at < len(view):
         kind, count = _BLOCK.unpack_from(view, at)
@@ -233,11 +383,30 @@ def _decode_extension(view: memoryview) -> tuple[Sequence[int], Sequence[Delay],
         item = _ITEM[kind]
         block = view[at : at + count * item.size]
         at += count * item.size
-        items: Iterable[tuple[int, ...]] = item.iter_unpack(block)
+        if kind >= _MESSAGE_IDS:
+            own[kind] = block
+            continue
         if kind == _TAG_HASHES:
-            tag_hashes = [value for (value,) in items]
+            tag_hashes = [value for (value,) in item.iter_unpack(block)]
         elif kind == _DELAYS:
-            delays = [Delay(*fields) for fields in items]
+            delays = Packed(block, _DELAY, _MAKE_DELAY)
         else:
-            sources = [Source(*fields) for fields in items]
-    return tag_hashes, delays, sources
+            sources = Packed(block, _SOURCE, _MAKE_SOURCE)
+    return tag_hashes, delays, sources, _decode_identity(own, record_count) if own else None
+
+
+def _decode_identity(own: dict[int, memoryview], record_count: int) -> Identity:
+    message_ids: Sequence[bytes] = ()
+    request: RequestPart | None = None
+    producer: ProducerSequence | None = None
+    if _MESSAGE_IDS in own:
+        message_ids = [message_id for (message_id,) in _MESSAGE_ID.iter_unpack(own[_MESSAGE_IDS])]
+    if _REQUEST in own:
+        places: Sequence[int] = [place for (place,) in _PLACE.iter_unpack(own[_PLACES])]
+        if len(places) != record_count:
+            places = range(places[0], places[0] + record_count)
+        request_id, fingerprint = _REQUEST_ITEM.unpack(own[_REQUEST])
+        request = RequestPart(request_id, fingerprint, places)
+    if _PRODUCER in own:
+        producer = ProducerSequence(*_PRODUCER_ITEM.unpack(own[_PRODUCER]))
+    return Identity(message_ids=message_ids, request=request, producer=producer)

@@ -6,6 +6,10 @@ StoreError
 ├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
 ├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
 ├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
+├── AlreadyStored    records of an append are known by their identity: names the originals  (409)
+├── IdentityReused   an id came again with another content: never retry                (422)
+├── SequenceGone     a producer's sequence number lies behind its newest, unused       (409)
+├── TooManyIds       the window of ids, or the table of producers, is full             (429)
 ├── UnknownQueue     no such queue (or topic) in this store                            (404)
 ├── TopicExists      a topic of that name exists with another shape                    (409)
 ├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
@@ -17,6 +21,10 @@ StoreError
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from store.types import Original
 
 
 class StoreError(Exception):
@@ -43,6 +51,39 @@ class RecordTooLarge(StoreError):
 
 class MalformedBatch(StoreError):
     """Bytes given as a RecordBatch are not one. Nothing was stored."""
+
+
+class AlreadyStored(StoreError):
+    """Some records of an append were stored before, by what identifies them. Nothing of the append was stored.
+
+    `originals[n][i]` is where record i of the n-th batch is; a batch of a sequenced producer is known as a whole, by
+    record 0. They are as durable as the append asked for.
+    """
+
+    def __init__(self, originals: Sequence[Mapping[int, Original]]) -> None:
+        super().__init__(f"{sum(map(len, originals))} records were stored before")
+        self.originals = originals
+
+    @property
+    def last_position(self) -> int:
+        """Where the last entry begins that holds an original."""
+        return max(original.position for found in self.originals for original in found.values())
+
+
+class IdentityReused(StoreError):
+    """The id of a request was used for another content. Nothing was stored."""
+
+
+class SequenceGone(StoreError):
+    """A producer's sequence number is below its newest one and was never used. Nothing was stored."""
+
+
+class TooManyIds(StoreError):
+    """No more ids can be remembered until older ones leave the window. Nothing was stored."""
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class UnknownQueue(StoreError):

@@ -42,6 +42,12 @@ class File(Protocol):
         """Write all buffers one after the other from `position` on; return the byte count. Not yet durable."""
         ...
 
+    def allocate(self, position: int, size: int) -> None:
+        """Take space on the disk for `size` bytes from `position`, which must be the file's end or behind it; the file
+        grows, and the new bytes read as zeros. Raises OSError when the disk is full. Durable after the next
+        `datasync`."""
+        ...
+
     def datasync(self) -> None:
         """Make every byte written so far durable (fdatasync). Raises OSError; see F3."""
         ...
@@ -60,9 +66,10 @@ class File(Protocol):
 class Files(Protocol):
     """A file system. Paths are absolute or relative to the process, as the caller gave them."""
 
-    def open(self, path: Path, *, create: bool = False) -> File:
+    def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> File:
         """Open for reading and writing; with `create`, make an empty file when there is none. Without it, a file on a
-        file system that has become read-only opens for reading."""
+        file system that has become read-only opens for reading. `is_private`: only its owner may read a file that is
+        made."""
         ...
 
     def list(self, directory: Path) -> list[str]:
@@ -132,6 +139,9 @@ class OsFile:
                     rest = rest[written:]
         return position - start
 
+    def allocate(self, position: int, size: int) -> None:
+        os.posix_fallocate(self._fd, position, size)  # where a file system cannot, the C library writes
+
     def datasync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -155,10 +165,10 @@ class OsFile:
 class OsFiles:
     """The real file system."""
 
-    def open(self, path: Path, *, create: bool = False) -> OsFile:
+    def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> OsFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            fd = os.open(path, flags, 0o644)
+            fd = os.open(path, flags, 0o600 if is_private else 0o644)
         except OSError as error:
             if create or error.errno != errno.EROFS:
                 raise

@@ -27,7 +27,6 @@ _UNIT = struct.Struct(">qiq")
 _PLACE = struct.Struct(">qi")
 _TAG_HASH = struct.Struct(">q")
 assert _UNIT.size == UNIT_BYTES
-_NO_TAG = bytes(_TAG_HASH.size)
 _PIECE_UNITS = 512  # read at once of one queue
 _PIECES_MAX = 2048  # queues with a piece in memory: 20 MiB
 _SCAN_UNITS = 65_536
@@ -158,33 +157,36 @@ class FileIndexCheck:
         self.checkpoint = checkpoint
         self._log_begin = log_begin
         self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
-        self._seen: dict[QueueKey, Bounds] = {}  # first and next offset of the entries before the checkpoint
+        self._seen: dict[QueueKey, OffsetRange] = {}  # of the entries before the checkpoint
         self._wrong: dict[QueueKey, list[OffsetRange]] = {}
 
     def expect(self, entry: Entry) -> None:
         if entry.position >= self.checkpoint:
             return
         key = entry.queue
+        base_offset, next_offset = entry.base_offset, entry.next_offset
         seen = self._seen.get(key)
-        first = entry.base_offset if seen is None else seen.min_offset
-        self._seen[key] = Bounds(first, entry.next_offset)
+        if seen is None:
+            self._seen[key] = OffsetRange(base_offset, next_offset)
+        else:
+            seen.end = next_offset
         counted = self._bounds.get(key, _NONE)
-        place = _PLACE.pack(entry.position, entry.size)
         if entry.tag_hashes:
+            place = _PLACE.pack(entry.position, entry.size)
             expected = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
         else:
-            expected = (place + _NO_TAG) * entry.record_count
-        at = entry.base_offset * UNIT_BYTES
+            expected = _UNIT.pack(entry.position, entry.size, 0) * entry.record_count
+        at = base_offset * UNIT_BYTES
         piece = self._pieces.get(key)
         if piece is None or not piece.at <= at <= piece.at + len(piece.units) - len(expected):
             piece = self._read(key, piece, at, len(expected))
-        is_counted = counted.min_offset <= entry.base_offset and entry.next_offset <= counted.max_offset
-        if not is_counted or piece.units[at - piece.at : at - piece.at + len(expected)] != expected:
+        is_counted = counted.min_offset <= base_offset and next_offset <= counted.max_offset
+        if not is_counted or not piece.units.startswith(expected, at - piece.at):
             ranges = self._wrong.setdefault(key, [])
-            if ranges and ranges[-1].end == entry.base_offset:
-                ranges[-1].end = entry.next_offset
+            if ranges and ranges[-1].end == base_offset:
+                ranges[-1].end = next_offset
             elif len(ranges) < WRONG_RANGES_MAX:
-                ranges.append(OffsetRange(entry.base_offset, entry.next_offset))
+                ranges.append(OffsetRange(base_offset, next_offset))
 
     def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():
@@ -192,10 +194,10 @@ class FileIndexCheck:
             for wrong in ranges:
                 yield from self._wrong_units(key, files, wrong, _NOT_TO_ENTRY)
         for key, counted in self._bounds.items():
-            seen = self._seen.get(key, Bounds(counted.max_offset, counted.max_offset))
+            seen = self._seen.get(key) or OffsetRange(counted.max_offset, counted.max_offset)
             files = _Files(self._queue_directory(key))
             lost, stray = OffsetRange(), OffsetRange()
-            for offset, position in _positions(files, counted.min_offset, min(seen.min_offset, counted.max_offset)):
+            for offset, position in _positions(files, counted.min_offset, min(seen.first, counted.max_offset)):
                 if self._log_begin <= position < self.checkpoint:
                     lost.add(offset)
                 elif not 0 <= position < self._log_begin:
@@ -203,11 +205,7 @@ class FileIndexCheck:
             files.close()
             yield from self._wrong_units(key, files, stray, "index units of expired records were changed")
             yield from self._wrong_units(key, files, lost, _NO_ENTRY, is_lost=True)
-            behind = (
-                OffsetRange(seen.max_offset, counted.max_offset)
-                if seen.max_offset < counted.max_offset
-                else OffsetRange()
-            )
+            behind = OffsetRange(seen.end, counted.max_offset) if seen.end < counted.max_offset else OffsetRange()
             yield from self._wrong_units(key, files, behind, _NO_ENTRY, is_lost=True)
 
     def close(self) -> None:

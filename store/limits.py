@@ -23,15 +23,18 @@ BATCH_RECORDS_MAX = 100_000
 """Records of one RecordBatch. Bounds the work done for one batch between two turns of the event loop."""
 
 ENTRY_BYTES_MAX = BATCH_BYTES_MAX + 6 * MiB
-"""One commit-log entry: the batch and its extension (at most 52 bytes a record), header and padding."""
+"""One commit-log entry: the batch and its extension (at most 56 bytes a record), header and padding."""
 
 COMMIT_LOG_FILE_BYTES_MIN = 64 * KiB
 """Smallest configurable commit-log file; tests use it to see many rolls."""
+
+OWN_RESERVE_BYTES_MAX = 8 * MiB
+"""Most of the prepared log that is kept for the server's own notes."""
 
 TOPIC_NAME_BYTES_MAX = 249
 PARTITIONS_MAX = 1024
 
 # A record that passes its own limit must fit a batch of its own, with room for the batch header.
 assert RECORD_BYTES_MAX + 1 * KiB <= BATCH_BYTES_MAX
-# The widest per-record extension is one delay, one source and one tag hash; see store/entry.py.
-assert BATCH_RECORDS_MAX * 52 + 64 * KiB <= ENTRY_BYTES_MAX - BATCH_BYTES_MAX
+# The widest per-record extension is one delay, one tag hash, one message id and one place; see store/entry.py.
+assert BATCH_RECORDS_MAX * 56 + 64 * KiB <= ENTRY_BYTES_MAX - BATCH_BYTES_MAX

@@ -170,19 +170,22 @@ def _is_used(file: LogFile) -> bool:
 def pieces(file: LogFile, *, from_position: int | None = None) -> Iterator[Piece]:
     """Take one log file apart, from a piece's beginning on. Entries are views that live until the next step."""
     position = file.start if from_position is None else from_position
+    window = WINDOW_BYTES
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while position < file.end:
-            view = memoryview(_read(fd, WINDOW_BYTES, position - file.start))
+            view = memoryview(_read(fd, window, position - file.start))
             if not view:
                 return  # cut while we read
             is_last = position + len(view) >= file.end
+            window = WINDOW_BYTES
             at = 0
             while at < len(view):
                 needed = HEADER_BYTES
                 if len(view) - at >= HEADER_BYTES:
                     needed = min(max(HEADER_BYTES, entry_length(view, at)), ENTRY_BYTES_MAX)
                 if at + needed > len(view) and not is_last:
+                    window = max(window, needed)  # an entry may be larger
                     break  # read on from here
                 found = decode_entry(view, at, position + at)
                 if isinstance(found, Entry):

@@ -11,19 +11,22 @@ that the damaged bytes had been synced when it was written. A valid entry behind
 belongs to the same unsynced writes, of which a power cut may keep any sectors; it goes with the torn tail. (What lies
 before the checkpoint is not read here. It is checked whenever it is served, and by `mq verify`.)
 
+The same durable position says how much of the log needs to be written again before it may be shown: what lies behind
+the last one that was read. Before it, a successful fdatasync has been.
+
 Recovery is idempotent: it moves no checkpoint, and writes nothing but bytes that are already there and zeros.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import eq
 
-from store.commit_log import CommitLog
-from store.entry import ALIGNMENT, HEADER_BYTES, Damage, decode_entry, durable_position_of
+from store.commit_log import CommitLog, Group
+from store.entry import ALIGNMENT, HEADER_BYTES, Damage, Header, decode_entry, durable_position_of
 from store.errors import Corrupt
 from store.limits import ENTRY_BYTES_MAX, MiB
 from store.types import Entry
@@ -51,15 +54,16 @@ _PROGRESS_BYTES = 16 * MiB
 def recover(
     log: CommitLog,
     checkpoint: int,
-    replay: Callable[[Entry], None],
+    replay: Callable[[Sequence[Header | Entry]], None],
     *,
     durable_position: int = 0,
     progress: Progress | None = None,
 ) -> RecoveryReport:
-    """Scan the opened log from the checkpoint (a position), call `replay` for each entry, cut a torn tail.
+    """Scan the opened log from the checkpoint (a position), call `replay` for all entries, cut a torn tail.
 
-    When it returns, every byte of the log is durable. `replay` is called before that, but nothing may be shown to
-    anyone before this function returns. Raises Corrupt on rot, naming file and position.
+    `replay` gets them in the log's order, many at a time; of those without an extension, the header. When this function
+    returns, every byte of the log is durable. `replay` is called before that, but nothing may be shown to anyone
+    before it returns. Raises Corrupt on rot, naming file and position.
     """
     begin = max(checkpoint, log.first_position)
     if begin > log.prepared_position:
@@ -68,14 +72,17 @@ def recover(
     entry_count = 0
     damage: Damage | None = None
     told = begin
-    for found in log.scan(begin):
+    for found in log.scan_groups(begin):
         if isinstance(found, Damage):
             damage = found
             break
-        end = found.position + found.size
-        if isinstance(found, Entry):
-            entry_count += 1
-            replay(found)
+        if isinstance(found, Group):
+            end = found.end
+            durable_position = max(durable_position, found.durable_position)
+            entry_count += len(found.entries)
+            replay(found.entries)
+        else:
+            end = found.position + found.size
         if progress is not None and end - told >= _PROGRESS_BYTES:
             told = end
             progress(end - begin, log.prepared_position - begin)

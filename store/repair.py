@@ -327,7 +327,7 @@ class _Repair:
                     self._topics.apply(TopicGrown(key.topic_id, key.queue_id + 1))
             elif key.topic_id >= self._snapshot_next_id and key.topic_id not in self._deleted_ids:
                 self._report.notes.append(f"topic {queue.topic}: its creation is lost; known from its records")
-                self._topics.apply(TopicCreated(key.topic_id, queue.topic, key.queue_id + 1, 0))
+                self._topics.apply(TopicCreated(key.topic_id, queue.topic, key.queue_id + 1, 0, {}))
 
     def _assign_gaps(self) -> None:
         """Give each gap to the largest hole where it may be; what is lost at an end goes behind the log."""

@@ -39,9 +39,10 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotFiles:
-    """Saves and loads one named state in a directory."""
+    """Saves and loads one named state in a directory. `is_private`: nobody but the owner may read the files."""
 
-    def __init__(self, directory: Path, name: str, files: Files) -> None:
+    def __init__(self, directory: Path, name: str, files: Files, *, is_private: bool = False) -> None:
+        self._is_private = is_private
         self._paths = (directory / f"{name}.0", directory / f"{name}.1")
         self._files = files
         self._generation = 0
@@ -73,7 +74,7 @@ class SnapshotFiles:
         path = self._paths[generation % 2]
         header = _HEADER.pack(MAGIC, VERSION, generation, snapshot.next_offset, len(snapshot.content))
         crc = crc32c(snapshot.content, crc32c(header))
-        file = self._files.open(path, create=True)
+        file = self._files.open(path, create=True, is_private=self._is_private)
         try:
             written = file.pwritev([header, snapshot.content, _CRC.pack(crc)], 0)
             file.truncate(written)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 
 import orjson
@@ -25,14 +26,24 @@ from store.config import StoreConfig
 from store.consume_queue.base import ConsumeQueues, Run, search_time
 from store.consume_queue.opening import open_consume_queues
 from store.data_format import check_format
-from store.entry import Blank, Damage
-from store.errors import Corrupt, IndexDamaged, StoreError, StoreLocked
+from store.entry import Blank, Damage, Header
+from store.errors import AlreadyStored, Corrupt, IndexDamaged, StoreError, StoreLocked
 from store.files import File, Files, OsFiles
 from store.record_batch import Record, decode, encode
 from store.recovery import Progress, RecoveryReport, recover
+from store.repeats import Repeats
 from store.retention import LogFile, decide_expired
 from store.snapshot import Snapshot, SnapshotFiles
-from store.topics import META_QUEUE, Event, Topic, TopicTable, decode_events, encode_event
+from store.topics import (
+    META_QUEUE,
+    Event,
+    Topic,
+    TopicConfig,
+    TopicTable,
+    check_config,
+    decode_events,
+    encode_event,
+)
 from store.types import (
     Acks,
     Append,
@@ -82,8 +93,17 @@ class Store:
         self._snapshot_offset = 0  # ... and in the saved snapshot
         self._log_start = 0  # retention has given up everything before it
         self._saved_log_start = 0
+        self._repeats = Repeats(
+            config.root,
+            files,
+            window_ms=config.dedup_window_ms,
+            ids_max=config.dedup_ids_max,
+            producer_expiry_ms=config.producer_expiry_ms,
+            producers_max=config.producers_max,
+        )
         self._pins: list[Callable[[], int]] = []
         self._newest_ms: dict[int, int] = {}  # of full log files, by start
+        self._hidden_until: dict[QueueKey, int] = {}  # min offsets of topics with a retention of their own
         self._tasks: list[asyncio.Task[None]] = []
         self._log: CommitLog
         self._queues: ConsumeQueues
@@ -122,6 +142,7 @@ class Store:
             store._shut_down_executors()
             raise
         store._start()
+        await store._hide_expired(store._topics.all())
         return store
 
     def _recover(self, progress: Progress | None) -> None:
@@ -146,8 +167,12 @@ class Store:
         )
         try:
             self._log.open()
+            self._meta_snapshots = SnapshotFiles(config.root, "meta", files)
+            snapshot = self._meta_snapshots.load()
+            fields = {} if snapshot is None else orjson.loads(snapshot.content)
+            self._repeats.load(fields.get("repeats", {}))
             self._replay_log(progress)
-            self._load_topics()
+            self._load_topics(snapshot)
         except BaseException:
             self._log.close()
             self._lock.close()
@@ -169,6 +194,7 @@ class Store:
         self._queues = open_consume_queues(
             self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
         )
+        self._repeats.catch_up(self._log, self._queues.checkpoint, self._clock.now_ms())
         self.recovery = recover(
             self._log,
             self._queues.checkpoint,
@@ -177,14 +203,18 @@ class Store:
             progress=progress,
         )
 
-    def _replay(self, entry: Entry) -> None:
-        self._queues.append(entry)
-        self._last_store_time_ms = max(self._last_store_time_ms, entry.store_time_ms)
+    def _replay(self, entries: Sequence[Header | Entry]) -> None:
+        of_queue: dict[QueueKey, list[Header | Entry]] = {}
+        for entry in entries:
+            if isinstance(entry, Entry) and entry.identity is not None:
+                self._repeats.apply(entry)
+            of_queue.setdefault(entry.queue, []).append(entry)
+        for queue, its_entries in of_queue.items():
+            self._queues.extend(queue, its_entries)
+        self._last_store_time_ms = max(self._last_store_time_ms, entries[-1].store_time_ms)
 
-    def _load_topics(self) -> None:
+    def _load_topics(self, snapshot: Snapshot | None) -> None:
         """The topic table: the last snapshot, and the records of `__meta` behind it."""
-        self._meta_snapshots = SnapshotFiles(self.config.root, "meta", self._files)
-        snapshot = self._meta_snapshots.load()
         if snapshot is not None:
             fields = orjson.loads(snapshot.content)
             self._topics.restore(fields["topics"], fields["next_topic_id"])
@@ -269,10 +299,28 @@ class Store:
 
     # ---- topics --------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
-        """The topic, and whether it was made now. Durable on return. Raises IllegalTopic, TopicExists, and what
-        `append` raises."""
-        return await self._change_topics(lambda: self._topics.decide_create(name, partitions, self._clock.now_ms()))
+    async def create_topic(
+        self, name: str, partitions: int, *, config: TopicConfig | None = None, is_own: bool = False
+    ) -> tuple[Topic, bool]:
+        """The topic, and whether it was made now. Durable on return. `config` None: nothing chosen, whatever an
+        existing one has. `is_own`: a topic of the server, whose name may be a reserved one. Raises IllegalTopic,
+        TopicExists, and what `append` raises."""
+        if config is not None:
+            check_config(config, retention_ms_max=self.config.retention_ms)
+        return await self._change_topics(
+            lambda: self._topics.decide_create(name, partitions, self._clock.now_ms(), config=config, is_own=is_own)
+        )
+
+    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> tuple[Topic, bool]:
+        """The topic with other choices (names of TopicConfig; None takes one back), and whether that changed it.
+        Durable and in force on return. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
+        check_config(replace(self.topic(name).config, **changes), retention_ms_max=self.config.retention_ms)
+        topic, is_new = await self._change_topics(lambda: self._topics.decide_configure(name, changes))
+        if is_new:
+            for partition in range(topic.partitions):
+                self._hidden_until.pop(QueueKey(topic.topic_id, partition), None)
+            await self._hide_expired([topic])
+        return topic, is_new
 
     async def grow_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
         """The topic with more partitions, and whether that changed it. Raises UnknownQueue, IllegalTopic, and what
@@ -285,6 +333,8 @@ class Store:
         topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
+        for partition in range(topic.partitions):
+            self._hidden_until.pop(QueueKey(topic.topic_id, partition), None)
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
@@ -318,8 +368,35 @@ class Store:
 
         `acks` None means the configured level. Raises UnknownQueue, RecordTooLarge, Overloaded, DiskFull: nothing was
         stored; StoreStopped: the outcome is unknown.
+
+        A batch with an identity is stored once, however often it is sent: raises AlreadyStored when a record is known
+        (an equal append that is under way is waited for), IdentityReused, SequenceGone, TooManyIds: nothing was stored.
         """
-        return await self._writer.append(appends, self.config.acks if acks is None else acks)
+        if acks is None:
+            acks = self.config.acks
+        for append in appends:
+            if append.identity is not None:
+                return await self._append_once(appends, acks)
+        return await self._writer.append(appends, acks)
+
+    async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
+        repeats = self._repeats
+        while waiters := repeats.in_flight(appends):
+            await asyncio.wait(waiters)
+        try:
+            repeats.check(appends, self._clock.now_ms())
+        except AlreadyStored as known:
+            if acks is Acks.FLUSHED and known.last_position >= self._log.durable_position:
+                await self._writer.append((), Acks.FLUSHED)  # the originals were only written
+            raise
+        outcome = self._writer.append(appends, acks)
+        repeats.begin(appends, outcome)
+        return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
+
+    @property
+    def files(self) -> Files:
+        """The file system of the data directory."""
+        return self._files
 
     @property
     def failure(self) -> StoreError | None:
@@ -329,6 +406,11 @@ class Store:
     @property
     def stats(self) -> WriterStats:
         return self._writer.stats
+
+    @property
+    def remembered(self) -> tuple[int, int]:
+        """Ids of recent sends, and numbered producers (a pair with each queue), that are remembered."""
+        return self._repeats.id_count, self._repeats.producer_count
 
     @property
     def waiting_bytes(self) -> int:
@@ -341,6 +423,8 @@ class Store:
             if entry.queue.topic_id not in self._topics:
                 continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
+            if entry.identity is not None:
+                self._repeats.apply(entry)
             self._remember(entry)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
@@ -363,7 +447,10 @@ class Store:
     def bounds(self, queue: QueueKey) -> Bounds:
         """Raises UnknownQueue."""
         self._topics.of_queue(queue)
-        return self._queues.bounds(queue)
+        bounds = self._queues.bounds(queue)
+        if self._hidden_until and (low := self._hidden_until.get(queue, 0)) > bounds.min_offset:
+            return Bounds(low, bounds.max_offset)
+        return bounds
 
     @property
     def end_position(self) -> int:
@@ -474,6 +561,8 @@ class Store:
         bounds = self.bounds(queue)
 
         def time_at(offset: int) -> int:
+            if (known := self._queues.store_time_ms(queue, offset)) is not None:
+                return known
             run = self._queues.runs(queue, offset, 1)[0]
             entry = self._tail.get(run.position) or self._log.read_entry(run.position)
             _check_run(queue, run, entry)
@@ -513,25 +602,30 @@ class Store:
                 last = loop.time()
 
     async def _save_checkpoint(self) -> None:
-        """Make the indexes and the topic snapshot durable, in this order: log, snapshot, indexes, checkpoint."""
+        """Make what is derived durable, in this order: log, identities, topic snapshot, indexes, checkpoint."""
         async with self._saving:
-            flush = self._queues.flush(min(self._published_position, self._log.durable_position))
-            snapshot = None
+            until = min(self._published_position, self._log.durable_position)
+            flush = self._queues.flush(until)
+            saving = None
+            is_saved = False
             log_start = self._log_start
             has_grown = self._published_position > self._queues.checkpoint
             if has_grown or self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start:
-                content = orjson.dumps(
-                    {
-                        "log_start": log_start,
-                        "store_time_ms": self._writer.last_store_time_ms,
-                        **self._topics.snapshot(),
-                    }
-                )
-                snapshot = Snapshot(self._meta_offset, content)
+                saving = self._repeats.saving(until)
+            meta_offset = self._meta_offset
+            fields = {
+                "log_start": log_start,
+                "store_time_ms": self._writer.last_store_time_ms,
+                **self._topics.snapshot(),
+            }
 
             def save() -> None:
-                if snapshot is not None:
-                    self._meta_snapshots.save(snapshot)
+                nonlocal is_saved
+                if saving is not None:
+                    saving.run()
+                    content = orjson.dumps({**fields, "repeats": saving.marks})
+                    self._meta_snapshots.save(Snapshot(meta_offset, content))
+                    is_saved = True
                 flush.run()
 
             try:
@@ -540,9 +634,12 @@ class Store:
                 # Derived files only: nothing is lost, recovery starts further back. The next round tries again.
                 log.warning("checkpoint failed data_dir=%s error=%s", self.config.root, error)
                 return
+            finally:
+                if saving is not None:
+                    saving.finish(is_saved=is_saved)
             flush.finish()
-            if snapshot is not None:
-                self._snapshot_offset = snapshot.next_offset
+            if saving is not None:
+                self._snapshot_offset = meta_offset
                 self._saved_log_start = log_start
 
     # ---- retention -----------------------------------------------------------------------------------------------
@@ -554,7 +651,26 @@ class Store:
     async def _expire_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(self.config.retention_interval_ms / 1000)
+            await self._hide_expired(self._topics.all())
             await self.expire()
+
+    async def _hide_expired(self, topics: Sequence[Topic]) -> None:
+        """Raise the min offsets of topics whose own retention is shorter than the store's."""
+        for topic in topics:
+            retention_ms = topic.config.retention_ms
+            if retention_ms is None:
+                continue
+            time_ms = self._clock.now_ms() - retention_ms
+            for partition in range(topic.partitions):
+                queue = QueueKey(topic.topic_id, partition)
+                try:
+                    low = await self.offset_for_time(queue, time_ms, Boundary.LOWER)
+                except StoreError as error:  # the topic is gone, or its readers will be told the same
+                    log.warning("retention not applied topic=%s partition=%s error=%s", topic.name, partition, error)
+                    break
+                if low > self._hidden_until.get(queue, 0):
+                    self._hidden_until[queue] = low
+                await asyncio.sleep(0)
 
     async def expire(self, *, file_count_max: int = 1) -> int:
         """Remove up to `file_count_max` log files that are past retention, oldest first; return how many went.

@@ -2,8 +2,10 @@
 
 An event is one JSON record of system topic `__meta`:
 
-    {"event": "topic_created", "topic_id": 16, "name": "orders", "partitions": 4, "created_ms": 1767225600000}
+    {"event": "topic_created", "topic_id": 16, "name": "orders", "partitions": 4, "created_ms": 1767225600000,
+     "config": {}}
     {"event": "topic_grown", "topic_id": 16, "partitions": 8}
+    {"event": "topic_configured", "topic_id": 16, "config": {"retention_ms": 86400000}}
     {"event": "topic_deleted", "topic_id": 16}
 
 Topic ids grow and are never used twice, so nothing stored under an old id can show up under a topic that was created
@@ -14,13 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import orjson
 
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
-from store.limits import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
+from store.limits import PARTITIONS_MAX, RECORD_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 from store.types import QueueKey
 
 _NAME = re.compile(rf"[A-Za-z0-9._%-]{{1,{TOPIC_NAME_BYTES_MAX}}}", re.ASCII)
@@ -29,13 +31,33 @@ FIRST_USER_TOPIC_ID = 16
 
 
 @dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """What can be chosen for one topic; None: nothing was."""
+
+    retention_ms: int | None = None
+    """Records stored longer ago are not shown any more. Their bytes go with the log they are in, so this can only be
+    shorter than the retention of the store."""
+
+    max_message_bytes: int | None = None
+    """Key, value and headers of one record."""
+
+    def chosen(self) -> dict[str, int]:
+        """What was chosen, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+CONFIG_NAMES = tuple(field.name for field in fields(TopicConfig))
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic and its number of partitions."""
+    """A topic, its number of partitions, and what was chosen for it."""
 
     topic_id: int
     name: str
     partitions: int
     created_ms: int = 0
+    config: TopicConfig = TopicConfig()
 
     @property
     def is_system(self) -> bool:
@@ -57,6 +79,15 @@ class TopicCreated:
     name: str
     partitions: int
     created_ms: int
+    config: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigured:
+    """From now on this is what is chosen for a topic, and nothing else."""
+
+    topic_id: int
+    config: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +105,11 @@ class TopicDeleted:
     topic_id: int
 
 
-Event = TopicCreated | TopicGrown | TopicDeleted
+Event = TopicCreated | TopicGrown | TopicConfigured | TopicDeleted
 _EVENTS: dict[str, type[Event]] = {
     "topic_created": TopicCreated,
     "topic_grown": TopicGrown,
+    "topic_configured": TopicConfigured,
     "topic_deleted": TopicDeleted,
 }
 _EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
@@ -93,16 +125,28 @@ class TopicTable:
         for topic in (META, TIMER, OFFSETS):
             self._put(topic)
 
-    def decide_create(self, name: str, partitions: int, now_ms: int) -> TopicCreated | Topic:
-        """The event to write, or the topic if one with this shape exists. Raises IllegalTopic, TopicExists."""
-        check_name(name)
+    def decide_create(
+        self, name: str, partitions: int, now_ms: int, *, config: TopicConfig | None = None, is_own: bool = False
+    ) -> TopicCreated | Topic:
+        """The event to write, or the topic if one with this shape (and `config`, if given) exists. `is_own`: it is the
+        server's own, and its name may begin with a reserved prefix. Raises IllegalTopic, TopicExists."""
+        check_name(name, is_own=is_own)
         _check_partitions(partitions)
         existing = self._by_name.get(name)
         if existing is not None:
             if existing.partitions != partitions:
                 raise TopicExists(f"topic {name} exists with {existing.partitions} partitions, not {partitions}")
+            if config is not None and config != existing.config:
+                raise TopicExists(f"topic {name} exists with another configuration: {existing.config.chosen()}")
             return existing
-        return TopicCreated(self._next_id, name, partitions, now_ms)
+        return TopicCreated(self._next_id, name, partitions, now_ms, (config or TopicConfig()).chosen())
+
+    def decide_configure(self, name: str, changes: Mapping[str, int | None]) -> TopicConfigured | Topic:
+        """The event to write, or the topic if the changes change nothing; None takes a choice back. Names are those of
+        TopicConfig. Raises UnknownQueue, IllegalTopic for a system topic."""
+        topic = self._user_topic(name)
+        config = replace(topic.config, **changes)
+        return topic if config == topic.config else TopicConfigured(topic.topic_id, config.chosen())
 
     def decide_grow(self, name: str, partitions: int) -> TopicGrown | Topic:
         """The event to write, or the topic if it has that many already. Raises UnknownQueue, IllegalTopic."""
@@ -120,10 +164,13 @@ class TopicTable:
         """Change the table; the topic as it is afterwards (as it last was, when it is deleted)."""
         if isinstance(event, TopicCreated):
             self._next_id = max(self._next_id, event.topic_id + 1)
-            return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms))
+            config = TopicConfig(**event.config)
+            return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms, config))
         topic = self._by_id[event.topic_id]
         if isinstance(event, TopicGrown):
             return self._put(replace(topic, partitions=event.partitions))
+        if isinstance(event, TopicConfigured):
+            return self._put(replace(topic, config=TopicConfig(**event.config)))
         del self._by_name[topic.name], self._by_id[topic.topic_id]
         return topic
 
@@ -135,7 +182,7 @@ class TopicTable:
     def restore(self, topics: Iterable[Mapping[str, Any]], next_topic_id: int) -> None:
         """Fill an empty table with the fields of a snapshot."""
         for topic in topics:
-            self._put(Topic(**topic))
+            self._put(Topic(**{**topic, "config": TopicConfig(**topic["config"])}))
         self._next_id = next_topic_id
 
     def by_name(self, name: str) -> Topic:
@@ -171,14 +218,27 @@ class TopicTable:
         return topic
 
 
-def check_name(name: str) -> None:
-    """Raises IllegalTopic unless clients may use this name for a topic."""
+def check_name(name: str, *, is_own: bool = False) -> None:
+    """Raises IllegalTopic unless clients, or the server for a topic of its own, may use this name."""
     if not _NAME.fullmatch(name) or name in (".", ".."):
         raise IllegalTopic(
             f"a topic name is 1 to {TOPIC_NAME_BYTES_MAX} of the characters A-Z a-z 0-9 . _ % - and not . or .."
         )
-    if name.startswith(RESERVED_PREFIXES):
+    if name.startswith(RESERVED_PREFIXES) and not is_own:
         raise IllegalTopic(f"topic names beginning with {', '.join(RESERVED_PREFIXES)} are reserved")
+
+
+def check_config(config: TopicConfig, *, retention_ms_max: int | None) -> None:
+    """Raises IllegalTopic for a configuration that could not be kept. `retention_ms_max`: the store's retention."""
+    retention_ms = config.retention_ms
+    if retention_ms is not None and (
+        retention_ms < 1 or (retention_ms_max is not None and retention_ms > retention_ms_max)
+    ):
+        shorter = "" if retention_ms_max is None else f" and at most {retention_ms_max}, the retention of the store"
+        raise IllegalTopic(f"retention_ms must be at least 1{shorter} (store.retention_ms), not {retention_ms}")
+    message_bytes = config.max_message_bytes
+    if message_bytes is not None and not 1 <= message_bytes <= RECORD_BYTES_MAX:
+        raise IllegalTopic(f"max_message_bytes must be between 1 and {RECORD_BYTES_MAX}, not {message_bytes}")
 
 
 def _check_partitions(partitions: int) -> None:
@@ -196,8 +256,8 @@ def decode_events(values: Iterable[bytes | None]) -> list[Event]:
     events: list[Event] = []
     for value in values:
         try:
-            fields = orjson.loads(value or b"")
-            events.append(_EVENTS[fields.pop("event")](**fields))
+            event = orjson.loads(value or b"")
+            events.append(_EVENTS[event.pop("event")](**event))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = f"a metadata record is not understood ({error!r}); was it written by a newer version?"
             raise ValueError(reason) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -63,6 +63,61 @@ class Source(NamedTuple):
     record_index: int
 
 
+ID_BYTES = 16
+"""Width of every id by which a repeated send is recognised: a hash of what the sender said, and of its scope."""
+
+NO_ID = bytes(ID_BYTES)
+"""Stands for a record without a message id."""
+
+FINGERPRINT_BYTES = 8
+NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
+"""Of a request whose content is not compared."""
+
+
+class RequestPart(NamedTuple):
+    """The records of one batch as a part of a request that may be sent again: `places[i]` is the place of record i in
+    the request, ascending. A repeat must have the same fingerprint."""
+
+    request_id: bytes
+    fingerprint: bytes
+    places: Sequence[int]
+
+
+class ProducerSequence(NamedTuple):
+    """The number that a named producer gave to one batch for one queue; its numbers rise from batch to batch."""
+
+    producer_id: bytes
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """By what a repeated send of a batch is recognised. `message_ids` has one id a record, or NO_ID, or is empty."""
+
+    message_ids: Sequence[bytes] = ()
+    request: RequestPart | None = None
+    producer: ProducerSequence | None = None
+
+
+class ScheduleKey(NamedTuple):
+    """What the id of a schedule is made of; see timer/schedule.py."""
+
+    due_ms: int
+    position: int
+    record_index: int
+
+
+class Original(NamedTuple):
+    """Where an earlier send of a record put it. `queue` is where it is or will be delivered; `offset` None: it was
+    accepted as `schedule`, or (batches of a sequenced producer only) it is so old that its place is forgotten."""
+
+    queue: QueueKey
+    offset: int | None
+    position: int  # of its entry
+    store_time_ms: int
+    schedule: ScheduleKey | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
     """One RecordBatch to append to one queue; all of it is stored, or none.
@@ -70,6 +125,7 @@ class Append:
     `batch` is a whole RecordBatch v2 that `store.record_batch` made or checked. The store sets its base offset: in
     place in a bytearray, which then belongs to the store, in a copy of anything else. `tag_hashes` has one hash a
     record, or is empty when no record has a tag. `json_values` promises that every key and value is valid JSON or null.
+    With an `identity` it is stored only if none of its records is known by it; see `Store.append`.
     """
 
     queue: QueueKey
@@ -79,6 +135,7 @@ class Append:
     tag_hashes: Sequence[int] = ()
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
+    identity: Identity | None = None
 
 
 class Appended(NamedTuple):
@@ -106,11 +163,33 @@ class Entry:
     tag_hashes: Sequence[int] = field(default=())
     delays: Sequence[Delay] = field(default=())
     sources: Sequence[Source] = field(default=())
+    identity: Identity | None = None
 
     @property
     def next_offset(self) -> int:
         """The offset after the last record of this entry."""
         return self.base_offset + self.record_count
+
+
+class Indexed(Protocol):
+    """What the index needs to know of an entry."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def queue(self) -> QueueKey: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def store_time_ms(self) -> int: ...
+    @property
+    def tag_hashes(self) -> Sequence[int]: ...
 
 
 class ReadStatus(Enum):

@@ -11,6 +11,8 @@ Invariants
     W3  after an I/O error nobody is answered with success any more: the failed group, and all that wait or come later,
         get StoreStopped
     W4  when the disk is full, no offset is used up: all that wait are refused, and the offsets they had are given back
+    W5  but for appends to `__meta` and `__offsets`: acks, commits and deletions go on. Sends leave them
+        `own_reserve_bytes` of prepared log, and the free space below the disk floor
 """
 
 from __future__ import annotations
@@ -19,24 +21,35 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 
 from store.clock import Clock
 from store.commit_log import CommitLog
 from store.config import StoreConfig
-from store.entry import encode_entry, entry_bytes
+from store.entry import encode_entry, entry_bytes, pack_rows
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped
-from store.limits import MiB
+from store.limits import KiB, MiB
 from store.record_batch import with_base_offset
+from store.topics import META, OFFSETS
 from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
 
 GROUP_BYTES_MAX = 16 * MiB
 """Bytes written by one group: bounds how long a small append can wait behind large ones."""
 
+ZERO_GROUP_BYTES_MAX = 256 * KiB
+"""Groups up to this size find zeros written ahead of them, larger ones allocated space. Twice the bytes cost as much as
+a commit of metadata here: a group of 100 kB takes 0.21 ms in zeros and 0.44 ms in allocated space, one of 800 kB 0.5 ms
+(and 2.5 ms for the zeros) and 0.9 ms."""
+
+
+OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id))
+"""System topics whose entries are small and free space in the end; those of `__timer` are sends."""
+
 
 class _Call:
     """One call of `append`: batches that are written together, and the future their caller waits on."""
 
-    __slots__ = ("acks", "appends", "base_offsets", "done", "size", "topics")
+    __slots__ = ("acks", "appends", "base_offsets", "done", "is_own", "size", "topics")
 
     def __init__(
         self,
@@ -53,6 +66,7 @@ class _Call:
         self.size = size
         self.acks = acks
         self.done = done
+        self.is_own = all(append.queue.topic_id in OWN_TOPIC_IDS for append in appends)
 
 
 @dataclass(slots=True)
@@ -168,9 +182,9 @@ class Writer:
                 try:
                     entries = await loop.run_in_executor(self._executor, self._write_group, group, sync)
                 except DiskFull as error:
-                    self._refuse(group, error)
+                    self._refuse_for_room(group, error)
                     continue
-                self._prepare_ahead()
+                self._prepare_ahead(sum(call.size for call in group))
                 if sync:
                     flush_at = None
                 elif flush_at is None:
@@ -219,7 +233,12 @@ class Writer:
         log = self._log
         store_time_ms = max(self._last_store_time_ms, self._clock.now_ms())
         placed, end = self._place(group)
-        log.prepare(end)
+        is_own = all(call.is_own for call in group)
+        log.prepare(
+            end if is_own else end + self._config.own_reserve_bytes,
+            zero=end - log.end_position <= ZERO_GROUP_BYTES_MAX,
+            below_floor=is_own,
+        )
         self._last_store_time_ms = store_time_ms
         entries: list[Entry] = []
         buffers: list[Buffer] = []
@@ -235,6 +254,7 @@ class Writer:
                     buffers, write_at = [], place
                 position = place + size
                 batch = with_base_offset(append.batch, base_offset)
+                append = pack_rows(append)
                 buffers += encode_entry(
                     append,
                     batch,
@@ -248,6 +268,7 @@ class Writer:
                     Entry(
                         place, size, append.queue, topic.decode(), base_offset, append.record_count, store_time_ms,
                         append.json_values, memoryview(batch), append.tag_hashes, append.delays, append.sources,
+                        append.identity,
                     )
                 )  # fmt: skip
         if buffers:
@@ -257,8 +278,8 @@ class Writer:
             self.stats.sync_count += 1
         return entries
 
-    def _prepare_ahead(self) -> None:
-        """Keep an extent zeroed ahead of the tail, by another thread, so that no send waits for it.
+    def _prepare_ahead(self, group_bytes: int) -> None:
+        """Keep an extent prepared ahead of the tail, by another thread, so that no send waits for it.
 
         A failure shows when the writer itself needs the space.
         """
@@ -266,7 +287,9 @@ class Writer:
         if log.prepared_position - log.end_position >= self._config.extent_bytes:
             return
         if self._preparing is None or self._preparing.done():
-            self._preparing = self._prepare_executor.submit(log.prepare, log.end_position + self._config.extent_bytes)
+            position = log.end_position + self._config.extent_bytes
+            zero = group_bytes <= ZERO_GROUP_BYTES_MAX
+            self._preparing = self._prepare_executor.submit(partial(log.prepare, position, zero=zero))
 
     def _place(self, group: list[_Call]) -> tuple[list[tuple[int, int]], int]:
         """The position and size of every entry of the group, and where the last one ends."""
@@ -298,6 +321,21 @@ class Writer:
                 )
         if not self._waiting:
             self._next_offsets.clear()
+
+    def _refuse_for_room(self, group: list[_Call], error: DiskFull) -> None:
+        """Refuse the sends, so that what the server itself has to note (W5) is tried again without them."""
+        waiting = group + self._waiting
+        own = [call for call in waiting if call.is_own]
+        if not own or all(call.is_own for call in group):
+            self._refuse(group, error)
+            return
+        sends = [call for call in waiting if not call.is_own]
+        self._waiting = own
+        self._waiting_bytes = sum(call.size for call in own)
+        self._next_offsets = {queue: n for queue, n in self._next_offsets.items() if queue.topic_id in OWN_TOPIC_IDS}
+        for call in sends:
+            if not call.done.done():
+                call.done.set_exception(error)
 
     def _refuse(self, group: list[_Call], error: StoreError) -> None:
         """Answer everyone with an error. With DiskFull nothing was written, so their offsets are free again (W4)."""

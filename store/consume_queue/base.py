@@ -11,10 +11,10 @@ no fact of its own: it can be cut at a log position and built again from the log
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from store.types import Boundary, Bounds, Entry, QueueKey
+from store.types import Boundary, Bounds, Indexed, QueueKey
 
 
 class Run(NamedTuple):
@@ -53,12 +53,17 @@ class ConsumeQueues(ABC):
         know it from; else 0."""
 
     @abstractmethod
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Indexed) -> None:
         """Add one unit a record. An entry whose offsets are already indexed is ignored, so replay is idempotent. A
         queue without units takes its first entry at any offset: what was before it has expired.
 
         Raises IndexDamaged on a hole (I2): the log and the index disagree.
         """
+
+    def extend(self, queue: QueueKey, entries: Sequence[Indexed]) -> None:
+        """Add entries of one queue, in order: as `append` of each. Raises IndexDamaged."""
+        for entry in entries:
+            self.append(entry)
 
     @abstractmethod
     def finish_rebuild(self) -> None:
@@ -79,6 +84,10 @@ class ConsumeQueues(ABC):
         With `tag_hashes`, only entries with at least one record among those offsets whose tag hash is in the set.
         Raises Corrupt when a unit was never written.
         """
+
+    def store_time_ms(self, queue: QueueKey, offset: int) -> int | None:
+        """When the entry that holds this offset (within the bounds) was stored; None when this index does not know."""
+        return None
 
     @abstractmethod
     def advance_min(self, position: int) -> None:

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from store.consume_queue.base import ConsumeQueues, Flush, Run
 from store.errors import IndexDamaged
 from store.files import File, Files
 from store.snapshot import Snapshot, SnapshotFiles
-from store.types import Bounds, Entry, QueueKey
+from store.types import Bounds, Indexed, QueueKey
 
 _UNIT = struct.Struct(">qiq")
 UNIT_BYTES = 20
@@ -116,7 +116,7 @@ class FileConsumeQueues(ConsumeQueues):
     def pending_bytes(self) -> int:
         return self._pending_bytes
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Indexed) -> None:
         queue = self._queue(entry.queue)
         max_offset = queue.max_offset
         if entry.next_offset <= max_offset:
@@ -131,6 +131,23 @@ class FileConsumeQueues(ConsumeQueues):
         queue.pending += units
         self._pending_bytes += len(units)
         self._dirty.add(entry.queue)
+
+    def extend(self, queue: QueueKey, entries: Sequence[Indexed]) -> None:
+        found = self._queue(queue)
+        expected = found.max_offset
+        units = []
+        for entry in entries:
+            if entry.base_offset != expected or entry.tag_hashes:
+                super().extend(queue, entries)  # known ones among them, or a hole
+                return
+            count = entry.record_count
+            expected += count
+            unit = _UNIT.pack(entry.position, entry.size, 0)
+            units.append(unit if count == 1 else unit * count)
+        added = b"".join(units)
+        found.pending += added
+        self._pending_bytes += len(added)
+        self._dirty.add(queue)
 
     def finish_rebuild(self) -> None:
         for key, offset in self._floors.items():

@@ -60,7 +60,7 @@ from store.consume_queue.base import ConsumeQueues, Flush, Run
 from store.errors import IndexDamaged
 from store.files import Files
 from store.limits import MiB
-from store.types import Bounds, Entry, QueueKey
+from store.types import Bounds, Indexed, QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,12 @@ BATCH_ROWS_MAX = 1024
 SWEEP_ROWS = 128
 """Bounds looked at in each flush, round and round, to free rows of expired entries in queues that nobody asks for."""
 
+_NO_TAGS = array("q")
 PENDING_ENTRY_BYTES = 200  # one _Pending with its integers
 REOPEN_FREE_BYTES = 128 * MiB  # opening the database writes what its log holds to tables
+
+_DAMAGE_SIGNS = ("Corruption", "No such file", "does not exist")
+"""In what the database says when it does not open: its files are changed or missing, and a rebuild helps."""
 
 STALL_WAIT_S = 0.02
 STALL_TRIES = 500
@@ -131,6 +135,15 @@ class _Pending(NamedTuple):
     tag_hashes: array[int]  # empty when no record has a tag
 
 
+class _Begun(NamedTuple):
+    """Where a queue begins and ends in the database at the time of a flush."""
+
+    key: QueueKey
+    min_position: int
+    min_offset: int
+    flushed_count: int
+
+
 class _Queue:
     """One queue: units [min, flushed) are in the database, the ones after them in memory."""
 
@@ -151,6 +164,17 @@ class _Queue:
         self.min_position = -1
 
 
+class _Work(NamedTuple):
+    """A queue, and how many of its pending entries a flush writes. More may come behind them meanwhile; none goes."""
+
+    queue: _Queue
+    entry_count: int
+
+
+def _prefix(work: _Work) -> bytes:
+    return work.queue.prefix
+
+
 class RocksDbConsumeQueues(ConsumeQueues):
     """All queues in the database of one directory. Queues are opened when first touched.
 
@@ -165,7 +189,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._database = self._open_database(rebuild)
         self._failure: OSError | None = None
         self._queues: dict[QueueKey, _Queue] = {}
-        self._dirty: set[QueueKey] = set()
+        self._dirty: dict[QueueKey, _Queue] = {}  # those with pending units
+        self._last_position = -1  # of the last entry added
         self._pending_bytes = 0
         self._sweep_key = _BOUNDS_PREFIX
         self._is_rebuilding = rebuild  # until the first flush, what the database says of bounds does not count
@@ -198,20 +223,21 @@ class RocksDbConsumeQueues(ConsumeQueues):
     def pending_bytes(self) -> int:
         return self._pending_bytes
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: Indexed) -> None:
         queue = self._queue(entry.queue)
         next_offset = entry.next_offset
         if next_offset <= queue.max_offset:
             return
         if entry.base_offset != queue.max_offset:
             queue.begin_at(entry.base_offset)
-        tag_hashes = array("q", entry.tag_hashes)
+        tag_hashes = array("q", entry.tag_hashes) if entry.tag_hashes else _NO_TAGS
         queue.pending.append(
             _Pending(entry.base_offset, next_offset, entry.position, entry.size, entry.store_time_ms, tag_hashes)
         )
         queue.max_offset = next_offset
-        self._pending_bytes += _pending_bytes(queue.pending[-1])
-        self._dirty.add(entry.queue)
+        self._pending_bytes += PENDING_ENTRY_BYTES + len(tag_hashes) * tag_hashes.itemsize
+        self._last_position = entry.position
+        self._dirty[entry.queue] = queue
 
     def finish_rebuild(self) -> None:
         for key, offset in self._floors.items():
@@ -255,6 +281,13 @@ class RocksDbConsumeQueues(ConsumeQueues):
                     runs.append(Run(pending.position, pending.size, max(offset, pending.base_offset)))
         return runs
 
+    def store_time_ms(self, queue: QueueKey, offset: int) -> int | None:
+        found = self._queue(queue)
+        if offset >= found.flushed_count:
+            return found.pending[bisect_right(found.pending, offset, key=_BASE_OFFSET) - 1].store_time_ms
+        time_ms: int = _VALUE.unpack(self._values(found, offset, offset + 1)[0])[3]
+        return time_ms
+
     def advance_min(self, position: int) -> None:
         self._first_position = position
 
@@ -265,7 +298,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
     def drop_topic(self, topic_id: int) -> None:
         for key in [key for key in self._queues if key.topic_id == topic_id]:
             self._pending_bytes -= sum(map(_pending_bytes, self._queues.pop(key).pending))
-            self._dirty.discard(key)
+            self._dirty.pop(key, None)
         self._floors = {key: offset for key, offset in self._floors.items() if key.topic_id != topic_id}
         topic = _TOPIC_ID.pack(topic_id)
         prefix = _LENGTH.pack(len(topic)) + CTRL_1 + topic
@@ -282,20 +315,23 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 self._sweep()
             except IndexDamaged as error:  # whoever reads there will be told
                 log.warning("expired rows not freed error=%s", error)
-        work: list[tuple[_Queue, list[_Pending]]] = []
-        for key in self._dirty:
-            queue = self._queues[key]
-            count = bisect_left(queue.pending, checkpoint, key=_POSITION)
-            if count:
-                work.append((queue, queue.pending[:count]))
-        bounds = self._changed_bounds(work)
+        # Little is done here for each queue: there may be a hundred thousand, and the event loop stands still.
+        if self._last_position < checkpoint:
+            work = [_Work(queue, len(queue.pending)) for queue in self._dirty.values()]
+        else:
+            counted = [(queue, _count_before(queue.pending, checkpoint)) for queue in self._dirty.values()]
+            work = [_Work(queue, count) for queue, count in counted if count]
+        written_bytes = 0
+        begun = self._begun_queues(work)
         is_rebuilding = self._is_rebuilding
 
         def run() -> None:
+            nonlocal written_bytes
             if self._failure is not None:
                 raise OSError(*self._failure.args)
+            written_bytes = sum(_pending_bytes(entry) for queue, count in work for entry in queue.pending[:count])
             try:
-                self._write(work, bounds, checkpoint, is_rebuilding)
+                self._write(work, begun, checkpoint, is_rebuilding)
             except BlockingIOError:
                 raise  # compaction is behind: the next flush may find room
             except OSError as error:
@@ -305,12 +341,12 @@ class RocksDbConsumeQueues(ConsumeQueues):
         def finish() -> None:
             self._checkpoint = self._durable_position = checkpoint
             self._is_rebuilding = False
-            for queue, entries in work:
-                del queue.pending[: len(entries)]
-                queue.flushed_count = entries[-1].next_offset
-                self._pending_bytes -= sum(map(_pending_bytes, entries))
+            self._pending_bytes -= written_bytes
+            for queue, count in work:
+                queue.flushed_count = queue.pending[count - 1].next_offset
+                del queue.pending[:count]
                 if not queue.pending:
-                    self._dirty.discard(queue.key)
+                    del self._dirty[queue.key]
 
         return Flush(run, finish)
 
@@ -390,31 +426,26 @@ class RocksDbConsumeQueues(ConsumeQueues):
             raise IndexDamaged(f"{self._path}: units of {queue.key} from offset {offset} to {end} are missing")
         return values
 
-    def _changed_bounds(self, work: Sequence[tuple[_Queue, list[_Pending]]]) -> list[tuple[bytes, bytes]]:
-        """The rows of bounds that a flush has to write. After a rebuild those are the bounds of all queues."""
-        ends = {queue.key: (entries[-1].position, entries[-1].next_offset) for queue, entries in work}
-        queues = self._queues.values() if self._is_rebuilding else [queue for queue, _ in work]
-        rows = []
-        for queue in queues:
-            position, end = ends.get(queue.key, (-1, queue.flushed_count))
-            if end:
-                topic, queue_id = _topic(queue.key), queue.key.queue_id
-                rows.append((bound_key(topic, b"max", queue_id), _BOUND.pack(position, end - 1)))
-                if queue.flushed_count == queue.min_offset:  # the queue may have begun at an offset of its own
-                    first = _BOUND.pack(max(queue.min_position, 0), queue.min_offset)
-                    rows.append((bound_key(topic, b"min", queue_id), first))
-        return rows
+    def _begun_queues(self, work: Sequence[_Work]) -> list[_Begun]:
+        """Where those queues begin and end in the database whose `min` row a flush has to write as well: they may have
+        begun at an offset of their own. After a rebuild those are all queues."""
+        if self._is_rebuilding:
+            queues = list(self._queues.values())
+        else:
+            queues = [queue for queue, _ in work if queue.flushed_count == queue.min_offset]
+        return [
+            _Begun(queue.key, max(queue.min_position, 0), queue.min_offset, queue.flushed_count) for queue in queues
+        ]
 
-    def _write(
-        self,
-        work: Sequence[tuple[_Queue, list[_Pending]]],
-        bounds: Sequence[tuple[bytes, bytes]],
-        checkpoint: int,
-        is_rebuilding: bool,
-    ) -> None:
-        """Write rows, then bounds and checkpoint, and make all of it durable (R1). Runs in a thread."""
+    def _write(self, work: list[_Work], begun: Sequence[_Begun], checkpoint: int, is_rebuilding: bool) -> None:
+        """Write rows, then bounds and checkpoint, and make all of it durable (R1). Runs in a thread, and reads nothing
+        of a queue that its owner may change meanwhile."""
         database = self._database
-        rows = chain.from_iterable(_rows(queue.prefix, entry) for queue, entries in work for entry in entries)
+        work.sort(key=_prefix)  # neighbours in the order of keys are put in faster
+        bounds = _bound_rows(work, begun)
+        rows = chain.from_iterable(
+            _rows(queue.prefix, entry) for queue, count in work for entry in islice(queue.pending, count)
+        )
         while len(chunk := list(islice(rows, BATCH_ROWS_MAX))) == BATCH_ROWS_MAX:
             _write_patiently(database, partial(_put_rows, chunk))
 
@@ -467,7 +498,7 @@ class _Database:
             # A database of ours has its family; the options of `default` are those of the database.
             self._db = Rdict(str(path), index, column_families={"offset": _options(BOUNDS_BUFFER_BYTES, cache)})
         except Exception as error:
-            if "Corruption" in str(error):
+            if any(sign in str(error) for sign in _DAMAGE_SIGNS):
                 raise IndexDamaged(f"{path}: {error}") from error
             raise _os_error(error) from error
         self._offsets = self._db.get_column_family("offset")
@@ -641,6 +672,26 @@ def _put_bounds(database: _Database, rows: Sequence[tuple[bytes, bytes]], batch:
     family = database.offset
     for key, value in rows:
         batch.put(key, value, family)
+
+
+def _count_before(pending: list[_Pending], position: int) -> int:
+    """How many entries lie before a log position; positions grow along a queue."""
+    return bisect_left(pending, position, key=_POSITION)
+
+
+def _bound_rows(work: Sequence[_Work], begun: Sequence[_Begun]) -> list[tuple[bytes, bytes]]:
+    """The rows of bounds that a flush has to write."""
+    lasts = [(queue.key, queue.pending[count - 1]) for queue, count in work]
+    ends = {key: (last.position, last.next_offset) for key, last in lasts}
+    rows = []
+    for key, min_position, min_offset, flushed_count in begun:
+        if end := ends.setdefault(key, (-1, flushed_count))[1]:
+            assert min_offset <= end
+            rows.append((bound_key(_topic(key), b"min", key.queue_id), _BOUND.pack(min_position, min_offset)))
+    for key, (position, end) in ends.items():
+        if end:
+            rows.append((bound_key(_topic(key), b"max", key.queue_id), _BOUND.pack(position, end - 1)))
+    return rows
 
 
 def _rows(prefix: bytes, entry: _Pending) -> Iterator[tuple[bytes, bytes]]:

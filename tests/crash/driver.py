@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 
 from store.config import StoreConfig
+from store.consume_queue.opening import IndexKind
 from store.errors import DiskFull, StoreError
 from store.limits import KiB
 from store.record_batch import Record, decode, encode
@@ -39,7 +40,9 @@ FULL_PAUSE_S = 0.05
 Values = dict[int, list[bytes]]
 
 
-def config_of(root: Path, *, flush_interval_ms: int = 200, checkpoint_interval_ms: int = 50) -> StoreConfig:
+def config_of(
+    root: Path, *, flush_interval_ms: int = 200, checkpoint_interval_ms: int = 50, index: IndexKind = "file"
+) -> StoreConfig:
     """Small files, so that a short run rolls, makes directories entries and moves its checkpoint many times."""
     return StoreConfig(
         root=root,
@@ -50,6 +53,7 @@ def config_of(root: Path, *, flush_interval_ms: int = 200, checkpoint_interval_m
         checkpoint_interval_ms=checkpoint_interval_ms,
         consume_queue_file_units=200,
         tail_bytes_max=64 * KiB,
+        index=index,
     )
 
 
@@ -129,11 +133,11 @@ async def read_values(store: Store) -> Values:
     return values
 
 
-def recovered_values(root: Path) -> Values:
+def recovered_values(root: Path, index: IndexKind = "file") -> Values:
     """Open the store in this process, read everything, close it."""
 
     async def read() -> Values:
-        store = await Store.open(config_of(root))
+        store = await Store.open(config_of(root, index=index))
         try:
             return await read_values(store)
         finally:
@@ -150,7 +154,7 @@ def say(*words: object) -> None:
 
 async def drive(root: Path, options: argparse.Namespace) -> None:
     """Open, append until told otherwise, close."""
-    config = config_of(root, flush_interval_ms=options.flush_interval_ms)
+    config = config_of(root, flush_interval_ms=options.flush_interval_ms, index=options.index)
     try:
         store = await Store.open(config)
         topic, _ = await store.create_topic(TOPIC, PARTITIONS)
@@ -216,6 +220,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=1 << 40)
     parser.add_argument("--first-sequence", type=int, default=0)
     parser.add_argument("--flush-interval-ms", type=int, default=200)
+    parser.add_argument("--index", choices=("file", "rocksdb"), default="file")
     parser.add_argument("--read-every", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -52,8 +52,9 @@ MUTANTS = [
     Mutant(
         "take a full disk found by fdatasync for a refused write",
         "store/commit_log.py",
-        "            file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n",
-        "            file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n            file.datasync()\n",
+        "                file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n",
+        "                file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n"
+        "                file.datasync()\n",
         ERRORS,
     ),
     Mutant(
@@ -67,11 +68,13 @@ MUTANTS = [
         "forget that a half-made file has no durable name",
         "store/commit_log.py",
         """                self._unnamed.add(start)
-            file.pwritev""",
+            if zero:
+                file.pwritev""",
         """                self._unnamed.add(start)
             else:
                 self._unnamed.clear()
-            file.pwritev""",
+            if zero:
+                file.pwritev""",
         ERRORS,
     ),
     Mutant(
@@ -115,6 +118,41 @@ MUTANTS = [
         "            for chunk_at, size in self.nonzero_chunks(end):\n",
         "            for chunk_at, size in ():\n",
         CRASHES,
+    ),
+    Mutant(
+        "believe of what was scanned that all of it is durable",
+        "store/recovery.py",
+        "            durable_position = max(durable_position, found.durable_position)\n",
+        "            durable_position = max(durable_position, found.end)\n",
+        CRASHES,
+    ),
+    Mutant(
+        "scan headers without their CRC",
+        "store/entry.py",
+        "            or check(view[at + _CRC_FROM : at + length]) != crc\n",
+        "",
+        ROT,
+    ),
+    Mutant(
+        "scan headers wherever they say they belong",
+        "store/entry.py",
+        "            own_position != at + skew\n            or extension_bytes\n",
+        "            extension_bytes\n",
+        ENTRY,
+    ),
+    Mutant(
+        "take a damaged database for a broken disk",
+        "store/consume_queue/rocksdb.py",
+        "            if any(sign in str(error) for sign in _DAMAGE_SIGNS):\n",
+        "            if False:\n",
+        "tests/crash/test_rocksdb_index.py",
+    ),
+    Mutant(
+        "count rows of the database as durable without a sync",
+        "store/consume_queue/rocksdb.py",
+        "        database.sync()\n\n    def _put_bound",
+        "\n    def _put_bound",
+        "tests/crash/test_power_cut.py",
     ),
     Mutant(
         "index what a power cut may take",

@@ -1,7 +1,8 @@
 """The power fails under a store on real ext4 and XFS: nothing acked as flushed is lost, nothing else is served.
 
 `xfs_io -x -c shutdown` drops everything that was not synced, as a power cut does; the journal is replayed by the next
-mount. Torn pages: before the cut, single pages of the unsynced tail are pushed to the disk, their neighbours are not.
+mount. With a RocksDB index the database does I/O of its own on the same disk: it loses power with the rest. Torn pages:
+before the cut, single pages of the unsynced tail are pushed to the disk, their neighbours are not.
 MQ_TORTURE_CYCLES=300 runs more.
 """
 
@@ -14,6 +15,7 @@ from random import Random
 
 import pytest
 
+from store.consume_queue.opening import IndexKind
 from store.verify import verify
 from tests.crash.driver import Promises, recovered_values
 from tests.crash.real_disk import Driver, cycles, loop_disk, need
@@ -48,7 +50,8 @@ def small_folios(log_directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "options"), [("ext4", "loop,commit=300"), ("ext4", "loop,commit=1"), ("xfs", "loop")])
-def test_power_cuts_lose_nothing_that_was_flushed(kind: str, options: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["file", "rocksdb"])
+def test_power_cuts_lose_nothing_that_was_flushed(kind: str, options: str, index: IndexKind, tmp_path: Path) -> None:
     need("xfs_io", f"mkfs.{kind}")
     seed = 1
     rng = Random(seed)
@@ -60,6 +63,7 @@ def test_power_cuts_lose_nothing_that_was_flushed(kind: str, options: str, tmp_p
             is_torn = cycle % 2 == 1
             acks = "written" if is_torn else rng.choice(("flushed", "mixed"))
             arguments = ["--acks", acks, "--seed", str(cycle), "--first-sequence", str(promises.next_sequence)]
+            arguments += ["--index", index]
             if is_torn:
                 arguments += ["--flush-interval-ms", "60000"]
             with Driver(root, promises.note, *arguments) as driver:
@@ -76,9 +80,9 @@ def test_power_cuts_lose_nothing_that_was_flushed(kind: str, options: str, tmp_p
             report = verify(root)
             assert report.is_clean, f"cycle {cycle}: {report.findings}"
             torn_tails += any("torn tail" in finding.reason for finding in report.findings)
-            promises.check(recovered_values(root))
+            promises.check(recovered_values(root, index))
             after = verify(root)
             assert after.findings == [], f"cycle {cycle}: recovery left {after.findings}"
     assert promises.acked_count > 0
     assert torn_tails > 0, "no page was torn: the test has lost its bite"
-    print(f"{kind} {options}: seed={seed} acked={promises.acked_count} torn tails cut={torn_tails} lost=0")
+    print(f"{kind} {options} {index}: seed={seed} acked={promises.acked_count} torn tails cut={torn_tails} lost=0")

@@ -8,7 +8,7 @@ fails, then draws several of the disks that may be left (tests/simdisk.py). Each
 
 and the last one is where the next round goes on. Disks of one round that are equal byte for byte are one state and
 count once. A life depends on nothing but its seed; every third one has its indexes synced all together (`syncfs`), as
-stores of many queues do.
+stores of many queues do, and every second one a log that is allocated ahead of most groups, not zeroed.
 
 A failure is shrunk: rounds, disks and operations that do not matter are taken away, and what is left is printed as
 Python, to be put into `live`.
@@ -40,6 +40,7 @@ from unittest.mock import patch
 import uvloop
 from crc32c import crc32c
 
+from store import writer
 from store.consume_queue import file as file_index
 from store.errors import StoreError
 from store.types import Acks
@@ -62,6 +63,9 @@ ROUNDS = 8
 REPEATS_MAX = 5
 """So many disks in a row that were seen before, and a round draws no more of them: what can be left is few."""
 
+LARGE_GROUP_BYTES = 600
+"""In half of the lives groups from this size on count as large: the log is allocated ahead of them, not zeroed."""
+
 SHRINK_RUNS_MAX = 400
 TELL_EVERY_S = 15.0
 
@@ -79,6 +83,7 @@ class Life:
     """Everything that happens to one store."""
 
     synced_each_max: int
+    zero_group_bytes_max: int
     rounds: tuple[Round, ...]
 
 
@@ -118,7 +123,9 @@ def life_of(seed: int) -> Life:
             operations.insert(rng.randrange(len(operations)), cut)
         disk_seeds = tuple(rng.getrandbits(32) for _ in range(rng.choice((4, 12, 32))))
         rounds.append(Round(tuple(operations), disk_seeds))
-    return Life(1 if seed % 3 == 0 else file_index.SYNCED_EACH_MAX, tuple(rounds))
+    synced_each_max = 1 if seed % 3 == 0 else file_index.SYNCED_EACH_MAX
+    zero_group_bytes_max = LARGE_GROUP_BYTES if seed % 2 else writer.ZERO_GROUP_BYTES_MAX
+    return Life(synced_each_max, zero_group_bytes_max, tuple(rounds))
 
 
 def live(life: Life) -> Count:
@@ -129,6 +136,7 @@ def live(life: Life) -> Count:
     try:
         with (
             patch.object(file_index, "SYNCED_EACH_MAX", life.synced_each_max),
+            patch.object(writer, "ZERO_GROUP_BYTES_MAX", life.zero_group_bytes_max),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(_live(life))

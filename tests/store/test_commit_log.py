@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from store.commit_log import CommitLog, Span
-from store.entry import BLANK_BYTES, Blank, Damage, encode_entry, entry_bytes
+from store.commit_log import CommitLog, Group, Span
+from store.entry import BLANK_BYTES, Blank, Damage, Header, encode_entry, entry_bytes
 from store.errors import Corrupt, DiskFull, StoreStopped
 from store.files import OsFiles
 from store.limits import KiB
@@ -55,7 +55,7 @@ def recovered(disk: SimDisk, checkpoint: int = 0) -> tuple[CommitLog, list[int],
     """The log after recovery, the numbers of its entries, and the report."""
     numbers: list[int] = []
     log = open_log(disk)
-    report = recover(log, checkpoint, lambda entry: numbers.append(entry.base_offset))
+    report = recover(log, checkpoint, lambda entries: numbers.extend(entry.base_offset for entry in entries))
     return log, numbers, report
 
 
@@ -106,6 +106,60 @@ def test_space_is_zero_and_durable_before_it_is_written() -> None:
     assert len(content) == EXTENT_BYTES
     assert not any(content[log.end_position :])
     assert disk.is_clean()
+
+
+def test_allocated_space_is_as_good_as_zeros_and_comes_in_larger_steps() -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    log.prepare(1, zero=False)
+    assert log.prepared_position == EXTENT_BYTES
+    log.prepare(FILE_BYTES + 1, zero=False)
+    assert log.prepared_position == FILE_BYTES + EXTENT_BYTES, "into the next file"
+    assert disk.is_clean()
+    assert {call.operation for call in disk.calls if call.path.startswith(f"{ROOT}/")} == {
+        "create", "allocate", "datasync",
+    }  # fmt: skip
+    for number in range(20):
+        write(log, number)
+    assert recovered(disk)[1] == list(range(20))
+
+
+def test_where_a_large_step_has_no_room_a_small_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.commit_log._ZEROS", bytes(2 * KiB))
+    disk = SimDisk(capacity_bytes=5 * KiB)
+    log = open_log(disk)
+    log.prepare(3 * KiB, zero=False)
+    assert log.prepared_position == 4 * KiB
+    with pytest.raises(DiskFull):
+        log.prepare(4 * KiB + 1, zero=False)
+    disk.capacity_bytes = None
+    disk.inject(Fault("allocate"))
+    with pytest.raises(StoreStopped):
+        log.prepare(4 * KiB + 1, zero=False)
+
+
+def test_headers_stop_where_an_entry_needs_a_closer_look() -> None:
+    _, log, spans = written(150)
+    groups = list(log.scan_groups(0))
+    assert isinstance(groups[-1], Damage)
+    entries = [entry for group in groups if isinstance(group, Group) for entry in group.entries]
+    whole = [found for found in log.scan(0) if isinstance(found, Entry)]
+    assert len(entries) == len(spans)
+    for entry, same in zip(entries, whole, strict=True):
+        assert isinstance(entry, Header)
+        for name in ("position", "size", "queue", "base_offset", "next_offset", "record_count", "store_time_ms"):
+            assert getattr(entry, name) == getattr(same, name)
+        assert entry.tag_hashes == same.tag_hashes
+    blanks = [found for found in groups if isinstance(found, Blank)]
+    assert blanks == [found for found in log.scan(0) if isinstance(found, Blank)]
+
+
+def test_recovery_writes_only_that_again_which_may_not_be_durable() -> None:
+    disk, log, spans = written(40)
+    last = write(log, 40, sync=False)
+    recovered(disk)
+    rewritten = [call.position for call in disk.calls if call.operation == "pwritev"][-1]
+    assert rewritten == spans[-1].position + spans[-1].size == last.position, "the last entry says what was durable"
 
 
 def test_scanning_from_any_entry_finds_the_rest() -> None:

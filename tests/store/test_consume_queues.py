@@ -181,6 +181,25 @@ def test_an_entry_is_indexed_once_however_often_it_is_replayed(index: Open) -> N
     assert queues.runs(Q, 0, 5) == runs_of(entries, 0, 5)
 
 
+def test_many_entries_at_once_are_indexed_as_one_by_one(index: Open) -> None:
+    log, queues = Log(), index()
+    entries = [log.entry(count=1 + number % 3, tags=(9,) * (1 + number % 3) * (number == 5)) for number in range(12)]
+    others = [log.entry(Q2, count=2) for _ in range(3)]
+    queues.extend(Q, entries[:4])
+    queues.extend(Q2, others)
+    queues.extend(Q, entries[2:9])  # some of them again
+    queues.extend(Q, entries[9:])
+    assert queues.bounds(Q2) == Bounds(0, 6)
+    end = entries[-1].next_offset
+    assert queues.bounds(Q) == Bounds(0, end)
+    assert queues.runs(Q, 0, end) == runs_of(entries, 0, end)
+    assert queues.runs(Q, 0, end, frozenset([9])) == [Run(entries[5].position, entries[5].size, entries[5].base_offset)]
+    skipped = log.entry()
+    with pytest.raises(IndexDamaged):
+        queues.extend(Q, [log.entry()])
+    queues.extend(Q, [skipped])
+
+
 def test_a_queue_begins_where_the_log_still_has_it(index: Open) -> None:
     log, queues = Log(), index()
     log.entry(count=500)
@@ -543,6 +562,19 @@ def test_search_by_time(index: Open, entry_count: int, time_ms: int, lower: int,
             flush(queues, log.end)
     assert by_time(queues, log, time_ms, Boundary.LOWER) == lower
     assert by_time(queues, log, time_ms, Boundary.UPPER) == upper
+
+
+def test_an_index_that_knows_store_times_knows_them_of_every_offset(index: Open, kind: str) -> None:
+    log, queues = Log(), index()
+    for number in range(30):
+        queues.append(log.entry(count=1 + number % 3, time_ms=1000 + number))
+        if number == 17:
+            flush(queues, log.end)
+    times = {
+        offset: entry.store_time_ms for entry in log.entries for offset in range(entry.base_offset, entry.next_offset)
+    }
+    known = {offset: queues.store_time_ms(Q, offset) for offset in times}
+    assert known == (times if kind == "rocksdb" else dict.fromkeys(times)), "files leave it to the log"
 
 
 def test_search_by_time_over_long_runs_of_equal_times(index: Open) -> None:

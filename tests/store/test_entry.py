@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,6 +18,7 @@ from store.entry import (
     Blank,
     Damage,
     decode_entry,
+    decode_headers,
     durable_position_of,
     encode_blank,
     encode_entry,
@@ -25,7 +27,7 @@ from store.entry import (
     padded,
 )
 from store.record_batch import Record, encode
-from store.types import Append, Delay, Entry, QueueKey, Source
+from store.types import NO_ID, Append, Delay, Entry, Identity, ProducerSequence, QueueKey, RequestPart, Source
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -113,6 +115,32 @@ def test_every_flipped_bit_is_damage() -> None:
             assert found.position == 4096
 
 
+def test_headers_are_taken_of_exactly_the_entries_that_decode() -> None:
+    """Whatever one bit does: the scan by headers stops where the scan by entries does, or at an extension."""
+    sizes = (3, 40, 11)
+    content = b""
+    for size in sizes:
+        content += encoded(plain(size), position=4096 + len(content))
+    first = decoded(content).size
+    for bit in range(first * 8, (first + decoded(content, first, 4096 + first).size) * 8):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        view = memoryview(bytes(flipped))
+        found = [header.position for header in decode_headers(view, 0, 4096)]
+        if isinstance(decode_entry(view, first, 4096 + first), Entry):  # padding
+            assert len(found) == len(sizes)
+        else:
+            assert found == [4096]
+    assert decode_headers(memoryview(content), first, 4096 + first + 8) == [], "they belong elsewhere"
+    assert decode_headers(memoryview(content), first, 4096 + first)[0].position == 4096 + first
+    for end in range(len(content)):
+        whole = decode_headers(memoryview(content)[:end], 0, 4096)
+        assert all(header.position - 4096 + header.length <= end for header in whole)
+    assert decode_headers(memoryview(encoded(replace(plain(), tag_hashes=[7]))), 0, 4096) == []
+    assert decode_headers(memoryview(encode_blank(4096, 64, 0)), 0, 4096) == []
+    assert decode_headers(memoryview(bytes(200)), 0, 4096) == []
+
+
 def test_every_cut_is_damage() -> None:
     content = encoded(plain())
     for size in range(struct.unpack(">I", content[:4])[0]):
@@ -167,3 +195,33 @@ def test_a_blank_marker_covers_the_rest_of_a_file() -> None:
 def test_padding_is_the_least_that_aligns(size: int) -> None:
     assert padded(size) % ALIGNMENT == 0
     assert 0 <= padded(size) - size < ALIGNMENT
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        Identity(message_ids=[b"a" * 16, NO_ID, b"b" * 16]),
+        Identity(request=RequestPart(b"r" * 16, b"f" * 8, [4, 5, 6])),
+        Identity(request=RequestPart(b"r" * 16, b"f" * 8, [4, 6, 9])),
+        Identity(producer=ProducerSequence(b"p" * 16, 2**63 - 1)),
+        Identity(message_ids=[NO_ID] * 3, request=RequestPart(b"r" * 16, b"f" * 8, [0, 1, 2])),
+    ],
+)
+def test_an_identity_reads_back(identity: Identity) -> None:
+    batch = encode([Record(None, b"x", 1)] * 3)
+    append = Append(queue=QueueKey(16, 0), batch=batch, record_count=3, tag_hashes=[1, 2, 3], identity=identity)
+    buffers = encode_entry(
+        append, batch, topic=b"t", position=0, durable_position=0, base_offset=0, store_time_ms=1
+    )  # fmt: skip
+    written = b"".join(buffers)
+    assert len(written) == entry_bytes(append, 1)
+    entry = decode_entry(memoryview(written), 0, 0)
+    assert isinstance(entry, Entry)
+    read = entry.identity
+    assert read is not None
+    assert list(read.message_ids) == list(identity.message_ids)
+    assert read.producer == identity.producer
+    assert (read.request is None) == (identity.request is None)
+    if read.request is not None and identity.request is not None:
+        assert read.request[:2] == identity.request[:2]
+        assert list(read.request.places) == list(identity.request.places)

@@ -103,6 +103,14 @@ def test_a_removed_file_is_gone_but_readable_by_who_has_it_open(files: Files, fi
         files.remove(tmp_path / "f")
 
 
+def test_allocated_space_reads_as_zeros_and_makes_the_file_longer(file: File) -> None:
+    file.pwritev([b"abc"], 0)
+    file.allocate(3, 5000)
+    file.datasync()
+    assert file.size() == 5003
+    assert file.pread(6000, 0) == b"abc" + bytes(5000)
+
+
 def test_only_an_empty_directory_can_be_removed(files: Files, tmp_path: Path) -> None:
     files.make_dirs(tmp_path / "x" / "y")
     files.open(tmp_path / "x" / "y" / "f", create=True)

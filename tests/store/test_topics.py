@@ -8,18 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
-from store.limits import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
+from store.limits import PARTITIONS_MAX, RECORD_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 from store.topics import (
+    CONFIG_NAMES,
     FIRST_USER_TOPIC_ID,
     META,
     OFFSETS,
     TIMER,
     Event,
     Topic,
+    TopicConfig,
+    TopicConfigured,
     TopicCreated,
     TopicDeleted,
     TopicGrown,
     TopicTable,
+    check_config,
     check_name,
     decode_events,
     encode_event,
@@ -40,7 +44,7 @@ def test_a_new_table_has_the_system_topics_only() -> None:
 
 def test_deciding_changes_nothing() -> None:
     table = TopicTable()
-    assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5)
+    assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5, {})
     with pytest.raises(UnknownQueue):
         table.by_name("a")
 
@@ -77,6 +81,44 @@ def test_a_topic_grows_and_never_shrinks() -> None:
         table.decide_grow("a", 4)
     with pytest.raises(UnknownQueue):
         table.decide_grow("b", 4)
+
+
+def test_a_topic_has_a_configuration_that_survives_a_restart() -> None:
+    table = TopicTable()
+    event = table.decide_create("a", 2, 5, config=TopicConfig(retention_ms=1000))
+    assert isinstance(event, TopicCreated)
+    table.apply(decode_events([encode_event(event)])[0])
+    assert table.by_name("a").config == TopicConfig(retention_ms=1000)
+    changed = table.decide_configure("a", {"retention_ms": None, "max_message_bytes": 5})
+    assert isinstance(changed, TopicConfigured)
+    table.apply(decode_events([encode_event(changed)])[0])
+    assert table.by_name("a").config.chosen() == {"max_message_bytes": 5}
+    restored = TopicTable()
+    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    assert restored.all() == table.all()
+
+
+def test_a_configuration_is_compared_only_when_one_is_given() -> None:
+    table = TopicTable()
+    topic = created(table, "a")
+    assert table.decide_create("a", 2, 9) is topic
+    assert table.decide_create("a", 2, 9, config=TopicConfig()) is topic
+    assert table.decide_configure("a", {"retention_ms": None}) is topic
+    with pytest.raises(TopicExists, match="configuration"):
+        table.decide_create("a", 2, 9, config=TopicConfig(retention_ms=1))
+
+
+def test_a_configuration_has_limits() -> None:
+    check_config(TopicConfig(retention_ms=1000, max_message_bytes=RECORD_BYTES_MAX), retention_ms_max=1000)
+    check_config(TopicConfig(retention_ms=10**15, max_message_bytes=1), retention_ms_max=None)
+    for config in (
+        TopicConfig(retention_ms=1001),
+        TopicConfig(retention_ms=0),
+        TopicConfig(max_message_bytes=0),
+        TopicConfig(max_message_bytes=RECORD_BYTES_MAX + 1),
+    ):
+        with pytest.raises(IllegalTopic):
+            check_config(config, retention_ms_max=1000)
 
 
 def test_ids_are_never_used_twice_not_even_after_a_restart() -> None:
@@ -138,8 +180,12 @@ def test_illegal_names(name: str) -> None:
         check_name(name)
 
 
+configs = st.dictionaries(st.sampled_from(CONFIG_NAMES), st.integers(1, 2**53))
 events = st.one_of(
-    st.builds(TopicCreated, st.integers(16, 999), st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 99)),
+    st.builds(
+        TopicCreated, st.integers(16, 999), st.sampled_from("abc"), st.integers(1, 9), st.integers(0, 99), configs
+    ),
+    st.builds(TopicConfigured, st.integers(16, 999), configs),
     st.builds(TopicGrown, st.integers(16, 999), st.integers(1, 9)),
     st.builds(TopicDeleted, st.integers(16, 999)),
 )

@@ -36,6 +36,19 @@ async def test_a_closed_store_is_clean_and_untouched(tmp_path: Path) -> None:
     assert state_of(root) == before
 
 
+async def test_entries_larger_than_what_is_read_at_once_are_checked_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large entries are with the real window: 14 MiB at most, 8 MiB at once."""
+    root = tmp_path / "data"
+    await make_store(root)
+    assert max(entry.size for entry in entries_of(root)) > 2048
+    monkeypatch.setattr("store.offline.WINDOW_BYTES", 1024)
+    report = verify(root)
+    assert report.findings == []
+    assert report.entry_count == 121
+
+
 async def test_a_trimmed_log_and_an_empty_store_are_clean(tmp_path: Path) -> None:
     await make_store(tmp_path / "trimmed", trimmed=True)
     report = verify(tmp_path / "trimmed")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from store.entry import ALIGNMENT, entry_bytes
 from store.errors import Overloaded, RecordTooLarge, StoreStopped
 from store.limits import KiB
 from store.types import Acks, QueueKey
-from store.writer import GROUP_BYTES_MAX
+from store.writer import GROUP_BYTES_MAX, ZERO_GROUP_BYTES_MAX
 from tests.simdisk import SimDisk
 from tests.store.kit import SMALL, append_of, open_store, opened, put, values_of, with_settings
 
@@ -37,6 +39,28 @@ async def test_a_group_with_one_flushed_call_flushes_them_all() -> None:
             put(store, queue, b"a", acks=Acks.WRITTEN), put(store, queue, b"b", acks=Acks.FLUSHED)
         )
         assert (written.acks, flushed.acks) == (Acks.FLUSHED, Acks.FLUSHED), "the level reached, not the one asked for"
+
+
+@pytest.mark.parametrize(("more_bytes", "operation"), [(0, "pwritev"), (ALIGNMENT, "allocate")])
+async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_allocated_ahead_of_larger_ones(
+    more_bytes: int, operation: str
+) -> None:
+    disk = SimDisk()
+    extent_bytes = 2 * ZERO_GROUP_BYTES_MAX
+    config = with_settings(commit_log_file_bytes=8 * ZERO_GROUP_BYTES_MAX, extent_bytes=extent_bytes)
+    async with opened(disk, config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        value_bytes = ZERO_GROUP_BYTES_MAX - 200
+        while True:
+            append = append_of(QueueKey(topic.topic_id, 0), [bytes(value_bytes)])
+            if entry_bytes(append, 1) == ZERO_GROUP_BYTES_MAX + more_bytes:
+                break
+            value_bytes += 1
+        disk.calls.clear()
+        for _ in range(2):  # the first one is within what is prepared
+            await store.append([replace(append, batch=bytes(append.batch))])
+        grown = [call for call in disk.calls if "/commitlog/" in call.path and call.size == extent_bytes]
+        assert {call.operation for call in grown} == {operation}
 
 
 async def test_an_entry_may_have_the_largest_size_and_not_a_byte_more() -> None:
