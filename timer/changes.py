@@ -91,7 +91,7 @@ def encode_changes(changes: Sequence[Change], now_ms: int) -> Append:
             origin = delay.origin_position, delay.origin_index
             if delay.origin_position < 0:
                 origin = change.source
-            records.append(Record(record.key, record.value, record.timestamp, record.headers))
+            records.append(record)
             delays.append(Delay(change.due_ms, delay.topic_id, delay.queue_id, *origin))
             tag_hashes.append(moved.tag_hash)
             json_values = json_values and moved.json_values

@@ -12,15 +12,17 @@ exactly one source naming it once it is consumed, and a restart learns from the 
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from store import record_batch
 from store.errors import Corrupt, StoreError, StoreStopped
 from store.limits import MiB
-from store.record_batch import DecodedRecord, Headers, Record
+from store.record_batch import Headers, Record
 from store.types import Append, Delay, Entry, QueueKey, Source
 from timer.open_slots import Item
 from timer.schedule import spell_schedule_id
@@ -39,10 +41,15 @@ _READ_AHEAD_COUNT = 1000
 _DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
 
 
+PlainRecord = tuple[bytes | None, bytes | None, int, Headers]
+"""A Record as a plain tuple. Bodies holds a hundred thousand; unlike named ones, the garbage collector soon leaves
+plain tuples of plain things alone, and each of its looks at so many would take a tenth of a second."""
+
+
 class Body(NamedTuple):
     """A `__timer` entry, decoded."""
 
-    records: list[DecodedRecord]
+    records: Sequence[PlainRecord]
     delays: Sequence[Delay]
     tag_hashes: Sequence[int]
     json_values: bool
@@ -99,7 +106,7 @@ class Picked(NamedTuple):
     """One due record, taken out of its body."""
 
     item: Item
-    record: DecodedRecord
+    record: Record
     delay: Delay
     tag_hash: int
     json_values: bool
@@ -110,11 +117,12 @@ def pick(item: Item, body: Body) -> Picked:
     """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
     index = item[2]
     if index >= len(body.records) or index >= len(body.delays):
-        raise Corrupt("commitlog", item.position, f"the entry has no delayed record {index}")
-    record = body.records[index]
-    size_bytes = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
-    if record.headers:
-        size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in record.headers)
+        raise Corrupt("commitlog", item[1], f"the entry has no delayed record {index}")
+    record = _new(Record, body.records[index])
+    key, value, _, headers = record
+    size_bytes = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    if headers:
+        size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in headers)
     tag_hash = body.tag_hashes[index] if body.tag_hashes else 0
     return _new(Picked, (item, record, body.delays[index], tag_hash, body.json_values, size_bytes))
 
@@ -135,22 +143,22 @@ class Grouping:
         _, position, record_index, _, rolls = item
         if origin_position < 0:
             origin_position, origin_index = position, record_index
-        headers: Headers = record.headers
         if rolls:
             queue = TIMER_QUEUE
         else:
             queue = _new(QueueKey, (topic_id, queue_id))
+            key, value, timestamp_ms, headers = record
             kept = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
             kept.append((DELIVER_AT_HEADER, b"%d" % due_ms))
             kept.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
-            headers = kept
+            record = _new(Record, (key, value, timestamp_ms, kept))
         group = self._open.get(queue)  # nothing fires into the timer's own queue, so the key is enough
         if group is None or group.size_bytes + size_bytes > self._batch_bytes_max:
             group = self._open[queue] = Group(queue)
             (self.rolling if rolls else self.firing).append(group)
         group.size_bytes += size_bytes
         group.items.append(item)
-        group.records.append(_new(Record, (record.key, record.value, record.timestamp, headers)))
+        group.records.append(record)
         group.sources.append(_new(Source, (position, record_index)))
         if rolls:
             group.delays.append(Delay(due_ms, topic_id, queue_id, origin_position, origin_index))
@@ -203,14 +211,16 @@ class Bodies:
             self._read_count = len(entries)
             self._read_bytes = sum(entry.size for entry in entries)
             for entry in entries:
-                try:
+                with suppress(StoreError):
                     self._keep(entry)
-                except StoreError:
-                    continue
+                await asyncio.sleep(0)
         return len(ahead)
 
     def _keep(self, entry: Entry) -> Body:
-        records = list(record_batch.decode(entry.batch))
+        records = tuple(
+            (record.key, record.value, record.timestamp, tuple(record.headers))
+            for record in record_batch.decode(entry.batch)
+        )
         size_bytes = len(entry.batch) + _DECODED_OVERHEAD_BYTES * len(records)
         body = Body(records, entry.delays, entry.tag_hashes, entry.json_values, entry.store_time_ms, size_bytes)
         self._bodies[entry.position] = body

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
-from timer import checkpoint, timer_log, wheel
+from timer import checkpoint, pending_file, timer_log, wheel
 
 _MAGIC_NAMES = {
     timer_log.MAGIC_DEFAULT: "default",
@@ -22,7 +22,7 @@ _READ_UNITS = 4096
 
 
 def dump(path: Path) -> Iterator[dict[str, object]]:
-    """The contents of a timer log, wheel or timer checkpoint file, without the slots of the wheel that were never used.
+    """The contents of a timer log, wheel, pending or timer checkpoint file; slots of the wheel never used are left out.
 
     Raises ValueError when the path is not one of the timer's files.
     """
@@ -33,7 +33,9 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
         return _dump_wheel(path)
     if path.name == "checkpoint" and _is_timer_checkpoint(path):
         return _dump_checkpoint(path)
-    raise ValueError(f"{path} is not a timer log, wheel or checkpoint file of a timer")
+    if path.name == "pending" and _is_pending(path):
+        return _dump_pending(path)
+    raise ValueError(f"{path} is not a timer log, wheel, pending or checkpoint file of a timer")
 
 
 def _dump_timer_log(path: Path) -> Iterator[dict[str, object]]:
@@ -74,6 +76,26 @@ def _is_timer_checkpoint(path: Path) -> bool:
     content = path.read_bytes()
     magic = checkpoint._MAGIC.to_bytes(4, "big")
     return magic in (content[:4], content[checkpoint._SLOT_SPACING_BYTES :][:4])
+
+
+def _is_pending(path: Path) -> bool:
+    return path.read_bytes()[:4] == pending_file._MAGIC.to_bytes(4, "big")
+
+
+def _dump_pending(path: Path) -> Iterator[dict[str, object]]:
+    """Which checkpoint it belongs to and whether it passes its check; then, if so, a line for each topic."""
+    content = path.read_bytes()
+    if len(content) < pending_file._HEADER.size:
+        yield {"valid": False}
+        return
+    _, version, _, log_end, queue_offset, count = pending_file._HEADER.unpack_from(content)
+    end = pending_file._HEADER.size + count * pending_file._TOPIC.size
+    crc = content[end : end + pending_file._CRC.size]
+    is_valid = version == pending_file._VERSION and crc == pending_file._CRC.pack(crc32c(content[:end]))
+    yield {"valid": is_valid, "version": version, "log_end": log_end, "queue_offset": queue_offset}
+    if is_valid:
+        for topic_id, schedule_count in pending_file._TOPIC.iter_unpack(content[pending_file._HEADER.size : end]):
+            yield {"topic_id": topic_id, "schedules": schedule_count}
 
 
 def _dump_checkpoint(path: Path) -> Iterator[dict[str, object]]:

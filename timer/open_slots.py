@@ -22,7 +22,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from timer.schedule import SLOT_MS
 
@@ -32,16 +31,13 @@ Key = tuple[int, ...]
 _LOWEST: Key = ()
 _COMPLETE: Key = (1 << 63,)
 _POPPED_SINGLY_COUNT = 64  # beyond it, sorting the heap once costs less than popping each
+_RUN_COUNT = 512  # items of a walk that are sorted at once, and
+_MERGE_COUNT = 8192  # merged at once: the walk sorts as it goes, and no turn of it takes long
 
 
-class Item(NamedTuple):
-    """One schedule of an open slot. `fire_ms` is its due time, or the start of its slot when it only rolls there."""
-
-    fire_ms: int
-    position: int
-    record_index: int
-    slot_s: int
-    rolls: bool
+Item = tuple[int, int, int, int, bool]
+"""One schedule of an open slot: (fire ms, entry position, record index, slot s, rolls). `fire ms` is its due time, or
+the start of its slot when it only rolls there. A plain tuple: they sort faster, and garbage collection skips them."""
 
 
 @dataclass(slots=True)
@@ -63,14 +59,20 @@ class Load:
         self._from = bound
         self._page_count = page_count
         self._items: list[Item] = []
+        self._run_from = 0  # where the last, unsorted run begins
+        self._merged_count = 0  # before it, everything is one sorted run
         self._to = _COMPLETE
 
     def offer(self, item: Item) -> None:
         """Take an item of the chain, in any order."""
         if self._from <= item < self._to:
-            self._items.append(item)
-            if len(self._items) > 2 * self._page_count:
-                self._cut()
+            items = self._items
+            items.append(item)
+            if len(items) - self._run_from == _RUN_COUNT:
+                items[self._run_from :] = sorted(items[self._run_from :])
+                self._run_from = len(items)
+                if self._run_from - self._merged_count >= _MERGE_COUNT:
+                    self._cut()
 
     def result(self) -> tuple[list[Item], Key]:
         """The page, sorted, and the key of the first schedule it leaves on disk."""
@@ -82,10 +84,11 @@ class Load:
         return self._from
 
     def _cut(self) -> None:
-        self._items.sort()
+        self._items.sort()  # merges runs
         if len(self._items) > self._page_count:
             self._to = self._items[self._page_count][:3]
             del self._items[self._page_count :]
+        self._run_from = self._merged_count = len(self._items)
 
 
 class OpenSlots:
@@ -97,6 +100,7 @@ class OpenSlots:
         self._count_max = count_max
         self._page_count = max(1, count_max // 4)
         self._heap: list[Item] = []
+        self._is_sorted = True  # then it is a heap too, and what is due is its beginning
         self._slots: dict[int, _Slot] = {}
         self._order: list[int] = []  # heap of the open slots' seconds
         self._partial: set[int] = set()
@@ -116,13 +120,14 @@ class OpenSlots:
 
     def arrive(self, item: Item, delivered_from: int) -> None:
         """Take a schedule just hung into an open slot."""
-        assert self.read_mark_s <= item.slot_s < self.write_mark_s
-        slot = self._slots.get(item.slot_s)
+        slot_s = item[3]
+        assert self.read_mark_s <= slot_s < self.write_mark_s
+        slot = self._slots.get(slot_s)
         if slot is None:
-            slot = self._add(item.slot_s, delivered_from, _COMPLETE)
+            slot = self._add(slot_s, delivered_from, _COMPLETE)
         if item < slot.bound:
             slot.outstanding_count += 1
-            heapq.heappush(self._heap, item)
+            self._push(item)
             if len(self._heap) > self._count_max:
                 self._evict()
         elif slot.loading:
@@ -152,7 +157,7 @@ class OpenSlots:
         items += [item for item in arrivals if item < slot.bound]
         slot.outstanding_count += len(items)
         self._heap += items
-        heapq.heapify(self._heap)
+        self._sort()
         if slot.bound == _COMPLETE:
             self._partial.discard(load.slot_s)
         if len(self._heap) > self._count_max:
@@ -164,22 +169,23 @@ class OpenSlots:
         heap = self._heap
         due: list[Item] = []
         limit = min(self._limit(), (now_ms + 1,))
-        while heap and len(due) < min(count_max, _POPPED_SINGLY_COUNT) and heap[0] < limit:
-            due.append(heapq.heappop(heap))
-        if len(due) == _POPPED_SINGLY_COUNT and heap and heap[0] < limit:
-            heap.sort()  # a sorted list is a heap too; it is nearly sorted from the last time
+        if not self._is_sorted:
+            while heap and len(due) < min(count_max, _POPPED_SINGLY_COUNT) and heap[0] < limit:
+                due.append(heapq.heappop(heap))
+            if len(due) == _POPPED_SINGLY_COUNT and heap and heap[0] < limit:
+                self._sort()
+        if self._is_sorted:
             count = bisect_left(heap, limit, hi=min(len(heap), count_max - len(due)))
             due += heap[:count]
             del heap[:count]
-        slots = self._slots
-        withdrawn: list[Item] = []
-        for item in due:
-            slot = slots[item[3]]
-            if slot.withdrawn and item[:3] in slot.withdrawn:
-                withdrawn.append(item)
-            elif slot.popped < item:
-                slot.popped = item[:3]
-        if withdrawn:
+        is_withdrawn = False
+        for slot_s, last in {item[3]: item for item in due}.items():  # of each slot the last one: it is the largest
+            slot = self._slots[slot_s]
+            is_withdrawn = is_withdrawn or bool(slot.withdrawn)
+            if slot.popped < last:
+                slot.popped = last[:3]
+        if is_withdrawn:
+            withdrawn = [item for item in due if item[:3] in self._slots[item[3]].withdrawn]
             self.done(withdrawn)
             gone = set(withdrawn)
             due = [item for item in due if item not in gone]
@@ -187,13 +193,13 @@ class OpenSlots:
 
     def withdraw(self, item: Item) -> None:
         """Have a waiting schedule never popped from its slot, if that is open: something else has consumed it."""
-        if (slot := self._slots.get(item.slot_s)) is not None:
+        if (slot := self._slots.get(item[3])) is not None:
             slot.withdrawn.add(item[:3])
 
     def is_waiting(self, item: Item) -> bool:
         """Whether a schedule that hangs in a slot before the write mark is still to fire. Not while what was
         popped is being delivered."""
-        slot = self._slots.get(item.slot_s)
+        slot = self._slots.get(item[3])
         if slot is None or item[:3] in slot.withdrawn:
             return False
         return item[:3] > slot.popped or item in self._heap  # popped in order, but some come late or are put back
@@ -206,7 +212,7 @@ class OpenSlots:
     def put_back(self, items: list[Item]) -> None:
         """Return items that could not be delivered now."""
         for item in items:
-            heapq.heappush(self._heap, item)
+            self._push(item)
 
     def done(self, items: list[Item]) -> None:
         """Items whose delivery (or roll, or drop) is durable."""
@@ -232,7 +238,7 @@ class OpenSlots:
 
     def next_fire_ms(self) -> int | None:
         """When the next schedule in memory is due."""
-        return self._heap[0].fire_ms if self._heap else None
+        return self._heap[0][0] if self._heap else None
 
     def has_room(self) -> bool:
         """Whether further slots should be opened: nothing waits to be loaded, and the heap is not half full."""
@@ -258,15 +264,27 @@ class OpenSlots:
             self._partial.add(slot_s)
         return slot
 
+    def _push(self, item: Item) -> None:
+        heap = self._heap
+        if self._is_sorted and heap and item < heap[-1]:
+            self._is_sorted = False
+        heapq.heappush(heap, item)
+
+    def _sort(self) -> None:
+        """Quick when much of it is sorted: it mostly is, from the last time."""
+        self._heap.sort()
+        self._is_sorted = True
+
     def _limit(self) -> Key:
         return min((self._slots[slot_s].bound for slot_s in self._partial), default=_COMPLETE)
 
     def _evict(self) -> None:
         """Give the later half back to the disk. What O3 forbids to give back stays: it is overdue and fires next."""
-        self._heap.sort()
+        self._sort()
         kept = self._count_max // 2
         for item in self._heap[kept:]:
-            slot = self._slots[item.slot_s]
+            slot_s = item[3]
+            slot = self._slots[slot_s]
             if item < slot.popped or item[:3] == slot.popped:
                 self._heap[kept] = item
                 kept += 1
@@ -274,5 +292,5 @@ class OpenSlots:
             slot.outstanding_count -= 1
             if item < slot.bound:
                 slot.bound = item[:3]
-                self._partial.add(item.slot_s)
+                self._partial.add(slot_s)
         del self._heap[kept:]

@@ -16,7 +16,7 @@ An id that has no unit any more was delivered if the log shows its delivery, at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from store.errors import Overloaded, StoreError
@@ -70,9 +70,9 @@ class Found(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Which schedules: of one topic, due in [from_ms, to_ms), with one of some keys. None: any."""
+    """Which schedules: of some topics, due in [from_ms, to_ms), with one of some keys. None: any."""
 
-    topic_id: int | None = None
+    topic_ids: frozenset[int] | None = None
     from_ms: int = 0
     to_ms: int | None = None
     keys: frozenset[bytes | None] | None = None
@@ -152,16 +152,14 @@ class Schedules:
         unit_count = body_bytes = 0
         last_body = -1
         for start, chunk in self._timer_log.chunks(cursor - cursor % UNIT_BYTES):
-            for position in self._candidates(start, chunk, query):
+            async for position in self._pending(self._candidates(start, chunk, query)):
                 if len(schedules) == limit or body_bytes > KEY_BYTES_PER_PAGE_MAX:
                     return Page(schedules, positions, position)
-                unit = self._timer_log.read(position)
-                async with self._settled:
-                    if self._standing_of(unit) is not Standing.PENDING:
-                        continue
-                if query.keys is not None and unit.entry_position != last_body:
-                    last_body = unit.entry_position
-                    body_bytes += unit.entry_size
+                if query.keys is not None:
+                    unit = self._timer_log.read(position)
+                    if unit.entry_position != last_body:
+                        last_body = unit.entry_position
+                        body_bytes += unit.entry_size
                 schedule = await self.read(position)
                 if query.keys is None or schedule.record.record.key in query.keys:
                     schedules.append(schedule)
@@ -189,18 +187,30 @@ class Schedules:
                 await asyncio.sleep(0)
         return counts
 
+    async def _pending(self, positions: Sequence[int]) -> AsyncIterator[int]:
+        """Those of some units that are pending. Many at a time: while overdue schedules fire, each wait for
+        `settled` is as long as a go of deliveries."""
+        for first in range(0, len(positions), _TURN_UNITS):
+            async with self._settled:
+                pending = [
+                    position
+                    for position in positions[first : first + _TURN_UNITS]
+                    if self._standing_of(self._timer_log.read(position)) is Standing.PENDING
+                ]
+            for position in pending:
+                yield position
+
     def _candidates(self, start: int, chunk: bytes, query: Query) -> list[int]:
         """Positions of units that may be pending and meant."""
         read_mark_s = self._read_mark_s()
-        any_topic = query.topic_id is None
-        topic_id, from_ms = query.topic_id, query.from_ms
+        topic_ids, from_ms = query.topic_ids, query.from_ms
         to_ms = (1 << 63) if query.to_ms is None else query.to_ms
         return [
             start + number * UNIT_BYTES
             for number, (_, _, magic, due_ms, _, _, _, its_topic_id, slot_s, _) in enumerate(unpack_units(chunk))
             if slot_s >= read_mark_s
             and not magic & MAGIC_DELETE
-            and (any_topic or its_topic_id == topic_id)
+            and (topic_ids is None or its_topic_id in topic_ids)
             and from_ms <= due_ms < to_ms
         ]
 
@@ -272,4 +282,4 @@ class Schedules:
 
 
 def _item(unit: Unit) -> Item:
-    return Item(unit.due_ms, unit.entry_position, unit.record_index, unit.slot_s, False)
+    return unit.due_ms, unit.entry_position, unit.record_index, unit.slot_s, False

@@ -58,7 +58,10 @@ from timer.wheel import NOWHERE, Wheel
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 * MiB
-_TURN_UNITS = 2048  # units walked, or records hung, between two turns of the event loop: a few milliseconds
+_TURN_UNITS = 256  # units walked, or records hung, between two turns of the event loop: about a millisecond
+_TURN_RECORDS = 512  # records looked at between two turns while delivering
+_PIECE_RECORDS = 1024  # what one append delivers at most, so that nobody's append waits long behind it; and its bytes:
+_PIECE_BYTES = 1 * MiB
 _WAIT_MS_MAX = 500
 _RETRY_MS = 200
 _TRIES = 20
@@ -273,10 +276,13 @@ class TimerService:
                 await _wait(self._room, _WAIT_MS_MAX)
 
     async def _dequeue_loop(self) -> None:
+        time_s = asyncio.get_running_loop().time
+        interval_s = self._config.fire_interval_ms / 1000
         while True:
             self._wake.clear()
+            started_s = time_s()
             if await self._dequeue_go():
-                await asyncio.sleep(0)
+                await asyncio.sleep(max(0, started_s + interval_s - time_s()))
             else:
                 await _wait(self._wake, self._idle_ms())
 
@@ -392,7 +398,7 @@ class TimerService:
                 accepted_count += 1
             if slot_s < write_mark_s:
                 fire_ms = slot_s * SLOT_MS if rolls else due_ms
-                open_slots.arrive(Item(fire_ms, position, index, slot_s, rolls), log_end)
+                open_slots.arrive((fire_ms, position, index, slot_s, rolls), log_end)
                 arrived = True
         self._hung_count += hung_count
         self.metrics.accepted_count += accepted_count
@@ -655,11 +661,19 @@ class TimerService:
             due = self._open.pop_due(self._clock.now_ms(), self._config.fire_records_max)
             left_count = 0
             if due:
-                grouping, rest = await self._dequeue_message(due)
+                picked, rest = await self._dequeue_message(due)
                 self._open.put_back(rest)
                 left_count = len(due) - len(rest)
-                for groups, put in ((grouping.rolling, self._append_flushed), (grouping.firing, self._deliver)):
-                    left_count -= await self._dequeue_put(groups, put)
+                for piece in _pieces(picked):
+                    if self._blocked:  # what follows must not overtake it
+                        self._open.put_back([chosen.item for chosen in piece])
+                        left_count -= len(piece)
+                        continue
+                    grouping = Grouping(batch_bytes_max=self._config.batch_bytes_max)
+                    for chosen in piece:
+                        grouping.add(chosen)
+                    for groups, put in ((grouping.rolling, self._append_flushed), (grouping.firing, self._deliver)):
+                        left_count -= await self._dequeue_put(groups, put)
             self._open.advance(self._clock.now_ms() // SLOT_MS)
         self._room.set()
         if not self._open.is_loaded:
@@ -699,18 +713,17 @@ class TimerService:
                 await asyncio.sleep(0)
             if unit.magic & MAGIC_DELETE:
                 continue
-            rolls = unit.magic & MAGIC_ROLL != 0
-            fire_ms = unit.slot_s * SLOT_MS if rolls else unit.due_ms
-            offer(Item(fire_ms, unit.entry_position, unit.record_index, unit.slot_s, rolls))
+            offer(_item_of(unit))
         self._open.finish(load)
 
-    async def _dequeue_message(self, due: list[Item]) -> tuple[Grouping, list[Item]]:
-        """Read the records of due items and group them, in order; also what did not fit the bytes of one go.
+    async def _dequeue_message(self, due: list[Item]) -> tuple[list[Picked], list[Item]]:
+        """Read the records of due items, in order; also the items that did not fit the bytes of one go.
 
         Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
         scattered over `due`, and there may be more batches than memory is to hold.
         """
         by_entry: dict[int, list[int]] = {}  # places in `due`
+        found: list[Picked | None] = [None] * len(due)
         gone: set[int] = set()  # consumed already, or parked
         for number, item in enumerate(due):
             source = item[1:3]
@@ -723,7 +736,8 @@ class TimerService:
                 numbers.append(number)
             else:
                 by_entry[item[1]] = [number]
-        picked: list[Picked | None] = [None] * len(due)
+            if number % _TURN_RECORDS == 0:
+                await asyncio.sleep(0)
         positions = list(by_entry)
         size_bytes = turn_count = ahead_count = 0
         for count, (position, numbers) in enumerate(by_entry.items()):
@@ -734,7 +748,7 @@ class TimerService:
             try:
                 body = await self._bodies.get(position)
                 for number in numbers:
-                    chosen = picked[number] = pick(due[number], body)
+                    chosen = found[number] = pick(due[number], body)
                     size_bytes += chosen[5]
             except StoreStopped:
                 raise
@@ -745,21 +759,17 @@ class TimerService:
                 log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
                 continue
             turn_count += len(numbers) + len(body.records) // 4
-            if turn_count >= _TURN_UNITS // 4:
+            if turn_count >= _TURN_RECORDS:
                 turn_count = 0
                 await asyncio.sleep(0)
-        grouping = Grouping(batch_bytes_max=self._config.batch_bytes_max)
-        add = grouping.add
-        for number, found in enumerate(picked):
+        picked: list[Picked] = []
+        for number, chosen_or_none in enumerate(found):
             if number in gone:
                 continue
-            if found is None:  # what follows must not overtake it
-                rest = [later for at, later in enumerate(due[number:], number) if at not in gone]
-                return grouping, rest
-            add(found)
-            if number % (_TURN_UNITS // 4) == 0:
-                await asyncio.sleep(0)
-        return grouping, []
+            if chosen_or_none is None:  # what follows must not overtake it
+                return picked, [later for at, later in enumerate(due[number:], number) if at not in gone]
+            picked.append(chosen_or_none)
+        return picked, []
 
     async def _dequeue_put(self, groups: list[Group], put: Deliver) -> int:
         """Append groups durably; return how many records have to be tried again later."""
@@ -811,7 +821,7 @@ class TimerService:
 
     def _drop(self, group: Group, error: StoreError) -> None:
         if isinstance(error, RecordTooLarge):
-            log.error("timer: dropping a record that cannot be delivered, entry=%d: %s", group.items[0].position, error)
+            log.error("timer: dropping a record that cannot be delivered, entry=%d: %s", group.items[0][1], error)
         elif group.queue not in self._lost_targets:
             self._lost_targets.add(group.queue)
             log.warning("timer: dropping records due for a queue that is gone, topic id=%d queue=%d", *group.queue)
@@ -927,7 +937,19 @@ def _item_of(unit: Unit) -> Item:
     """A unit as the open slots hold it."""
     rolls = unit.magic & MAGIC_ROLL != 0
     fire_ms = unit.slot_s * SLOT_MS if rolls else unit.due_ms
-    return Item(fire_ms, unit.entry_position, unit.record_index, unit.slot_s, rolls)
+    return fire_ms, unit.entry_position, unit.record_index, unit.slot_s, rolls
+
+
+def _pieces(picked: list[Picked]) -> Iterator[list[Picked]]:
+    """Due records cut into what one append delivers."""
+    start = size_bytes = 0
+    for number, chosen in enumerate(picked):
+        size_bytes += chosen[5]
+        if number - start + 1 == _PIECE_RECORDS or size_bytes >= _PIECE_BYTES:
+            yield picked[start : number + 1]
+            start, size_bytes = number + 1, 0
+    if start < len(picked):
+        yield picked[start:]
 
 
 def _go_sizes(changes: list[Change], bytes_max: int) -> Iterator[list[Change]]:

@@ -41,6 +41,7 @@ def verify(root: Path, *, log_end: int) -> Iterator[Finding]:
         if _int(slot, "generation") > newest:
             newest = _int(slot, "generation")
             timer_log_end, is_wheel_complete = _int(slot, "log_end"), bool(slot["clean"])
+    yield from _pending(directory / "pending")
     yield from _timer_log(directory / "timerlog", timer_log_end, log_end)
     if is_wheel_complete and (directory / "wheel").exists():
         for slot in dump(directory / "wheel"):
@@ -53,6 +54,19 @@ def _checkpoint(path: Path) -> Iterator[dict[str, object]]:
         yield from dump(path)
     except (FileNotFoundError, ValueError):  # never written, or both slots without their magic
         return
+
+
+def _pending(path: Path) -> Iterator[Finding]:
+    """Damage here costs nothing but the time of a count: it is not believed, and no fact is lost."""
+    if not path.exists() or not path.stat().st_size:
+        return  # never written
+    try:
+        [state, *_] = dump(path)
+        is_valid = bool(state["valid"])
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        yield Finding(Severity.LEFTOVER, str(path), 0, "the counts fail their check; the next start counts again")
 
 
 def _timer_log(directory: Path, end: int, log_end: int) -> Iterator[Finding]:

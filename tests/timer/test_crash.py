@@ -1,5 +1,5 @@
-"""Accept, wait, roll, fire, cancel, move, checkpoint, expire, step the clock and crash, at random: each record once,
-never early, and never after it was cancelled.
+"""Accept, wait, roll, cancel (one, many), move, fire now, checkpoint, expire, step the clock and crash, at random:
+each record once, never early, never after it was cancelled, and the count of what is pending exact.
 
 Covers timer.recovery. Every run is a seed; a failure names it. `MQ_TIMER_RUNS` sets how many are tried.
 """
@@ -19,8 +19,9 @@ from store.types import Acks, Append
 from tests.clock import FakeClock
 from tests.simdisk import PowerCut, SimDisk
 from tests.timer.fakes import FakeLog, make_timer, settle
-from timer.changes import Standing
+from timer.changes import Reason, Standing
 from timer.schedule import ScheduleId
+from timer.schedules import Query
 from timer.service import TimerService
 
 RUNS = int(os.environ.get("MQ_TIMER_RUNS", "250"))
@@ -68,42 +69,122 @@ class Run:
             self.ids[value] = ScheduleId(due_ms, appended.position, index)
 
     async def change(self) -> None:
-        """Cancel or move one of all there ever were, and compare the answer with what has been delivered."""
-        rng = self.rng
-        if not self.ids:
+        """Cancel, move or fire one of all there ever were, and compare the answer with what has been delivered."""
+        if not await self._is_settled() or not self.ids:
             return
+        rng = self.rng
         value = rng.choice(sorted(self.ids))
-        schedule = self.ids[value]
-        await settle(self.timer)
-        if self.timer.enqueue_lag_count:
-            return  # memory is full of what the clock, set back, does not let fire: the timer would say so
         is_delivered = any(record.value == value for record in self.log.delivered())
         is_owed = self.accepted[value] >= 0 and not is_delivered
-        due_ms = self.clock.now_ms() + rng.choice((0, 500, 4000, 40_000)) + rng.randrange(50)
-        is_cancel = rng.random() < 0.5
+        reason = rng.choice(tuple(Reason))
+        due_ms = self._new_due_ms(reason)
         try:
-            outcome = await (self.timer.cancel(schedule) if is_cancel else self.timer.move(schedule, due_ms))
+            standing = await self._ask(self.ids[value], reason, due_ms)
         except Overloaded:  # too many were cancelled in slots that the clock, set back, keeps open
             return
-        if is_cancel:
-            if is_owed:
-                self.accepted[value] = -1
-                self.gone.append(schedule)
-        elif is_owed:
+        if is_owed:
+            self._changed(value, reason, due_ms)
+        assert (standing is Standing.PENDING) == is_owed
+        if is_delivered:
+            assert standing is Standing.DELIVERED
+        if rng.random() < 0.5 and await self._is_settled():
+            for gone in self.gone[-3:]:
+                assert (await self.timer.find(gone))[0] is Standing.UNKNOWN
+
+    async def cancel_all(self) -> None:
+        """Cancel what is due in a stretch of time: exactly what the model has there."""
+        if not await self._is_settled():
+            return
+        from_ms = self.clock.now_ms() + self.rng.randrange(-1000, 20_000)
+        to_ms = from_ms + self.rng.randrange(10_000)
+        delivered = {record.value for record in self.log.delivered()}
+        meant = [
+            value for value, due_ms in self.accepted.items() if from_ms <= due_ms < to_ms and value not in delivered
+        ]
+        try:
+            assert await self.timer.cancel_all(Query(from_ms=from_ms, to_ms=to_ms)) == len(meant)
+        except Overloaded:
+            assert self.timer.pending_count == len(self._owed())
+            return
+        for value in meant:
+            self._changed(value, Reason.CANCELLED, 0)
+        assert self.timer.pending_count == len(self._owed())
+
+    async def _is_settled(self) -> bool:
+        """Whether all that can happen has happened. Not when memory is full of what the clock, set back, does not let
+        fire: the timer would say so."""
+        await settle(self.timer)
+        return self.timer.enqueue_lag_count == 0
+
+    def _new_due_ms(self, reason: Reason) -> int:
+        now_ms = self.clock.now_ms()
+        if reason is Reason.FIRED:
+            return now_ms
+        return now_ms + self.rng.choice((0, 500, 4000, 40_000)) + self.rng.randrange(50)
+
+    async def _ask(self, schedule: ScheduleId, reason: Reason, due_ms: int) -> Standing:
+        if reason is Reason.CANCELLED:
+            return (await self.timer.cancel(schedule)).standing
+        if reason is Reason.MOVED:
+            return (await self.timer.move(schedule, due_ms)).standing
+        firing = asyncio.create_task(self.timer.fire(schedule))
+        for _ in range(500):
+            await asyncio.sleep(0)
+            await settle(self.timer)
+            if firing.done():
+                return firing.result().standing
+        firing.cancel()  # memory is full, as above: it is changed, and will fire
+        await asyncio.wait([firing])
+        return Standing.PENDING
+
+    def _changed(self, value: bytes, reason: Reason, due_ms: int) -> None:
+        """Have the model follow a change."""
+        schedule = self.ids[value]
+        if reason is Reason.CANCELLED:
+            self.accepted[value] = -1
+            self.gone.append(schedule)
+        else:
             self.accepted[value] = due_ms
             self.ids[value] = schedule._replace(due_ms=due_ms)
-        assert (outcome.standing is Standing.PENDING) == is_owed
-        if is_delivered:
-            assert outcome.standing is Standing.DELIVERED
-        if rng.random() < 0.5:
-            await settle(self.timer)
-            for gone in self.gone[-3:] if not self.timer.enqueue_lag_count else ():
-                assert (await self.timer.find(gone))[0] is Standing.UNKNOWN
+
+    def _owed(self) -> set[bytes]:
+        """What is accepted and neither cancelled nor delivered."""
+        owed = {value for value, due_ms in self.accepted.items() if due_ms >= 0}
+        return owed.difference(record.value for record in self.log.delivered())
+
+    async def _die_in_change(self) -> None:
+        """The process dies with a change's append not begun, or done but not answered."""
+        if not await self._is_settled() or not (owed := self._owed() & self.ids.keys()):
+            return
+        value = self.rng.choice(sorted(owed))
+        reason = self.rng.choice(tuple(Reason))
+        due_ms = self._new_due_ms(reason)
+        is_done = self.rng.random() < 0.7
+
+        def die(appends: Sequence[Append]) -> None:
+            raise Killed
+
+        if is_done:
+            self.log.after_append = die
+        else:
+            self.log.before_append = die
+        try:
+            await self._ask(self.ids[value], reason, due_ms)
+        except Killed:
+            if is_done:
+                self._changed(value, reason, due_ms)
+        except Overloaded:
+            pass
+        finally:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:  # the dead write nothing
+                task.cancel()
+                await asyncio.wait([task])
+            self.log.before_append = self.log.after_append = lambda appends: None
 
     async def crash(self) -> None:
         """A power cut, or a kill; perhaps in the middle of a delivery, and perhaps during recovery again."""
         rng = self.rng
-        how = rng.randrange(4)
+        how = rng.randrange(5)
         if how == 0:
 
             def die(appends: Sequence[Append]) -> None:
@@ -123,6 +204,8 @@ class Run:
                 await (self.timer.close() if rng.random() < 0.5 else self.timer.checkpoint())
             except PowerCut:
                 pass
+        elif how == 2:
+            await self._die_in_change()
         if how != 1 and rng.random() < 0.3:
             self.disk.kill()
         else:
@@ -153,8 +236,10 @@ class Run:
         operation = rng.randrange(100)
         if operation < 22:
             await self.accept()
-        elif operation < 30:
+        elif operation < 29:
             await self.change()
+        elif operation < 31:
+            await self.cancel_all()
         elif operation < 50:
             await self.timer.enqueue_step()
         elif operation < 65:

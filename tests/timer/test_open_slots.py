@@ -24,22 +24,22 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
         clock_ms += rng.choice((0, 0, 5, 100, 900))
         fire_ms = clock_ms + rng.choice((-3000, -1, 0, 1, 50, 1500, 4000))
         slot_s = max(fire_ms // 1000, slots.read_mark_s)
-        item = Item(fire_ms, position, rng.randrange(3), slot_s, rolls=False)
+        item = (fire_ms, position, rng.randrange(3), slot_s, False)
         disk.setdefault(slot_s, []).append(item)
         hung.add(item)
         if slot_s < slots.write_mark_s:
             slots.arrive(item, 0)
         if rng.random() < 0.5:
             _load(slots, disk, clock_ms, rng)
-        opened = [item for item in hung if item.slot_s < slots.write_mark_s]
+        opened = [item for item in hung if item[3] < slots.write_mark_s]
         for item in rng.sample(opened, min(3, len(opened))):
-            is_waiting = item.slot_s >= slots.read_mark_s and slots.is_waiting(item)
+            is_waiting = item[3] >= slots.read_mark_s and slots.is_waiting(item)
             assert is_waiting == (item not in fired)
             if is_waiting and rng.random() < 0.1:
                 slots.withdraw(item)
                 assert not slots.is_waiting(item)
                 fired.add(item)
-        owed = sorted(item for item in hung - fired if item.slot_s < slots.write_mark_s)
+        owed = sorted(item for item in hung - fired if item[3] < slots.write_mark_s)
         due = slots.pop_due(clock_ms, rng.choice((1, 2, 100)))
         assert due == owed[: len(due)], "nothing older may be left behind"
         if due and rng.random() < 0.2:
@@ -49,7 +49,7 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
             fired.update(due)
         slots.advance(clock_ms // 1000)
         assert slots.read_mark_s < slots.write_mark_s
-        assert all(item.slot_s >= slots.read_mark_s for item in hung - fired)
+        assert all(item[3] >= slots.read_mark_s for item in hung - fired)
     clock_ms += 10_000
     while len(fired) < len(hung):
         _load(slots, disk, clock_ms, rng)
@@ -90,8 +90,8 @@ def test_what_arrives_during_a_walk_is_met_once() -> None:
     slots = OpenSlots(NOW_S, delivered_from=0, count_max=100)
     load = slots.next_load(NOW_S * 1000 + 1000)
     assert load is not None
-    seen = Item(NOW_S * 1000 + 5, 1, 0, NOW_S, False)
-    late = Item(NOW_S * 1000 + 4, 2, 0, NOW_S, False)
+    seen = (NOW_S * 1000 + 5, 1, 0, NOW_S, False)
+    late = (NOW_S * 1000 + 4, 2, 0, NOW_S, False)
     load.offer(seen)
     slots.arrive(late, 0)  # hung after the walk had begun: not in the chain it saw
     slots.finish(load)
@@ -102,7 +102,7 @@ def test_the_read_mark_waits_for_every_delivery_and_for_the_second_to_be_over() 
     slots = OpenSlots(NOW_S, delivered_from=7, count_max=100)
     load = slots.next_load(NOW_S * 1000)
     assert load is not None
-    load.offer(Item(NOW_S * 1000, 1, 0, NOW_S, False))
+    load.offer((NOW_S * 1000, 1, 0, NOW_S, False))
     slots.finish(load)
     slots.skip_to(NOW_S + 5)
     due = slots.pop_due(NOW_S * 1000, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from random import Random
 
@@ -14,8 +15,10 @@ from store.types import Acks, Append, Delay, QueueKey
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
+from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
-from timer.schedule import LAP_SLOTS, decode_schedule_id, encode_schedule_id
+from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
+from timer.schedules import Query
 from timer.service import TimerService
 
 DAY_MS = 86_400_000
@@ -442,3 +445,73 @@ async def test_nothing_is_hung_while_the_read_mark_is_a_lap_behind(log: FakeLog,
     assert await timer.enqueue_step() == 0
     await settle(timer)
     assert values(log) == [b"first", b"second"]
+
+
+async def test_what_is_due_within_an_interval_shares_an_append(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, fire_interval_ms=25)
+    await timer.start()
+    await log.accept([(START_MS + 1 + number, b"%d" % number) for number in range(100)])
+    await settle(timer)
+    before = log.append_count
+    running = asyncio.create_task(timer.run())
+    started_s = asyncio.get_running_loop().time()
+    while len(values(log)) < 100:  # the clock follows the real one, so that a record is due every millisecond
+        clock.set(START_MS + int((asyncio.get_running_loop().time() - started_s) * 1000))
+        await asyncio.sleep(0.001)
+    running.cancel()
+    await asyncio.wait([running])
+    assert log.append_count - before <= 1 + 100 // 25 + 1
+    assert all(delivered.at_ms >= delivered.due_ms for delivered in log.delivered())
+
+
+@pytest.mark.parametrize("strobe_ms", [0, 500])
+async def test_a_clock_that_stands_still_or_strobes_makes_no_loop_spin(
+    log: FakeLog, clock: FakeClock, strobe_ms: int
+) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    clock.strobe(strobe_ms)
+    await log.accept([(START_MS + strobe_ms + 1, b"soon"), (START_MS + strobe_ms + 700, b"later")])
+    running = asyncio.create_task(timer.run())
+    readings = clock.reading_count
+    await asyncio.sleep(0.5)
+    readings = clock.reading_count - readings
+    running.cancel()
+    await asyncio.wait([running])
+    assert values(log) == []
+    assert readings < 500 * 6, "looked at the clock more often than a few times a millisecond"
+
+
+async def test_counts_never_drift_over_every_way_out(log: FakeLog, clock: FakeClock) -> None:
+    disk = SimDisk()
+    rng = Random(3)
+    accepted: dict[bytes, ScheduleId] = {}
+    cancelled_count = 0
+    timer = make_timer(log, disk, clock)
+    await timer.start()
+    for number in range(40):
+        values_now = [b"%d-%d" % (number, index) for index in range(10)]
+        dues = [clock.now_ms() + rng.choice((100, 3000, 30_000)) + rng.randrange(1000) for _ in values_now]
+        appended = await log.accept(list(zip(dues, values_now, strict=True)))
+        for index, (due_ms, value) in enumerate(zip(dues, values_now, strict=True)):
+            accepted[value] = ScheduleId(due_ms, appended.position, index)
+        clock.step(rng.choice((0, 400, 2500)))
+        await settle(timer)
+        for value in rng.sample(sorted(accepted), 3):
+            outcome = await timer.cancel(accepted[value])
+            cancelled_count += outcome.standing is Standing.PENDING
+            await settle(timer)
+        if number % 5 == 0:
+            await timer.close()
+            timer = make_timer(log, disk, clock)
+            await timer.start()
+        elif number % 5 == 3:
+            await timer.checkpoint()
+            disk = disk.crash(rng)
+            timer = make_timer(log, disk, clock)
+            await timer.start()
+        await settle(timer)
+        expected = len(accepted) - cancelled_count - len(log.delivered())
+        assert timer.pending_count == expected
+        assert timer.pending_counts() == ({TARGET.topic_id: expected} if expected else {})
+        assert sum(await timer.histogram(Query(), [0, 2**62])) == expected

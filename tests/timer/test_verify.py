@@ -11,6 +11,7 @@ from store.files import OsFiles
 from store.verify import Finding, Severity
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.dump import dump
+from timer.pending_file import PendingFile
 from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog
 from timer.verify import DIRECTORY, verify
 from timer.wheel import SLOTS, Wheel
@@ -37,10 +38,12 @@ def root(tmp_path: Path) -> Path:
     timer_log.write(unwritten)
     timer_log.written(unwritten)
     wheel.flush()
+    pending = PendingFile(files, directory / "pending")
+    pending.write({16: 70, 17: 30}, UNITS * UNIT_BYTES, UNITS)
     checkpoint = CheckpointFile(files, directory / "checkpoint")
     for write_mark_s in (FIRST_S, FIRST_S + 1):
         checkpoint.write(Checkpoint(UNITS * UNIT_BYTES, UNITS, FIRST_S, write_mark_s, 0, clean=True))
-    for opened in (timer_log, wheel, checkpoint):
+    for opened in (timer_log, wheel, checkpoint, pending):
         opened.close()
     return tmp_path
 
@@ -66,6 +69,9 @@ def test_everything_can_be_dumped(root: Path) -> None:
     slots = list(dump(root / DIRECTORY / "wheel"))
     assert [slot["time_s"] for slot in slots] == list(range(FIRST_S, FIRST_S + 34))
     assert [slot["valid"] for slot in dump(root / DIRECTORY / "checkpoint")] == [True, True]
+    state, *topics = dump(root / DIRECTORY / "pending")
+    assert state == {"valid": True, "version": 1, "log_end": UNITS * UNIT_BYTES, "queue_offset": UNITS}
+    assert topics == [{"topic_id": 16, "schedules": 70}, {"topic_id": 17, "schedules": 30}]
 
 
 def flip_unit(directory: Path) -> Path:
@@ -110,6 +116,15 @@ def test_a_torn_checkpoint_slot_is_a_leftover(root: Path) -> None:
     change(root / DIRECTORY / "checkpoint", 20, b"\xfe")
     change(root / DIRECTORY / "checkpoint", 3000, b"\xff")
     assert len(findings(root)) == 1
+
+
+@pytest.mark.parametrize("at", [0, 5, 10, 20, 27, 28, 33, 44, 52])
+def test_counts_that_fail_their_check_are_a_leftover_wherever_they_were_changed(at: int, root: Path) -> None:
+    path = root / DIRECTORY / "pending"
+    change(path, at, b"\xff")
+    assert [(finding.severity, finding.path) for finding in findings(root)] == [(Severity.LEFTOVER, str(path))]
+    path.write_bytes(path.read_bytes()[:at])
+    assert len(findings(root)) == bool(at), "an empty file was never written"
 
 
 def test_what_lies_behind_the_checkpoint_is_not_looked_at(root: Path) -> None:

@@ -54,6 +54,9 @@ async def test_the_loops_deliver_every_record_once_across_restarts(tmp_path: Pat
             for queue_id in (0, 1):
                 queue = QueueKey(topic.topic_id, queue_id)
                 await reach(store, queue, ROUNDS * RECORDS // 2 - 1)
+            async with asyncio.timeout(10):
+                while timer.pending_count:  # noqa: ASYNC110 - it counts a moment after others can read
+                    await asyncio.sleep(0.001)
         running.cancel()
         await asyncio.wait([running])
         if number % 2:  # else as if killed: no clean checkpoint
