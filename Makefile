@@ -51,7 +51,7 @@ load: $(STAMP) ## Locust against a running server: make load URL=http://127.0.0.
 bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
-bench-timer: $(STAMP) ## The timer: accepting, firing, lateness, recovery; PENDING=10000000 for the large run
+bench-timer: $(STAMP) ## The timer: accepting, firing, lateness, recovery; PENDING='1000000 10000000' for the large run
 	@$(BIN)/python -m loadtest.bench.timer $(if $(PENDING),--many $(PENDING))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats

@@ -14,33 +14,50 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
+from time import monotonic_ns
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from gateway.auth.authenticator import PolicyAuthenticator
+from gateway.auth.policy import PolicyFiles
 from gateway.brokers.local import LocalBroker
 from gateway.config import GatewayConfig
 from gateway.consumer import Consumer
+from gateway.consumers.service import Instances
+from gateway.coordinator.metrics import coordinator_metrics
+from gateway.coordinator.service import Coordinator
+from gateway.http.admission import rates_of
+from gateway.http.answers import RequestIds
 from gateway.http.application import build_application, uses_c_parser
+from gateway.http.connection import Connection, Door, Site
+from gateway.http.consumers import INSTANCES
 from gateway.http.context import Gateway, GatewayStats
 from gateway.http.metrics import Collector, histogram_buckets, integers_of, registry_of
 from gateway.http.schedules import SCHEDULES
 from gateway.http.starting import RecoveryProgress, build_starting_application
+from gateway.identity import cluster_id
 from gateway.producer import Producer
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
+from gateway.tls import ServerTls
 from gateway.topics import TopicView
 from store import Store
 from store.clock import Clock, SystemClock
-from store.errors import StoreStopped
+from store.errors import StoreStopped, TopicExists
 from store.files import Files, OsFiles
+from store.topics import TopicConfig
 from timer.metrics import LATENESS_BOUNDS_MS
 from timer.service import TimerService
 
@@ -55,6 +72,9 @@ LINGERING_S = 5.0
 MALFORMED_LOG_INTERVAL_S = 60.0
 """How often a line about them is written."""
 
+RELOAD_INTERVAL_S = 1.0
+"""How often tokens, access rules, keys and certificates are looked at for changes."""
+
 GC_ALLOCATIONS = 50_000
 """Tracked objects that may come into being before the collector looks at the young ones."""
 
@@ -62,7 +82,8 @@ GC_ALLOCATIONS = 50_000
 async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> None:
     """Run a server until SIGTERM or SIGINT. `announce` gets its URL once it accepts connections.
 
-    Raises StoreLocked, Corrupt, or OSError when it cannot start; an ExceptionGroup when one of its tasks died.
+    Raises StoreLocked, Corrupt, PolicyError, TlsError, or OSError when it cannot start; an ExceptionGroup when one of
+    its tasks died.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -101,22 +122,34 @@ async def run(
         raise RuntimeError("aiohttp runs without its C parser; install a wheel or a compiler, then reinstall aiohttp")
     files = files or OsFiles()
     clock = clock or SystemClock()
+    tls = ServerTls(config.tls) if config.tls.is_on else None
+    guard = Guard(config, clock) if config.auth.enabled else None
+    _warn_of_exposure(config)
     async with AsyncExitStack() as parts:
         listener = parts.enter_context(_bound(config))
         progress = RecoveryProgress()
-        async with _starting(config, listener, progress):
+        async with _starting(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
             timer = await parts.enter_async_context(_opened_timer(config, store, files, clock))
-        store.pin(lambda: timer.needed_position)
-        admin = LocalAdmin(store, timer)
-        gateway = build_gateway(config, store, timer, admin, clock)
+            store.pin(lambda: timer.needed_position)
+            admin = LocalAdmin(store, timer)
+            gateway, groups = build_gateway(config, store, timer, admin, clock)
+            await parts.enter_async_context(_opened_groups(groups, store, admin))
+        if guard is not None:
+            gateway = replace(gateway, authenticator=guard.authenticator)
+        application = build_application(gateway)
+        application[SCHEDULES] = timer
+        application[INSTANCES] = instances = _restored_instances(gateway)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(admin.run_timer(), name="timer"),
                 tasks.create_task(store.watch(), name="store"),
+                tasks.create_task(groups.run(), name="groups"),
+                tasks.create_task(instances.run(), name="consumer instances"),
+                tasks.create_task(_reload(guard, tls), name="reload"),
             ]
-            async with _listening(gateway, timer, listener):
-                url = _url(config.host, listener)
+            async with listening(application, gateway, listener, tls):
+                url = _url(config.host, listener, tls)
                 announce(url)
                 log.info("accepting url=%s data=%s acks=%s", url, config.data, config.store.acks.name.lower())
                 await stopping.wait()
@@ -127,12 +160,54 @@ async def run(
     log.info("stopped")
 
 
+class Guard:
+    """Who may come in, from files that are read again when they change."""
+
+    def __init__(self, config: GatewayConfig, clock: Clock) -> None:
+        self._files = PolicyFiles(config.auth)
+        policy = self._files.load()
+        if not policy.tokens and policy.jwt is None:
+            log.warning("nobody can get in yet: make a token with 'mq token create', or set auth.jwt_issuer")
+        self.authenticator = PolicyAuthenticator(
+            policy,
+            clock=clock,
+            now_ms=lambda: monotonic_ns() // 1_000_000,
+            token_in_query=config.auth.token_in_query,
+        )
+
+    async def reload(self) -> None:
+        """Let what the files say now hold."""
+        policy = await asyncio.to_thread(self._files.reload)
+        if policy is not None:
+            self.authenticator.replace(policy)
+
+
+async def _reload(guard: Guard | None, tls: ServerTls | None) -> None:
+    while guard is not None or tls is not None:
+        await asyncio.sleep(RELOAD_INTERVAL_S)
+        if guard is not None:
+            await guard.reload()
+        if tls is not None:
+            tls.reload()
+
+
+def _warn_of_exposure(config: GatewayConfig) -> None:
+    """Say in the log what the settings allow and somebody may not have meant."""
+    if not config.auth.enabled and config.auth.tokens_path.exists():
+        log.warning("tokens are there and nobody is asked for one: auth.enabled is off")
+    if config.auth.enabled and not config.is_loopback and not config.tls.is_on:
+        log.warning("tokens pass unencrypted beyond this machine: set tls.cert_file, or let a proxy speak TLS")
+
+
 class LocalAdmin:
     """Topics of the embedded broker, and whether it can take and deliver records."""
 
     def __init__(self, store: Store, timer: TimerService) -> None:
         self.routes = RouteTable()
-        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._place, on_deleted=self.routes.remove)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after topics came, grew or went."""
+
+        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._place, on_deleted=self._remove)
         self._timer = timer
         self._timer_failure: str | None = None
         for topic in store.topics():
@@ -141,10 +216,26 @@ class LocalAdmin:
 
     def _place(self, topic: TopicView) -> None:
         self.routes.place(topic, self.broker)
+        self.on_change()
 
-    async def create_topic(self, name: str, partitions: int) -> TopicView:
+    def _remove(self, topic: TopicView) -> None:
+        self.routes.remove(topic)
+        self.on_change()
+
+    async def create_own_topic(self, name: str, partitions: int) -> TopicView:
+        """See `gateway.coordinator.context.OwnTopics`."""
+        try:
+            return await self.broker.create_topic(name, partitions, is_own=True)
+        except TopicExists:
+            return self.routes.topic(name)
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
-        return await self.broker.create_topic(name, partitions)
+        return await self.broker.create_topic(name, partitions, config=config)
+
+    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> TopicView:
+        """See `gateway.http.context.TopicAdmin`."""
+        return await self.broker.configure_topic(name, changes)
 
     async def grow_topic(self, name: str, partitions: int) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
@@ -171,21 +262,37 @@ class LocalAdmin:
             self._timer_failure = f"the timer has stopped: {type(cause).__name__}"
 
 
-def build_gateway(config: GatewayConfig, store: Store, timer: TimerService, admin: LocalAdmin, clock: Clock) -> Gateway:
-    """The parts of one gateway over an open store and timer."""
+def build_gateway(
+    config: GatewayConfig, store: Store, timer: TimerService, admin: LocalAdmin, clock: Clock
+) -> tuple[Gateway, Coordinator]:
+    """The parts of one gateway over an open store and timer, and the coordinator of its groups, not started."""
     limits = config.limits
     stats = GatewayStats()
+    draining = asyncio.Event()
+    groups = Coordinator(
+        directory=config.data,
+        files=store.files,
+        broker=admin.broker,
+        routes=admin.routes,
+        own_topics=admin,
+        clock=clock,
+        monotonic_ms=lambda: monotonic_ns() // 1_000_000,
+        draining=draining,
+        in_flight_max=limits.group_in_flight_max,
+    )
     producer = Producer(
         admin.routes,
-        PartitionSelector(),
+        PartitionSelector(admin.routes, below=random.randrange, now_ms=lambda: time.perf_counter() * 1000),
         clock=clock,
         limits=limits,
         acks=config.store.acks,
         compress=config.compression == "zstd",
     )
-    sources = (lambda: store_metrics(store), lambda: timer_metrics(timer))
-    return Gateway(
+    sources = (lambda: store_metrics(store), lambda: timer_metrics(timer), lambda: coordinator_metrics(groups))
+    gateway = Gateway(
         version=installed_version(),
+        cluster_id=cluster_id(config.data, store.files),
+        started_ms=clock.now_ms(),
         config=config,
         limits=limits,
         clock=clock,
@@ -193,10 +300,26 @@ def build_gateway(config: GatewayConfig, store: Store, timer: TimerService, admi
         admin=admin,
         producer=producer,
         consumer=Consumer(admin.routes),
+        groups=groups,
+        rates=rates_of(limits),
         stats=stats,
         metrics=registry_of(Collector(stats, producer, sources)),
-        draining=asyncio.Event(),
+        draining=draining,
     )
+    return gateway, groups
+
+
+def _restored_instances(gateway: Gateway) -> Instances:
+    instances = Instances(
+        gateway.groups,
+        gateway.consumer,
+        gateway.routes_table,
+        limits=gateway.limits,
+        idle_timeout_ms=gateway.config.consumer_instance_timeout_ms,
+        draining=gateway.draining,
+    )
+    instances.restore()
+    return instances
 
 
 def store_metrics(store: Store) -> Iterator[Metric]:
@@ -204,6 +327,9 @@ def store_metrics(store: Store) -> Iterator[Metric]:
     yield from integers_of(store.stats, "mq_store")
     yield GaugeMetricFamily("mq_store_waiting_bytes", "Bytes accepted and not yet written.", value=store.waiting_bytes)
     yield GaugeMetricFamily("mq_store_log_end_bytes", "End of the readable log.", value=store.end_position)
+    ids, producers = store.remembered
+    yield GaugeMetricFamily("mq_store_dedup_ids", "Ids of recent sends that are remembered.", value=ids)
+    yield GaugeMetricFamily("mq_store_producers", "Numbered producers that are remembered.", value=producers)
     failed = 0 if store.failure is None else 1
     yield GaugeMetricFamily("mq_store_failed", "1 when records are refused until a restart.", value=failed)
 
@@ -267,6 +393,21 @@ async def _opened_timer(config: GatewayConfig, store: Store, files: Files, clock
             log.error("timer not closed clean error=%s", error)
 
 
+@asynccontextmanager
+async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -> AsyncIterator[None]:
+    def needed_position() -> int:
+        position = groups.needed_position
+        return store.end_position if position is None else position
+
+    await groups.start()
+    store.pin(needed_position)
+    admin.on_change = groups.topics_changed
+    try:
+        yield
+    finally:
+        await groups.close()
+
+
 @contextmanager
 def _bound(config: GatewayConfig) -> Iterator[socket.socket]:
     """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to."""
@@ -281,13 +422,16 @@ def _bound(config: GatewayConfig) -> Iterator[socket.socket]:
         yield listener
 
 
-def _url(host: str, listener: socket.socket) -> str:
+def _url(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager
-async def _starting(config: GatewayConfig, listener: socket.socket, progress: RecoveryProgress) -> AsyncIterator[None]:
+async def _starting(
+    config: GatewayConfig, listener: socket.socket, progress: RecoveryProgress, tls: ServerTls | None
+) -> AsyncIterator[None]:
     """Answer that the server is not ready, until the block ends."""
     runner = web.AppRunner(
         build_starting_application(progress),
@@ -299,31 +443,44 @@ async def _starting(config: GatewayConfig, listener: socket.socket, progress: Re
     )
     await runner.setup()
     try:
-        await web.SockSite(runner, listener.dup()).start()
+        await web.SockSite(runner, listener.dup(), ssl_context=_context(tls)).start()
         yield
     finally:
         await runner.cleanup()
 
 
+def _context(tls: ServerTls | None) -> ssl.SSLContext | None:
+    return None if tls is None else tls.context
+
+
 @asynccontextmanager
-async def _listening(gateway: Gateway, timer: TimerService, listener: socket.socket) -> AsyncIterator[None]:
+async def listening(
+    application: web.Application, gateway: Gateway, listener: socket.socket, tls: ServerTls | None = None
+) -> AsyncIterator[None]:
     """Answer requests; on leaving, stop accepting and let running requests finish."""
     config = gateway.config
-    application = build_application(gateway)
-    application[SCHEDULES] = timer
-    runner = web.AppRunner(
-        application,
-        handle_signals=False,
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=config.keepalive_timeout_ms / 1000,
-        lingering_time=LINGERING_S,
-        shutdown_timeout=config.shutdown_timeout_ms / 1000,
-        logger=_protocol_log(gateway.stats),
-    )
+    runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=config.shutdown_timeout_ms / 1000)
     await runner.setup()
+    server = runner.server
+    assert server is not None
+    door = Door(config.limits, gateway.stats)
+    request_ids = RequestIds()
+    protocol_log = _protocol_log(gateway.stats)
+
+    def connect() -> Connection:
+        return Connection(
+            server,
+            door,
+            request_ids,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=config.keepalive_timeout_ms / 1000,
+            lingering_time=LINGERING_S,
+            logger=protocol_log,
+        )
+
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        await Site(runner, listener, connect, ssl_context=_context(tls), backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

@@ -7,8 +7,9 @@ Later wins: defaults, TOML file, environment, flags. A setting is named `port` o
     environment   MQ_PORT=8082         MQ_STORE_ACKS=written
     flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
 
-The sections are the dataclasses of the parts: `store`, `timer`, `limits`. Unknown names are refused everywhere, so a
-misspelt setting never passes for its default.
+The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`. Secrets are never settings:
+settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are refused
+everywhere, so a misspelt setting never passes for its default.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from gateway.auth.config import AuthConfig
+from gateway.http.origins import check_origin_text
 from gateway.limits import Limits
+from gateway.logs import LogFormat
+from gateway.tls import TlsConfig
 from store.config import StoreConfig
 from timer.config import TimerConfig, check_retention
 
 ENVIRONMENT_PREFIX = "MQ_"
-CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CONFIG"))
+CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONFIG"))
 """Variables of the command-line client; they say nothing about a server."""
 
 TIMER_DIRECTORY = "timer"
@@ -53,7 +58,7 @@ class GatewayConfig:
     """Listen beyond this machine although anybody who reaches the port may do anything."""
 
     allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages that may open a socket, besides the server's own."""
+    """Origins of web pages that may use this server, besides its own; "*": any."""
 
     compression: Literal["none", "zstd"] = "none"
     """How batches made from JSON requests are stored. zstd takes a fraction of the disk and more of the processor; raw
@@ -76,10 +81,26 @@ class GatewayConfig:
     ws_write_timeout_ms: int = 10_000
     """A socket whose peer takes no bytes for so long is closed."""
 
+    ws_session_grace_ms: int = 15_000
+    """How long a session waits for its client after a lost connection: members stay, leases stay. 0: not at all."""
+
+    ws_deflate: bool = True
+    """Compress large frames for clients that offer it. Costs processor time; off where the network is fast."""
+
+    consumer_instance_timeout_ms: int = 300_000
+    """A REST Proxy consumer instance that is not called for so long is forgotten."""
+
     log_level: str = "info"
+    log_format: LogFormat = "text"
+    """Lines for people, or JSON for programs."""
+
+    access_log: bool = False
+    """Log every request: method, path, status, time, who. Costs about a tenth of a small request."""
 
     store: StoreConfig
     timer: TimerConfig
+    auth: AuthConfig
+    tls: TlsConfig = field(default_factory=TlsConfig)
     limits: Limits = field(default_factory=Limits)
     """`delay_ms_max` among them is the timer's `delay_max_ms`."""
 
@@ -88,17 +109,36 @@ class GatewayConfig:
             raise ConfigError("port must be between 0 and 65535")
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
             raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
-        for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms"):
+        for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms", "consumer_instance_timeout_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive")
-        if not (self.insecure_no_auth or _is_loopback(self.host)):
+        if self.auth.enabled and self.insecure_no_auth:
+            raise ConfigError("auth.enabled and insecure_no_auth contradict each other: choose one")
+        if not (self.auth.enabled or self.insecure_no_auth or self.is_loopback):
             raise ConfigError(
                 f"host {self.host} can be reached from other machines, and nobody is asked who they are: "
-                "use 127.0.0.1, or set insecure_no_auth when that is what you want"
+                "use 127.0.0.1, or auth.enabled, or set insecure_no_auth when that is what you want"
             )
+        for origin in self.allowed_origins:
+            try:
+                check_origin_text(origin)
+            except ValueError as error:
+                raise ConfigError(f"allowed_origins: {error}") from error
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _is_loopback(self.host)
 
 
 Settings = dict[str, object]
+
+
+class Given(NamedTuple):
+    """A setting's value as it was written, and where."""
+
+    value: object
+    source: str
 
 
 def load(
@@ -108,15 +148,23 @@ def load(
 
     Raises ConfigError.
     """
-    settings: Settings = {}
+    given = gather(file=file, environment=environment, flags=flags)
+    return build({name: value for name, (value, _) in given.items()})
+
+
+def gather(
+    *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> dict[str, Given]:
+    """Every setting that one of the sources gives, by the source that wins. Raises ConfigError."""
+    settings: dict[str, Given] = {}
     if file is not None:
-        settings.update(_from_toml(file))
+        settings.update({name: Given(value, str(file)) for name, value in _from_toml(file).items()})
     settings.update(_from_environment(environment or {}))
     for name, value in (flags or {}).items():
         if value is not None:
             _known(name, "flag")
-            settings[name] = value
-    return build(settings)
+            settings[name] = Given(value, "flag")
+    return settings
 
 
 def build(settings: Mapping[str, object]) -> GatewayConfig:
@@ -141,6 +189,8 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
         return GatewayConfig(
             store=store,
             timer=timer,
+            auth=AuthConfig(data=data, **section("auth")),
+            tls=TlsConfig(**section("tls")),
             limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
             **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]
         )
@@ -148,6 +198,16 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def settings_of(config: GatewayConfig) -> Settings:
+    """The value of every setting, by name."""
+
+    def value(name: str) -> object:
+        section, dot, field_name = name.partition(".")
+        return getattr(getattr(config, section), field_name) if dot else getattr(config, name)
+
+    return {name: value(name) for name in _KNOWN}
 
 
 def known_settings() -> dict[str, object]:
@@ -161,9 +221,11 @@ def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, o
 
 
 _KNOWN: dict[str, object] = {
-    **_settings_of(GatewayConfig, "", frozenset(("store", "timer", "limits"))),
+    **_settings_of(GatewayConfig, "", frozenset(("store", "timer", "auth", "tls", "limits"))),
     **_settings_of(StoreConfig, "store.", frozenset(("root",))),
     **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
+    **_settings_of(AuthConfig, "auth.", frozenset(("data",))),
+    **_settings_of(TlsConfig, "tls.", frozenset()),
     **_settings_of(Limits, "limits.", frozenset(("delay_ms_max",))),
 }
 
@@ -192,14 +254,14 @@ def _from_toml(file: Path) -> Settings:
     return settings
 
 
-def _from_environment(environment: Mapping[str, str]) -> Settings:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _KNOWN}
-    settings: Settings = {}
+    settings: dict[str, Given] = {}
     for variable, value in environment.items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in CLIENT_VARIABLES:
             if variable not in by_variable:
                 raise ConfigError(f"unknown environment variable: {variable}")
-            settings[by_variable[variable]] = value
+            settings[by_variable[variable]] = Given(value, variable)
     return settings
 
 

@@ -41,15 +41,28 @@ class Consumer:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
 
-    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int = 0) -> Fetched:
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> Fetched:
         """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`.
 
         At the partition's end waits up to `wait_ms` for the next entry, else answers at once; the status says why a
-        read came back empty. Raises UnknownQueue, UnknownPartition, or another StoreError.
+        read came back empty. With `tag_hashes`, entries without a record of such a tag are passed over (NO_MATCH when
+        none had one, `next_offset` says how far was looked). Raises UnknownQueue, UnknownPartition, or another
+        StoreError.
         """
         self._check(topic, partition)
         route = self._routes.readable(topic, partition, offset)
-        read = await route.broker.read(route.queue, route.to_physical(offset), max_bytes=max_bytes, wait_ms=wait_ms)
+        read = await route.broker.read(
+            route.queue, route.to_physical(offset), max_bytes=max_bytes, wait_ms=wait_ms, tag_hashes=tag_hashes
+        )
         to_logical = route.to_logical
         return Fetched(
             [_logical(entry, route) for entry in read.entries],

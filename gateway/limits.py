@@ -21,6 +21,14 @@ from store.limits import (
 )
 
 DAY_MS = 86_400_000
+
+MSG_ID_BYTES_MAX = 256
+"""The id by which a repeated send of one record is recognised."""
+
+IDEMPOTENCY_KEY_BYTES_MAX = 256
+PRODUCER_NAME_BYTES_MAX = 128
+MESSAGE_GROUP_BYTES_MAX = 128
+
 DELAY_MS_LIMIT = 100 * 366 * DAY_MS
 """What `delay_ms_max` can be set to. Longer delays are a mistake in units."""
 
@@ -39,6 +47,10 @@ class Limits:
     record_bytes_max: int = RECORD_BYTES_MAX
     key_bytes_max: int = KEY_BYTES_MAX
     tag_bytes_max: int = TAG_BYTES_MAX
+    msg_id_bytes_max: int = MSG_ID_BYTES_MAX
+    idempotency_key_bytes_max: int = IDEMPOTENCY_KEY_BYTES_MAX
+    producer_name_bytes_max: int = PRODUCER_NAME_BYTES_MAX
+    message_group_bytes_max: int = MESSAGE_GROUP_BYTES_MAX
     header_count_max: int = HEADER_COUNT_MAX
     headers_bytes_max: int = HEADERS_BYTES_MAX
 
@@ -57,15 +69,42 @@ class Limits:
     fetch_records_max: int = 100_000
     """Records of one JSON answer: they are built in memory. Raw batches are bounded by bytes alone."""
 
+    streams_max: int = 10_000
+    """Streams of Server-Sent Events open at a time."""
+
     ws_frame_bytes_max: int = 16 * MiB
     ws_credit_max: int = 10_000
     ws_credit_bytes_max: int = 64 * MiB
     ws_subscriptions_max: int = 64
     ws_sockets_max: int = 10_000
 
+    consumer_instances_max: int = 10_000
+    """REST Proxy consumer instances of one server."""
+
+    group_in_flight_max: int = 20_000
+    """Records that one group may have handed out, or given back, and not settled, over all partitions."""
+
+    requests_per_s_max: int = 0
+    """Requests of one principal, or of one address where nobody is asked who they are. 0: any number."""
+
+    request_bytes_per_s_max: int = 0
+    """Bytes of request bodies, likewise."""
+
+    connections_max: int = 12_000
+    """Connections open at once, sockets included."""
+
+    connections_per_address_max: int = 12_000
+    """Of them, from one address (IPv6: from one /64 network)."""
+
     def __post_init__(self) -> None:
         if not 0 < self.delay_ms_max <= DELAY_MS_LIMIT:
             raise ValueError(f"delay_ms_max must be between 1 and {DELAY_MS_LIMIT}")
+        for name in ("requests_per_s_max", "request_bytes_per_s_max"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0")
+        for name in ("connections_max", "connections_per_address_max", "group_in_flight_max"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:
             raise ValueError("fetch_bytes_max must be at least fetch_batch_bytes_default")
         if not 0 <= self.timeout_ms_max <= 600_000:

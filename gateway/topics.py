@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.brokers.base import Broker
+from store.topics import TopicConfig
 from store.types import QueueKey
 
 
@@ -17,6 +18,8 @@ class TopicView(Protocol):
     def topic_id(self) -> int: ...
     @property
     def partitions(self) -> int: ...
+    @property
+    def config(self) -> TopicConfig: ...
 
 
 class Route(Protocol):
@@ -40,10 +43,21 @@ class Routes(Protocol):
 
     def writable(self, topic: str, partition: int) -> Route: ...
     def readable(self, topic: str, partition: int, offset: int) -> Route: ...
+    def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
+        """The partition that a queue is part of, and its offset for one of the queue's. Raises UnknownQueue."""
+        ...
+
+    def answered(self, broker: Broker, latency_ms: float, now_ms: float) -> None:
+        """A broker has taken records. Times are monotonic."""
+        ...
+
+    def failed(self, broker: Broker, now_ms: float) -> None:
+        """A broker has refused records for a reason of its own."""
+        ...
 
 
 class Selector(Protocol):
     """Which partition a record goes to when nobody said so."""
 
     def for_key(self, key: bytes, count: int) -> int: ...
-    def next(self, topic: str, count: int) -> int: ...
+    def next(self, topic: str, count: int, selector: str | None = None) -> int: ...

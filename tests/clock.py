@@ -23,6 +23,11 @@ class FakeClock:
         self._reading_count += 1
         return self._now_ms + self._strobe_ms * (self._reading_count % 2)
 
+    @property
+    def reading_count(self) -> int:
+        """How often the time was asked for."""
+        return self._reading_count
+
     def step(self, by_ms: int) -> int:
         """Move the clock by `by_ms`, backwards when negative; return the new time."""
         self._now_ms += by_ms

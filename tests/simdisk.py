@@ -57,6 +57,7 @@ Operation = Literal[
     "create",
     "pread",
     "pwritev",
+    "allocate",
     "datasync",
     "truncate",
     "size",
@@ -68,7 +69,7 @@ Operation = Literal[
     "lock",
 ]
 CHANGING: frozenset[Operation] = frozenset(
-    {"create", "pwritev", "datasync", "truncate", "remove", "remove_dir", "make_dirs", "sync_dir"}
+    {"create", "pwritev", "allocate", "datasync", "truncate", "remove", "remove_dir", "make_dirs", "sync_dir"}
 )
 
 
@@ -248,6 +249,17 @@ class SimFile:
                 raise OSError(errno_names.ENOSPC, os.strerror(errno_names.ENOSPC), self._path)
         return len(data)
 
+    def allocate(self, position: int, size: int) -> None:
+        # As a write of zeros, of which a power cut may keep any part and spoil any other: more than a file system does.
+        with self._disk.mutex:
+            fault = self._begin("allocate", position, size, defer=True)
+            if fault is None and self._disk.fitting_bytes(self._inode, position, size) < size:
+                self._disk.calls[-1] = self._disk.calls[-1]._replace(error=errno_names.ENOSPC)
+                raise OSError(errno_names.ENOSPC, os.strerror(errno_names.ENOSPC), self._path)
+            if not isinstance(fault, Fault):
+                self._inode.write(position, bytes(size))
+            self._disk.finish(fault)
+
     def datasync(self) -> None:
         with self._disk.mutex:
             fault = self._begin("datasync", defer=True)
@@ -380,7 +392,7 @@ class SimDisk:
 
     # Files -----------------------------------------------------------------------------------------------------
 
-    def open(self, path: Path, *, create: bool = False) -> SimFile:
+    def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> SimFile:
         name = os.fspath(path)
         with self.mutex:
             self.begin("open", name)

@@ -20,6 +20,24 @@ ROOTS = {
 """Packages, and the directories they are imported from."""
 
 NOT_NAMED_BY_TESTS = {
+    **dict.fromkeys(
+        (
+            "gateway.coordinator.arrivals",
+            "gateway.coordinator.context",
+            "gateway.coordinator.copies",
+            "gateway.coordinator.event_log",
+            "gateway.coordinator.metrics",
+            "gateway.coordinator.offsets",
+            "gateway.coordinator.receipt_key",
+            "gateway.coordinator.records",
+            "gateway.coordinator.stream",
+            "gateway.coordinator.uncancelled",
+            "gateway.groups.broadcast",
+            "gateway.groups.table",
+        ),
+        "parts of one service: tests/gateway/coordinator and tests/gateway/http/test_groups.py go through it",
+    ),
+    "gateway.ws.short_forms": "tests/gateway/ws/test_endpoint.py goes through it",
     "gateway.__main__": "two lines; every test in tests/e2e starts a server through it",
     "pyspark_mq.catalog": "tests/spark/test_batch.py and test_stream.py go through it",
     "pyspark_mq.compat": "what differs between pyspark versions; only the installed one can run",

@@ -7,10 +7,13 @@ anything. Lists show only what may be described.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
 from aiohttp import web
+
+from gateway.http.errors import FORBIDDEN, RequestError
 
 
 class Permission(Enum):
@@ -25,9 +28,11 @@ class Permission(Enum):
     OPERATE = "operate"  # what shows or changes the server's inside
     SOCKET = "socket"  # opening one; each op in it is judged by itself
 
+    __hash__ = object.__hash__  # there is one of each; Enum's own hash is a call in Python, for every request
+
 
 class Access(Protocol):
-    """The rights of one principal, as they are now."""
+    """The rights of one principal, as they are now: a change of tokens or rules shows at the next question."""
 
     @property
     def principal(self) -> str:
@@ -40,15 +45,32 @@ class Access(Protocol):
         ...
 
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
-        """Whether this may be done to this topic, this group, or, with neither, the server."""
+        """Whether this may be done to this topic and this group.
+
+        With neither: OPERATE is about the server; any other permission is held when it is held for anything at all, so
+        whoever takes names from elsewhere asks again for each of them.
+        """
         ...
 
     def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
         """Raises RequestError 403/40301, which names the permission and the resource, unless it is allowed."""
         ...
 
+    def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_end` on the event loop once, when these rights are withdrawn; at once if they are already.
 
-class _Open:
+        What ends by time is for the caller to watch. Returns what stops the watch.
+        """
+        ...
+
+
+def forbidden(permission: Permission, topic: str | None, group: str | None) -> RequestError:
+    """The refusal of what a caller may not do. The same whether or not there is such a topic or group."""
+    names = [f"{kind} {name[:200]}" for kind, name in (("topic", topic), ("group", group)) if name is not None]
+    return RequestError(403, FORBIDDEN, f"Not allowed: {permission.value} {' in '.join(names) or 'here'}.")
+
+
+class _Everything:
     """Everything is allowed: a server without authentication."""
 
     principal = "anonymous"
@@ -60,15 +82,39 @@ class _Open:
     def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
         return None
 
+    def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
+        return _nothing
 
-OPEN: Access = _Open()
+
+class _Nothing:
+    """Nothing is allowed: somebody who has not said who they are yet."""
+
+    principal = "nobody"
+    expires_at_ms = None
+
+    def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
+        return False
+
+    def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
+        raise forbidden(permission, topic, group)
+
+    def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
+        return _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+OPEN: Access = _Everything()
+NOBODY: Access = _Nothing()
 
 _ACCESS = web.RequestKey("mq.access", Access)
 
 
 def access_of(request: web.BaseRequest) -> Access:
-    """The rights of whoever sent a request."""
-    access: Access = request.get(_ACCESS, OPEN)
+    """The rights of whoever sent a request; none when nobody has asked who that is."""
+    access: Access = request.get(_ACCESS, NOBODY)
     return access
 
 

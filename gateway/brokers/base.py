@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Identity, QueueKey, ReadResult
 
 
 class Broker(Protocol):
@@ -21,7 +21,7 @@ class Broker(Protocol):
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """Append batches, each to its queue, in the order given. Returns when all reached `acks`; the answers
         name the level reached. On an error the outcome of every batch of the call is unknown unless the error says
-        that nothing was stored."""
+        that nothing was stored. With identities nothing is stored twice: AlreadyStored names what is known."""
         ...
 
     async def schedule(
@@ -32,15 +32,25 @@ class Broker(Protocol):
         json_values: bool,
         tag_hashes: Sequence[int],
         acks: Acks,
+        identity: Identity | None = None,
     ) -> Appended:
         """Accept records that are to be delivered later; `delays[i]` (and `tag_hashes[i]`, unless empty) belongs to
         record i of the batch. Returns when
         the schedules are as durable as `acks` says; (position, i) then identifies each schedule."""
         ...
 
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
         """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`.
-        At the end of the queue wait up to `wait_ms` for the next entry."""
+        At the end of the queue wait up to `wait_ms` for the next entry. With `tag_hashes`, entries in whose index
+        units none of them occurs are passed over; what is returned may hold other records too (see `Store.read`)."""
         ...
 
     async def bounds(self, queue: QueueKey) -> Bounds: ...

@@ -3,12 +3,12 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from store import Store
-from store.topics import TIMER_QUEUE, Topic
-from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, QueueKey, ReadResult, ReadStatus
+from store.topics import TIMER_QUEUE, Topic, TopicConfig
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Identity, QueueKey, ReadResult, ReadStatus
 
 
 class Scheduling(Protocol):
@@ -53,6 +53,7 @@ class LocalBroker:
         json_values: bool,
         tag_hashes: Sequence[int],
         acks: Acks,
+        identity: Identity | None = None,
     ) -> Appended:
         append = Append(
             queue=TIMER_QUEUE,
@@ -61,14 +62,23 @@ class LocalBroker:
             json_values=json_values,
             tag_hashes=tag_hashes,
             delays=delays,
+            identity=identity,
         )
         return await self._timer.schedule(append, acks=acks)
 
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
-        result = await self._store.read(queue, offset, max_bytes=max_bytes)
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        result = await self._store.read(queue, offset, max_bytes=max_bytes, tag_hashes=tag_hashes)
         at_end = result.status in (ReadStatus.AT_END, ReadStatus.EMPTY)
         if wait_ms and at_end and await self._store.wait_for(queue, offset, wait_ms):
-            return await self._store.read(queue, offset, max_bytes=max_bytes)
+            return await self._store.read(queue, offset, max_bytes=max_bytes, tag_hashes=tag_hashes)
         return result
 
     async def bounds(self, queue: QueueKey) -> Bounds:
@@ -77,9 +87,19 @@ class LocalBroker:
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         return await self._store.offset_for_time(queue, time_ms, boundary)
 
-    async def create_topic(self, name: str, partitions: int) -> Topic:
-        """The topic, created if need be; durable on return. Raises IllegalTopic, TopicExists."""
-        topic, is_new = await self._store.create_topic(name, partitions)
+    async def create_topic(
+        self, name: str, partitions: int, *, config: TopicConfig | None = None, is_own: bool = False
+    ) -> Topic:
+        """The topic, created if need be; durable on return. `is_own`: one of the server's, whose name may be reserved.
+        Raises IllegalTopic, TopicExists."""
+        topic, is_new = await self._store.create_topic(name, partitions, config=config, is_own=is_own)
+        if is_new:
+            self._on_topic(topic)
+        return topic
+
+    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> Topic:
+        """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""
+        topic, is_new = await self._store.configure_topic(name, changes)
         if is_new:
             self._on_topic(topic)
         return topic

@@ -6,11 +6,15 @@ logs) goes to stderr. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from gateway.cli import dump, index, offline, schedule, send, serve, tail, topic
+from gateway.cli import config, dump, group, index, offline, schedule, send, serve, tail, token, topic
+from gateway.cli.client import CA_VARIABLE
 from gateway.cli.terminal import CliError, print_error
 
 INTERRUPTED = 130
@@ -26,6 +30,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.add_typer(topic.app, name="topic")
+app.add_typer(group.app, name="group")
 app.add_typer(schedule.app, name="schedule")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
@@ -33,6 +38,19 @@ app.command("dump")(dump.dump)
 app.command("verify")(offline.verify)
 app.command("repair")(offline.repair)
 app.add_typer(index.app, name="index")
+app.add_typer(token.app, name="token")
+app.add_typer(config.app, name="config")
+
+
+@app.callback()
+def _for_every_command(
+    ca: Annotated[
+        Path | None,
+        typer.Option(help="Certificates (PEM) to trust, when the server's is no public one.", envvar=CA_VARIABLE),
+    ] = None,
+) -> None:
+    if ca is not None:
+        os.environ[CA_VARIABLE] = str(ca)  # what `client.session` reads
 
 
 def main() -> None:

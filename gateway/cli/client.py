@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import quote, urlsplit
@@ -12,6 +14,7 @@ import orjson
 from gateway.cli.terminal import UNREACHABLE, USAGE, CliError
 
 TIMEOUT_S = 60.0
+CA_VARIABLE = "MQ_CA"
 JSON = "application/json"
 
 
@@ -43,6 +46,8 @@ class Client:
         try:
             async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
                 content = await response.read()
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise CliError(f"{self._url}: {error}; is its certificate's authority given by 'mq --ca FILE'?") from error
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
             raise unreachable(self._url) from error
         except TimeoutError as error:
@@ -65,8 +70,32 @@ class Client:
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Client]:
     """A client of the server at `url`. Nothing is sent before the first request."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        yield Client(session, checked_url(url))
+    async with session(timeout_s=TIMEOUT_S) as opened:
+        yield Client(opened, checked_url(url))
+
+
+def session(*, timeout_s: float | None) -> aiohttp.ClientSession:
+    """A session that says who it is by MQ_TOKEN, and trusts the certificates of MQ_CA (`mq --ca`) if that is set.
+
+    The token is never an argument: those can be seen by everybody on the machine. Raises CliError.
+    """
+    token = os.environ.get("MQ_TOKEN", "").strip()
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers={"Authorization": f"Bearer {token}"} if token else None,
+        connector=aiohttp.TCPConnector(ssl=_trusted()),
+    )
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    """Whom to trust; True: the machine's own list."""
+    file = os.environ.get(CA_VARIABLE)
+    if not file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=file)
+    except (OSError, ssl.SSLError) as error:
+        raise CliError(f"--ca {file}: {error.strerror or 'no certificate in PEM'}", USAGE) from error
 
 
 def checked_url(url: str) -> str:
@@ -100,6 +129,10 @@ def refused(answer: Mapping[str, object]) -> CliError:
 
 
 _HINTS: dict[object, str] = {
+    40101: ": put a token into MQ_TOKEN ('mq token create' makes one)",
+    40301: ": the token has no scope for this ('mq token list' shows what it has)",
     40401: ": create it with 'mq topic create NAME'",
+    40405: ": 'mq group list' shows those there are",
+    40952: ": stop its members, or use --force",
     40955: ": the number of partitions of a topic is fixed when it is created",
 }

@@ -31,6 +31,10 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags and MQ_* variables win over it.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    auth: Annotated[
+        bool,
+        typer.Option("--auth", help="Ask everybody who they are; see [b]mq token[/b]. [dim]default: off[/dim]"),
+    ] = False,
     insecure_no_auth: Annotated[
         bool,
         typer.Option("--insecure-no-auth", help="Listen beyond this machine although nobody is asked who they are."),
@@ -44,11 +48,14 @@ def serve(
 
       mq serve --data ./data
       mq serve --data ./data --port 0 --acks written
+      mq serve --data ./data --auth --host 0.0.0.0
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
-    from gateway import app
+    from gateway import app, logs
+    from gateway.auth.policy import PolicyError
     from gateway.config import ConfigError, load
+    from gateway.tls import TlsError
 
     flags = {
         "data": data,
@@ -56,6 +63,7 @@ def serve(
         "port": port,
         "store.acks": acks,
         "log_level": log_level,
+        "auth.enabled": auth or None,
         "insecure_no_auth": insecure_no_auth or None,
     }
     try:
@@ -65,9 +73,11 @@ def serve(
         raise CliError(str(error), USAGE) from error
     except KeyError as error:
         raise CliError(f"log_level {error.args[0].lower()}: use debug, info, warning or error", USAGE) from error
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure(level, settings.log_format)
     try:
         uvloop.run(app.serve(settings, announce=_announce))
+    except (PolicyError, TlsError) as error:
+        raise CliError(str(error), USAGE) from error
     except StoreError as error:
         raise CliError(f"cannot serve {settings.data}: {error}") from error
     except OSError as error:

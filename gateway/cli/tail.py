@@ -2,21 +2,25 @@
 
 A lost connection is taken up again where it ended, by the cursors of the messages already printed: none is printed
 twice, none is left out. Credit is returned when a frame has been printed, so a slow terminal slows only itself.
+
+With `--group` it is a consumer of that group. A message is acked when it has been printed; one whose ack was lost with
+the connection is printed again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Annotated
 
 import aiohttp
 import orjson
 import typer
 
-from gateway.cli.client import Client, checked_url, connected, refused, topic_path, unreachable
+from gateway.cli.client import Client, checked_url, connected, refused, session, topic_path, unreachable
 from gateway.cli.terminal import (
     URL_DEFAULT,
     USAGE,
@@ -32,6 +36,7 @@ from gateway.cli.terminal import (
 )
 
 SUBSCRIPTION = "tail"
+LAST_ACK_ID = 2
 CREDIT = 5000
 RECONNECT_AFTER_S = 1.0
 RECONNECT_CLOSE_CODES = range(4000, 4500)
@@ -39,6 +44,13 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 """Largest frame taken: one message of the largest record in base64, with room."""
 
 Message = Mapping[str, object]
+
+
+class Mode(Enum):
+    """How a group consumes."""
+
+    STREAM = "stream"
+    QUEUE = "queue"
 
 
 def tail(
@@ -54,6 +66,16 @@ def tail(
     ] = None,
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, or stop at the end.")] = True,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="Consume as a member of this group; what was printed is acked."),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="In a group: stream (partitions are shared, offsets committed) or queue (records one by one)."
+        ),
+    ] = Mode.STREAM,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -65,15 +87,24 @@ def tail(
       mq tail orders payments --from 15m --json | jq .value
       mq tail orders --from earliest --no-follow
       mq tail orders --from -1 -n 1
+      mq tail orders --group billing --mode queue --from earliest
     """
     where = from_ or ("latest" if follow else "earliest")
-    asyncio.run(_Tail(topics, count, follow, as_json).run(checked_url(url), where))
+    if group is not None and not follow and mode is Mode.QUEUE:
+        raise CliError("--no-follow needs --mode stream: a queue has no end, others may give records back", USAGE)
+    asyncio.run(_Tail(topics, count, follow, as_json, group, mode).run(checked_url(url), where))
 
 
 class _Tail:
     """How far the topics have been printed, and when to stop."""
 
-    def __init__(self, topics: list[str], count: int | None, follow: bool, as_json: bool) -> None:
+    def __init__(
+        self, topics: list[str], count: int | None, follow: bool, as_json: bool, group: str | None, mode: Mode
+    ) -> None:
+        self._group = group
+        self._mode = mode
+        self._member: object = None
+        self._done: dict[tuple[object, object], str] = {}  # in a group: the cursor to commit, by partition
         self._topics = topics
         self._left = count
         self._follow = follow
@@ -85,15 +116,19 @@ class _Tail:
         """Print until done. A connection that is lost is made again, for as long as it takes."""
         async with connected(url) as client:
             start = await _start(client, self._topics, where)
+        if self._group is not None and not (start in ("earliest", "latest") or "timestamp" in start):
+            raise CliError(
+                f"--from {where}: a group begins at earliest, latest or a time; 'mq group reset' moves it", USAGE
+            )
         attempted = False
-        async with aiohttp.ClientSession() as session:
+        async with session(timeout_s=None) as opened:
             while True:
                 try:
-                    async with session.ws_connect(
+                    async with opened.ws_connect(
                         f"{url}/ws/v1", max_msg_size=FRAME_BYTES_MAX, heartbeat=25, compress=0
                     ) as socket:
                         attempted = True
-                        done, why = await self._converse(socket, self._next or start)
+                        done, why = await self._converse(socket, start)
                         if done:
                             return
                 except aiohttp.WSServerHandshakeError as error:
@@ -114,12 +149,17 @@ class _Tail:
             "op": "subscribe",
             "sub": SUBSCRIPTION,
             "topics": self._topics,
-            "from": start,
             "credit": min(CREDIT, self._left or CREDIT),
             "auto_credit": False,
         }
-        if self._epochs:
-            subscribe["epochs"] = self._epochs
+        if self._group is None:
+            subscribe["from"] = self._next or start
+            if self._epochs:
+                subscribe["epochs"] = self._epochs
+        else:
+            subscribe |= {"group": self._group, "mode": self._mode.value, "start": start}
+            if self._member is not None:
+                subscribe["member"] = self._member
         await socket.send_str(orjson.dumps(subscribe).decode())
         async for received in socket:
             if received.type is not aiohttp.WSMsgType.TEXT:
@@ -129,30 +169,57 @@ class _Tail:
                 raise refused(frame)
             if frame.get("id") == 1:
                 self._epochs = frame["epochs"]
-                self._remember(frame["cursor"])
+                self._member = frame.get("member")
+                if self._group is None:
+                    self._remember(frame["cursor"])
+            elif frame.get("id") == LAST_ACK_ID:
+                return True, ""
             elif frame.get("op") == "messages":
-                if self._print_all(frame["messages"]):
-                    return True, ""
+                printed = self._print_all(frame["messages"])
+                is_last = self._left == 0
+                if self._group is not None and printed:
+                    await self._ack(socket, printed, is_last)
+                if is_last:
+                    if self._group is None:
+                        return True, ""
+                    continue  # until the ack is answered
                 permit = {"op": "permit", "sub": SUBSCRIPTION, "messages": len(frame["messages"])}
                 await socket.send_str(orjson.dumps(permit).decode())
             elif frame.get("op") == "caught_up" and not self._follow:
-                return True, ""
+                if not self._done:
+                    return True, ""
+                last = {"op": "ack", "id": LAST_ACK_ID, "sub": SUBSCRIPTION, "cursor": ";".join(self._done.values())}
+                await socket.send_str(orjson.dumps(last).decode())
         code = socket.close_code
         if code is not None and code >= 4000 and code not in RECONNECT_CLOSE_CODES:
             raise CliError(f"the server closed the socket for good with code {code}")
         return False, "the server is stopping" if code == 4001 else f"close code {code}"
 
-    def _print_all(self, messages: list[dict[str, object]]) -> bool:
-        """Print one frame's messages; True when none is left to print."""
+    async def _ack(self, socket: aiohttp.ClientWebSocketResponse, printed: Sequence[Message], is_last: bool) -> None:
+        """Done with these. The last ack of all is answered when it is durable, and speaks for those before it."""
+        ack: dict[str, object] = {"op": "ack", "sub": SUBSCRIPTION}
+        if self._mode is Mode.QUEUE:
+            ack["receipts"] = [message["receipt"] for message in printed]
+        else:
+            message = printed[-1]  # a frame's messages are of one partition
+            self._done[message["topic"], message["partition"]] = str(message["cursor"])
+            ack["cursor"] = ";".join(self._done.values()) if is_last else message["cursor"]
+        if is_last:
+            ack["id"] = LAST_ACK_ID
+        await socket.send_str(orjson.dumps(ack).decode())
+
+    def _print_all(self, messages: list[dict[str, object]]) -> Sequence[Message]:
+        """Print one frame's messages, as many as are wanted; those that were."""
         printed = messages[: self._left]
         for message in printed:
             self._print(message)
-        # A frame's messages are of one partition: the last one's cursor stands for all.
-        self._remember(str(printed[-1]["cursor"]))
+        if self._group is None and printed:
+            # A frame's messages are of one partition: the last one's cursor stands for all.
+            self._remember(str(printed[-1]["cursor"]))
         if self._left is not None:
             self._left -= len(printed)
         flush()
-        return self._left == 0
+        return printed
 
     def _remember(self, cursor: str) -> None:
         for place in cursor.split(";"):
@@ -161,7 +228,7 @@ class _Tail:
             self._next.setdefault(topic, {})[partition] = int(offset)
 
 
-async def _start(client: Client, topics: list[str], where: str) -> object:
+async def _start(client: Client, topics: list[str], where: str) -> str | dict[str, object]:
     """The `from` of a subscription, from what a person writes. Raises CliError."""
     if where in ("earliest", "latest") or "=" in where:
         return where

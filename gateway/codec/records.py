@@ -1,7 +1,7 @@
 """Records as JSON objects, in both directions.
 
-In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at"}`, all optional. How key
-and value become bytes is the format's choice:
+In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group"}`,
+all optional. How key and value become bytes is the format's choice:
 
     json     any JSON value, stored as compact JSON; null is no key, or a tombstone
     binary   standard base64 with padding
@@ -16,18 +16,21 @@ Invariants
     R1  all records of a request are checked before any is returned: one bad record refuses the batch
     R2  an unknown field refuses the request; a misspelt `delay_ms` must never send at once
     R3  bytes are passed on as JSON without a look only when their entry promises `json_values`
+    R4  a rendered record has no line break in it, so that it can be a line of NDJSON
 """
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import orjson
 
+from gateway.codec.filters import TagFilter
+from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
 from gateway.http.errors import (
@@ -39,6 +42,7 @@ from gateway.http.errors import (
     bad_request,
     invalid,
 )
+from gateway.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.types import Entry
@@ -65,9 +69,15 @@ class ProduceRecord(NamedTuple):
     tag: str | None
     delay_ms: int | None
     deliver_at_ms: int | None
+    msg_id: str | None = None
+    message_group: str | None = None
 
 
-_KNOWN = frozenset(("key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at"))
+_KNOWN = frozenset(
+    (
+        "key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group",
+    )
+)  # fmt: skip
 _HEADER_KNOWN = frozenset(("key", "value", "text"))
 _ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
 
@@ -116,17 +126,46 @@ def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
     try:
         for item, key, value in zip(records, keys, values, strict=True):
             if key is not None and len(key) > KEY_BYTES_MAX:
-                raise _part_illegal("key", f"has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
+                _check_key(key)
             # The usual record has nothing but a key and a value.
             if len(item) == ("key" in item) + ("value" in item):
                 if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
                     _check_size(key, value, ())
-                append(new(ProduceRecord, (key, value, [], None, None, None, None, None)))
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, None, None)))
+            elif "msg_id" in item and len(item) == ("key" in item) + ("value" in item) + 1:
+                if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
+                    _check_size(key, value, ())
+                msg_id = item["msg_id"]
+                if msg_id.__class__ is not str or not 0 < len(msg_id) <= MSG_ID_BYTES_MAX // 4:
+                    msg_id = _parse_msg_id(msg_id)
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, msg_id, None)))
             else:
                 append(_parse_fields(item, key, value))
     except RequestError as error:
         raise _at_record(error, len(parsed)) from None
     return parsed
+
+
+def parse_raw_record(fields: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
+    """One record whose key and value are bytes already; `fields` are its others. Raises RequestError."""
+    if key is not None:
+        _check_key(key)
+    return _parse_fields(fields, key, value)
+
+
+def with_headers(record: ProduceRecord, headers: Sequence[tuple[str, bytes | None]]) -> ProduceRecord:
+    """The record with these headers before its own. Raises RequestError when together they break a limit."""
+    if not headers:
+        return record
+    together = [*headers, *record.headers]
+    _check_headers(together)
+    _check_size(record.key, record.value, together)
+    return record._replace(headers=together)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) > KEY_BYTES_MAX:
+        raise _part_illegal("key", f"has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
 
 
 def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
@@ -146,6 +185,8 @@ def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | Non
         _parse_tag(item.get("tag")),
         delay_ms,
         deliver_at_ms,
+        _parse_msg_id(item.get("msg_id")),
+        _parse_message_group(item.get("message_group")),
     )
 
 
@@ -169,9 +210,15 @@ def _parse_headers(headers: object) -> list[tuple[str, bytes | None]]:
     if len(headers) > HEADER_COUNT_MAX:
         raise _part_illegal("headers", f"has {len(headers)} entries; the limit is {HEADER_COUNT_MAX}")
     parsed = [_parse_header(header) for header in headers]
-    if (size := _headers_bytes(parsed)) > HEADERS_BYTES_MAX:
-        raise _part_illegal("headers", f"has {size} bytes; the limit is {HEADERS_BYTES_MAX}")
+    _check_headers(parsed)
     return parsed
+
+
+def _check_headers(headers: Sequence[tuple[str, bytes | None]]) -> None:
+    if len(headers) > HEADER_COUNT_MAX:
+        raise _part_illegal("headers", f"has {len(headers)} entries; the limit is {HEADER_COUNT_MAX}")
+    if (size := _headers_bytes(headers)) > HEADERS_BYTES_MAX:
+        raise _part_illegal("headers", f"has {size} bytes; the limit is {HEADERS_BYTES_MAX}")
 
 
 def _parse_header(header: object) -> tuple[str, bytes | None]:
@@ -208,6 +255,26 @@ def _parse_tag(tag: object) -> str | None:
     if (size := len(tag.encode())) > TAG_BYTES_MAX:
         raise _part_illegal("tag", f"has {size} bytes; the limit is {TAG_BYTES_MAX}")
     return tag
+
+
+def _parse_msg_id(msg_id: object) -> str | None:
+    if msg_id is None:
+        return None
+    if not isinstance(msg_id, str) or not msg_id:
+        raise _part_illegal("msg_id", "must be a string of one or more characters")
+    if (size := len(msg_id.encode())) > MSG_ID_BYTES_MAX:
+        raise _part_illegal("msg_id", f"has {size} bytes; the limit is {MSG_ID_BYTES_MAX}")
+    return msg_id
+
+
+def _parse_message_group(group: object) -> str | None:
+    if group is None:
+        return None
+    if not isinstance(group, str) or not group or not group.isprintable():
+        raise _part_illegal("message_group", "must be a string of one or more printable characters")
+    if (size := len(group.encode())) > MESSAGE_GROUP_BYTES_MAX:
+        raise _part_illegal("message_group", f"has {size} bytes; the limit is {MESSAGE_GROUP_BYTES_MAX}")
+    return group
 
 
 def _parse_timestamp(timestamp: object) -> int | None:
@@ -353,16 +420,26 @@ def _at_record(error: RequestError, index: int) -> RequestError:
 
 
 def render_records(
-    topic: str, partition: int, entries: Sequence[Entry], fmt: Format | None, *, start: int, stop: int
+    topic: str,
+    partition: int,
+    entries: Sequence[Entry],
+    fmt: Format | None,
+    *,
+    start: int,
+    stop: int,
+    topic_id: int | None = None,
+    tag_filter: TagFilter | None = None,
 ) -> list[dict[str, object]]:
     """The records of entries with offsets in [start, stop) as objects for orjson; bytes that are JSON are Fragments.
 
-    The entries' base offsets must be those of the partition.
+    The entries' base offsets must be those of the partition. With `topic_id` each has its `message_id`; with
+    `tag_filter` only those come that it wants.
     """
     rendered: list[dict[str, object]] = []
     append = rendered.append
-    fields_of = _native_fields if fmt is None else _FIELDS[fmt]
+    fields_of = native_fields if fmt is None else _FIELDS[fmt]
     fragment = orjson.Fragment
+    id_prefix = None if topic_id is None else message_id_prefix(topic_id, partition)
     for entry in entries:
         plain_json = entry.json_values and fmt in _JSON_LIKE  # R3
         store_time_ms = entry.store_time_ms
@@ -372,6 +449,8 @@ def render_records(
                 continue
             if offset >= stop:
                 break
+            if tag_filter is not None and not tag_filter.wants(record.headers):
+                continue
             key = record.key
             value = record.value
             if plain_json:
@@ -393,13 +472,46 @@ def render_records(
                     "timestamp": record.timestamp,
                     "store_timestamp": store_time_ms,
                 }
+            if id_prefix is not None:
+                item["message_id"] = f"{id_prefix}{offset}"
             if headers := record.headers:
-                _add_headers(item, headers)
+                add_headers(item, headers)
             append(item)
     return rendered
 
 
-def _add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
+def render_lines(records: Sequence[Mapping[str, object]]) -> bytes:
+    """Objects of `render_records`, each on a line of its own (NDJSON). All are written in one call, as R4 allows."""
+    if not records:
+        return b""
+    spaced: list[object] = [_LINE_BREAK] * (2 * len(records) - 1)
+    spaced[::2] = records
+    return orjson.dumps(spaced)[1:-1].replace(b",\n,", b"\n") + b"\n"
+
+
+def split_lines(records: Sequence[Mapping[str, object]]) -> list[bytes]:
+    """Objects of `render_records`, each as JSON without a line break in it."""
+    return render_lines(records).split(b"\n")[:-1]
+
+
+def render_parts(
+    key: bytes | None, value: bytes | None, headers: record_batch.Headers, fmt: Format | None, *, json_values: bool
+) -> dict[str, object]:
+    """Key, value and headers of one record as the fields that `render_records` gives them."""
+    item: dict[str, object]
+    if json_values and fmt in _JSON_LIKE:  # R3
+        item = {
+            "key": None if key is None else orjson.Fragment(key),
+            "value": None if value is None else orjson.Fragment(value),
+        }
+    else:
+        item = native_fields(key, value) if fmt is None else _FIELDS[fmt](key, value)
+    if headers:
+        add_headers(item, headers)
+    return item
+
+
+def add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
     """Our own headers become fields, the others a list; trouble in a header never fails a read."""
     shown: list[dict[str, object]] = []
     for name, value in headers:
@@ -426,8 +538,8 @@ def _binary_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
 def _json_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
     if (key is None or _is_json(key)) and (value is None or _is_json(value)):
         return {
-            "key": None if key is None else orjson.Fragment(key),
-            "value": None if value is None else orjson.Fragment(value),
+            "key": None if key is None else _fragment(key),
+            "value": None if value is None else _fragment(value),
         }
     return _undecodable(key, value, "The record's key or value is not JSON.")
 
@@ -450,19 +562,26 @@ def _undecodable(key: bytes | None, value: bytes | None, error: str) -> dict[str
     return fields
 
 
-def _native_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+def native_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
     fields: dict[str, object] = {}
     for name, data in (("key", key), ("value", value)):
         if data is None:
             fields[name] = None
         elif _is_json(data):
-            fields[name] = orjson.Fragment(data)
+            fields[name] = _fragment(data)
         else:
             try:
                 fields[f"{name}_text"] = data.decode()
             except UnicodeDecodeError:
                 fields[f"{name}_b64"] = _b64(data)
     return fields
+
+
+def _fragment(data: bytes) -> orjson.Fragment:
+    """Bytes that are JSON, for orjson to pass on, on one line (R4): a line break in JSON is never within a string."""
+    if b"\n" in data or b"\r" in data:
+        data = data.replace(b"\n", b" ").replace(b"\r", b" ")
+    return orjson.Fragment(data)
 
 
 def _is_json(data: bytes) -> bool:

@@ -142,8 +142,7 @@ class Receive:
     start: StartSpec = Start.LAST
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """One record in a consumer's hands until `until_ms` (epoch ms). A retried one shows the place it came from first.
 
     `attempt` counts deliveries from 1. `json_value`: key and value are known to be JSON or null.
@@ -173,8 +172,7 @@ class Received:
     backlog: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(NamedTuple):
     """What became of one receipt, in the order asked. `ok` False: `error_code` 40050 (no receipt of this group) or
     40951 (the lease is over), and `error`. `new_receipt` after an extend."""
 
@@ -251,14 +249,24 @@ class Groups(Protocol):
 
     # Progress
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPlace]:
-        """In the order asked. Raises Unavailable while progress is being read, UnknownQueue, UnknownPartition."""
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPlace]:
+        """In the order asked. `member_id` is for broadcasting groups, whose members have places of their own. Raises
+        GroupUnavailable while progress is being read, UnknownQueue, UnknownPartition."""
         ...
 
     async def start_offset(
-        self, group: str, place: TopicPartition, start: StartSpec, out_of_range: OutOfRange = OutOfRange.NEAREST
+        self,
+        group: str,
+        place: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
     ) -> int:
-        """Where the group begins in a partition: a stored offset wins, then `start`. Never moves anything."""
+        """Where the group (or, when it is broadcasting, the member) begins in a partition: a stored offset wins, then
+        `start`. Never moves anything."""
         ...
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:

@@ -6,6 +6,7 @@ GroupError
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
 ├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
 ├── GroupFull           a limit of the group is reached: retry later or raise it                     (429)
+├── GroupUnavailable     it is not known yet how far the group is: retry in a moment                 (503)
 └── IllegalRequest      the request breaks a rule; the message names it                              (422)
 """
 
@@ -33,7 +34,11 @@ class GroupActive(GroupError):
 
 
 class GroupFull(GroupError):
-    """The group holds as many members as it may."""
+    """The group holds as many members, or records that are handed out and not settled, as it may."""
+
+
+class GroupUnavailable(GroupError):
+    """Nobody can say now how far the group is; nothing may be concluded from it."""
 
 
 class IllegalRequest(GroupError):

@@ -7,8 +7,9 @@
     {"event": "leased", "group": "billing", "topic_id": 16, "partition": 0, "offsets": [100, 101], …}
 
 Partitions are written by topic: [[topic, [[topic id, partition], …]], …]. Bytes are written as base64.
-The fields of an event are those of its class here. Each kind of event belongs to one machine: membership, progress or
-leases; replaying all of them in order rebuilds it.
+The fields of an event are those of its class here. Each kind of event belongs to one machine: membership, progress,
+leases, or the table of groups; replaying all of them in order rebuilds it. A member of a broadcasting group is a group
+of its own, `group/member` (see `broadcast`).
 """
 
 from __future__ import annotations
@@ -87,6 +88,30 @@ class PartitionsReleased:
     partitions: tuple[Partition, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A group has these settings; those that are not named have their defaults."""
+
+    group: str
+    settings: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPut:
+    """A small document that somebody keeps with the group is this now; without content it is gone."""
+
+    group: str
+    key: str
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Nothing has happened; when this is durable, everything before it is. Belongs to no group."""
+
+    group: str = ""
+
+
 class CommittedOffset(NamedTuple):
     """How far a group is in one partition: the next offset to consume, and when that was said (epoch ms)."""
 
@@ -106,8 +131,8 @@ class OffsetsCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsForgotten:
-    """A group's offsets of these topics are gone: the topics are. Without topics: the group is deleted."""
+class Forgotten:
+    """Offsets and leases a group has of these topics are gone: the topics are. Without topics: the group is deleted."""
 
     group: str
     topic_ids: tuple[int, ...] | None
@@ -118,7 +143,8 @@ class Leased:
     """Records of one partition are handed out until `until_ms` (epoch ms), each for one attempt more than before.
 
     First, the records up to `fetched_to` come under the group's care: those in `fresh` are open, all others were
-    filtered out and are done. `message_groups` has one name a fresh record, or is empty.
+    filtered out and are done. `message_groups` has one name a fresh record, or is empty; `attempts` likewise has the
+    deliveries each had before, as a copy of another record.
     """
 
     group: str
@@ -130,11 +156,15 @@ class Leased:
     offsets: tuple[int, ...]
     until_ms: int
     attempt_id: str | None = None
+    attempts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseMoved:
-    """Leases end at another time (extended), or records wait until then to be handed out again (given back)."""
+    """Leases end at another time (extended), or records wait until then to be handed out again (given back).
+
+    `uncounted`: they never reached the consumer, and the attempt does not count.
+    """
 
     group: str
     topic_id: int
@@ -142,6 +172,7 @@ class LeaseMoved:
     offsets: tuple[int, ...]
     visible_at_ms: int
     leased: bool
+    uncounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +188,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The group is done with these records: acked, or their copy in the dead-letter topic is durable."""
+    """The group is done with these records: acked, or their copy in the dead-letter topic or the timer is durable."""
 
     group: str
     topic_id: int
@@ -190,9 +221,10 @@ class LeasesSet:
 
 
 MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
-ProgressEvent = OffsetsCommitted | OffsetsForgotten
+ProgressEvent = OffsetsCommitted | Forgotten
 LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
-Event = MembershipEvent | ProgressEvent | LeaseEvent
+GroupEvent = Configured | DocumentPut | Barrier
+Event = MembershipEvent | ProgressEvent | LeaseEvent | GroupEvent
 
 _KINDS: dict[str, type[Event]] = {
     "member_joined": MemberJoined,
@@ -202,12 +234,15 @@ _KINDS: dict[str, type[Event]] = {
     "partitions_assigned": PartitionsAssigned,
     "partitions_released": PartitionsReleased,
     "offsets_committed": OffsetsCommitted,
-    "offsets_forgotten": OffsetsForgotten,
+    "forgotten": Forgotten,
     "leased": Leased,
     "lease_moved": LeaseMoved,
     "rejected": Rejected,
     "settled": Settled,
     "leases_set": LeasesSet,
+    "configured": Configured,
+    "document_put": DocumentPut,
+    "barrier": Barrier,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -271,6 +306,10 @@ def _to_shares(value: Iterable[Any]) -> dict[str, tuple[Partition, ...]]:
 # The fields that JSON has no form for, by name: how they are written, how they are read.
 _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "metadata": (_from_bytes, _to_bytes),
+    "content": (
+        lambda content: None if content is None else _from_bytes(content),
+        lambda content: None if content is None else _to_bytes(content),
+    ),
     "notes": (
         lambda notes: {member: _from_bytes(note) for member, note in notes.items()},
         lambda notes: {member: _to_bytes(note) for member, note in notes.items()},

@@ -52,6 +52,10 @@ class Fresh(NamedTuple):
 
     offset: int
     message_group: str | None = None
+    attempt: int = 0
+    """Deliveries it had before, when it is a copy of another record."""
+    is_held: bool = False
+    """Not for whoever asks now: it is taken, and kept for others."""
 
 
 class Lease(NamedTuple):
@@ -106,6 +110,7 @@ class _State:
     records: dict[int, _Open] = field(default_factory=dict)  # by offset, and in that order
     due: list[tuple[int, int]] = field(default_factory=list)  # heap of (visible_at_ms, offset); may hold old times
     groups: dict[str, dict[int, None]] = field(default_factory=dict)  # message group → its open offsets, in order
+    last: set[int] = field(default_factory=set)  # rejected, or handed out for the last time
     requests: dict[str, set[int]] = field(default_factory=dict)  # attempt id → offsets leased by it
 
 
@@ -116,6 +121,11 @@ class PartitionLeases:
         self._place = (group, topic_id, partition)
         self._config = config
         self._state = _State()
+
+    def reconfigure(self, config: GroupConfig) -> None:
+        """Go on with other settings."""
+        self._config = config
+        self._state.last = {offset for offset, record in self._state.records.items() if self._is_last(record)}
 
     # What is
 
@@ -139,6 +149,23 @@ class PartitionLeases:
         """Records taken and not done."""
         return len(self._state.records)
 
+    def leased_count(self, now_ms: int) -> int:
+        """Records in a consumer's hands."""
+        return sum(record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
+
+    def waiting_count(self, now_ms: int) -> int:
+        """Records that were given back and may not be handed out again yet."""
+        return sum(not record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
+
+    def is_withheld(self, message_group: str) -> bool:
+        """Whether a fresh record of this message group has to wait for one before it."""
+        return message_group in self._state.groups
+
+    def message_group(self, offset: int) -> str | None:
+        """The message group of an open record, when the group delivers by them."""
+        record = self._state.records.get(offset)
+        return None if record is None else record.message_group
+
     @property
     def room(self) -> int:
         """How many more records may be taken from the log now (L3)."""
@@ -154,19 +181,21 @@ class PartitionLeases:
     def dead_letters(self, now_ms: int, limit: int) -> list[DeadLetter]:
         """Open records that are finished, up to `limit`, lowest offset first: copy them, then `decide_settle`."""
         letters: list[DeadLetter] = []
-        for offset, record in self._state.records.items():
-            if len(letters) == limit:
-                break
-            if record.rejected is not None:
-                letters.append(DeadLetter(offset, record.attempt, record.rejected))
-            elif record.attempt >= self._config.max_attempts and record.visible_at_ms <= now_ms:
-                letters.append(DeadLetter(offset, record.attempt, EXHAUSTED))
-        return letters
+        for offset in sorted(self._state.last):
+            record = self._state.records[offset]
+            if record.rejected is not None or record.visible_at_ms <= now_ms:
+                letters.append(DeadLetter(offset, record.attempt, record.rejected or EXHAUSTED))
+        return letters[:limit]
+
+    @property
+    def may_have_dead_letters(self) -> bool:
+        """Whether it is worth asking for them, now or when a lease has ended."""
+        return bool(self._state.last)
 
     # What shall be
 
-    def ready(self, now_ms: int, limit: int) -> list[int]:
-        """Offsets of open records that may be leased now, the longest due first, up to `limit`."""
+    def ready(self, now_ms: int, limit: int, is_wanted: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """Offsets of open records that may be leased now and are wanted, the longest due first, up to `limit`."""
         state = self._state
         found: list[int] = []
         seen: set[int] = set()
@@ -178,7 +207,8 @@ class PartitionLeases:
             if offset not in seen and self._is_ready(offset, now_ms):
                 seen.add(offset)
                 passed.append((state.records[offset].visible_at_ms, offset))
-                found.append(offset)
+                if is_wanted(offset):
+                    found.append(offset)
         for item in passed:  # nothing has been decided yet
             heapq.heappush(state.due, item)
         return found
@@ -218,6 +248,8 @@ class PartitionLeases:
         for record in fresh:
             if len(offsets) == limit:
                 break
+            if record.is_held:
+                continue
             if is_fifo and record.message_group is not None:
                 if record.message_group in state.groups or record.message_group in begun:
                     continue
@@ -228,8 +260,11 @@ class PartitionLeases:
         until_ms = now_ms + invisible_ms
         message_groups = tuple(record.message_group for record in fresh) if is_fifo else ()
         taken = tuple(record.offset for record in fresh)
-        event = Leased(*self._place, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id)
-        attempts = (state.records[offset].attempt if offset in state.records else 0 for offset in offsets)
+        before = {record.offset: record.attempt for record in fresh if record.attempt}
+        had = tuple(record.attempt for record in fresh) if before else ()
+        event = Leased(*self._place, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id, had)
+        records = state.records
+        attempts = (records[at].attempt if at in records else before.get(at, 0) for at in offsets)
         leases = [Lease(offset, attempt + 1, until_ms) for offset, attempt in zip(offsets, attempts, strict=True)]
         return leases, [event]
 
@@ -242,9 +277,25 @@ class PartitionLeases:
             if records[offset].is_leased and records[offset].visible_at_ms > now_ms
         ]
 
+    def verdicts(self, receipts: Iterable[Receipt], now_ms: int) -> list[Verdict]:
+        """What would become of receipts now, one verdict each."""
+        return [self._verdict(receipt, now_ms) for receipt in receipts]
+
     def decide_ack(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
         """Records are consumed. They are done once the event is durable. Acking twice is fine."""
         return self._decide(receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._place, offsets))
+
+    def decide_ack_up_to(self, offset: int, now_ms: int) -> list[LeaseEvent]:
+        """All records in consumers' hands up to and including `offset` are consumed."""
+        held = (at for at, record in self._state.records.items() if record.is_leased and record.visible_at_ms > now_ms)
+        offsets = tuple(sorted(at for at in held if at <= offset))
+        return [Settled(*self._place, offsets)] if offsets else []
+
+    def decide_give_back(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
+        """Records never reached the consumer: ready at once, and the attempt does not count."""
+        return self._decide(
+            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._place, offsets, now_ms, False, True)
+        )
 
     def decide_extend(self, receipts: Iterable[Receipt], invisible_ms: int, now_ms: int) -> Decision:
         """Leases end `invisible_ms` from now. Raises IllegalRequest."""
@@ -279,15 +330,17 @@ class PartitionLeases:
         """Records shall not be tried again: `dead_letters` names them from now on."""
         return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._place, offsets, reason))
 
-    def decide_settle(self, letters: Iterable[DeadLetter]) -> list[LeaseEvent]:
-        """The copies of these records in the dead-letter topic are durable: they are done."""
+    def decide_settle(self, offsets: Iterable[int]) -> list[LeaseEvent]:
+        """Copies of these records, in the dead-letter topic or the timer, are durable (or they are gone from the log):
+        they are done."""
         records = self._state.records
-        offsets = tuple(letter.offset for letter in letters if letter.offset in records)
-        return [Settled(*self._place, offsets)] if offsets else []
+        settled = tuple(offset for offset in dict.fromkeys(offsets) if offset in records)
+        return [Settled(*self._place, settled)] if settled else []
 
-    def decide_reset(self, next_offset: int) -> list[LeaseEvent]:
-        """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void."""
-        return [LeasesSet(*self._place, self._state.epoch + 1, next_offset, ())]
+    def decide_reset(self, next_offset: int, now_ms: int) -> list[LeaseEvent]:
+        """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void. The epoch is
+        a time, so that receipts from before a deletion of the group are void too."""
+        return [LeasesSet(*self._place, max(self._state.epoch + 1, now_ms), next_offset, ())]
 
     def snapshot(self) -> LeasesSet:
         """An event that leads an empty machine to this state."""
@@ -318,8 +371,9 @@ class PartitionLeases:
         match event:
             case Leased():
                 groups: Iterator[str | None] = iter(event.message_groups or (None,) * len(event.fresh))
-                for offset, message_group in zip(event.fresh, groups, strict=True):
-                    self._put(offset, _Open(message_group=message_group))
+                attempts = event.attempts or (0,) * len(event.fresh)
+                for offset, message_group, attempt in zip(event.fresh, groups, attempts, strict=True):
+                    self._put(offset, _Open(attempt, message_group=message_group))
                 state.next_offset = event.fetched_to
                 for offset in event.offsets:
                     record = state.records[offset]
@@ -328,14 +382,21 @@ class PartitionLeases:
                     record.attempt_id = event.attempt_id
                     if event.attempt_id is not None:
                         state.requests.setdefault(event.attempt_id, set()).add(offset)
+                    if self._is_last(record):
+                        state.last.add(offset)
                     self._move(offset, record, event.until_ms, is_leased=True)
             case LeaseMoved():
                 for offset in event.offsets:
-                    self._move(offset, state.records[offset], event.visible_at_ms, is_leased=event.leased)
+                    record = state.records[offset]
+                    if event.uncounted:
+                        record.attempt -= 1
+                        state.last.discard(offset)
+                    self._move(offset, record, event.visible_at_ms, is_leased=event.leased)
             case Rejected():
                 for offset in event.offsets:
                     state.records[offset].rejected = event.reason
                     state.records[offset].is_leased = False
+                    state.last.add(offset)
             case Settled():
                 for offset in event.offsets:
                     self._remove(offset)
@@ -388,9 +449,14 @@ class PartitionLeases:
             return False
         return record.message_group is None or next(iter(self._state.groups[record.message_group])) == offset
 
+    def _is_last(self, record: _Open) -> bool:
+        return record.rejected is not None or record.attempt >= self._config.max_attempts
+
     def _put(self, offset: int, record: _Open) -> None:
         state = self._state
         state.records[offset] = record
+        if self._is_last(record):
+            state.last.add(offset)
         if record.message_group is not None:
             state.groups.setdefault(record.message_group, {})[offset] = None
         heapq.heappush(state.due, (record.visible_at_ms, offset))
@@ -406,6 +472,7 @@ class PartitionLeases:
     def _remove(self, offset: int) -> None:
         state = self._state
         record = state.records.pop(offset)
+        state.last.discard(offset)
         self._forget_request(offset, record)
         if record.message_group is not None:
             rest = state.groups[record.message_group]

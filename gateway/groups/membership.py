@@ -70,6 +70,7 @@ REPLACED = "replaced"
 SESSION_EXPIRED = "session_expired"
 DRAIN_EXPIRED = "drain_expired"
 ASSIGNMENT_EXPIRED = "assignment_expired"
+FORCED = "forced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,12 @@ class Membership:
         self._asked_since_ms = 0
         self._has_changed = False  # members came, went or changed since the last target
 
+    def reconfigure(self, config: GroupConfig, strategy: Strategy | None, *, is_other_strategy: bool) -> None:
+        """Go on with other settings. With another strategy the next `decide_rebalance` begins a generation."""
+        self._config, self._strategy = config, strategy
+        if is_other_strategy and self._members:
+            self._has_changed = True
+
     # What is
 
     @property
@@ -158,6 +165,15 @@ class Membership:
             self._notes.get(member_id, b""),
             self._asked == member_id,
         )
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Whether a partition waits to move, or an assignment is awaited."""
+        return bool(self._revoking_since_ms) or self._asked is not None
+
+    def heard_ago_ms(self, member_id: str, now_ms: int) -> int:
+        """How long a member has been silent."""
+        return now_ms - self._heard_ms[member_id]
 
     def check_owner(self, member_id: str, generation: int, partitions: Iterable[Partition]) -> None:
         """Whether a member may commit for these partitions; one that is draining them may.
@@ -231,6 +247,11 @@ class Membership:
         """A member goes. Raises UnknownMember, StaleGeneration."""
         self._caller(member_id, generation)
         return self._followed_by_rebalance([MemberLeft(self.group, member_id, LEFT)], topics)
+
+    def decide_evict(self, topics: Sequence[TopicView]) -> list[MembershipEvent]:
+        """Put out every member, by force: they have to join again."""
+        left: list[MembershipEvent] = [MemberLeft(self.group, member_id, FORCED) for member_id in self._members]
+        return self._followed_by_rebalance(left, topics) if left else []
 
     def decide_release(
         self, member_id: str, generation: int, partitions: Iterable[Partition], topics: Sequence[TopicView]

@@ -23,13 +23,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, assert_never
 
 from gateway.groups.errors import GroupActive, IllegalRequest
-from gateway.groups.events import CommittedOffset, OffsetsCommitted, OffsetsForgotten, ProgressEvent
+from gateway.groups.events import CommittedOffset, Forgotten, OffsetsCommitted, ProgressEvent
 from store.types import Bounds
 
 COMMIT_METADATA_BYTES_MAX = 4096
@@ -198,6 +198,10 @@ class Progress:
         """Groups that have committed something."""
         return sorted(self._offsets)
 
+    def topic_ids(self, group: str) -> set[int]:
+        """Topics in which a group has committed something."""
+        return {key.topic_id for key in self._offsets.get(group, ())}
+
     def committed(self, group: str) -> list[CommittedOffset]:
         """Everything a group has committed, by topic id and partition."""
         return sorted(self._offsets.get(group, {}).values())
@@ -261,21 +265,6 @@ class Progress:
         moved = tuple(CommittedOffset(*move.key, move.after, "", now_ms) for move in moves if move.before != move.after)
         return [OffsetsCommitted(group, moved)] if moved else []
 
-    def decide_delete(self, group: str, *, member_count: int) -> list[OffsetsForgotten]:
-        """The event of deleting a group. Raises GroupActive while it has members."""
-        if member_count:
-            raise GroupActive(f"group={group} has {member_count} members")
-        return [OffsetsForgotten(group, None)] if group in self._offsets else []
-
-    def decide_prune(self, exists: Callable[[int], bool]) -> list[OffsetsForgotten]:
-        """Forget what was committed in topics that are gone; ids are not reused, so it can never matter again."""
-        events: list[OffsetsForgotten] = []
-        for group, offsets in sorted(self._offsets.items()):
-            gone = sorted({key.topic_id for key in offsets if not exists(key.topic_id)})
-            if gone:
-                events.append(OffsetsForgotten(group, tuple(gone)))
-        return events
-
     def apply(self, event: ProgressEvent) -> None:
         """Change the table; the only way it changes, live or at start."""
         match event:
@@ -283,7 +272,7 @@ class Progress:
                 offsets = self._offsets.setdefault(event.group, {})
                 for committed in event.offsets:
                     offsets[PartitionKey(committed.topic_id, committed.partition)] = committed
-            case OffsetsForgotten():
+            case Forgotten():
                 before = self._offsets.pop(event.group, {})
                 if event.topic_ids is not None:
                     gone = set(event.topic_ids)

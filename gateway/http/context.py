@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from gateway.auth.authenticator import Anybody, Authenticator
+from gateway.auth.rates import Rates
 from gateway.config import GatewayConfig
 from gateway.consumer import Consumer
+from gateway.coordinator.api import Groups
 from gateway.limits import Limits
 from gateway.producer import Producer
 from gateway.topics import Routes, TopicView
 from store.clock import Clock
+from store.topics import TopicConfig
 
 
 class TopicAdmin(Protocol):
     """Creating topics, and whether the broker can take records."""
 
-    async def create_topic(self, name: str, partitions: int) -> TopicView:
-        """Create a topic, durable on return; one of the same shape is returned as it is.
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
+        """Create a topic, durable on return; one of the same shape (and `config`, if given) is returned as it is.
 
         Raises TopicExists, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> TopicView:
+        """Choose other settings, by the names of TopicConfig; None takes a choice back. Durable and in force on return.
+
+        Raises UnknownQueue, IllegalTopic, or another StoreError.
         """
         ...
 
@@ -74,10 +85,19 @@ class GatewayStats:
     malformed_request_count: int = 0
     """Requests that were not HTTP."""
 
+    connection_count: int = 0
+    """Connections open now."""
+
+    connection_refused_count: int = 0
+    """Connections closed at once because there were too many."""
+
     fetched_record_count: int = 0
     fetched_byte_count: int = 0
     long_poll_count: int = 0
     """Long polls waiting now."""
+
+    stream_count: int = 0
+    """Streams of Server-Sent Events (or lines) open now."""
 
     ws_socket_count: int = 0
     """Sockets open now."""
@@ -103,12 +123,22 @@ class Gateway:
     admin: TopicAdmin
     producer: Producer
     consumer: Consumer
+    groups: Groups
     stats: GatewayStats
     draining: asyncio.Event
     """Set when the server is about to stop: say so to clients, and begin nothing long."""
 
+    authenticator: Authenticator = field(default_factory=Anybody)
+    rates: Rates | None = None
+    """None: nobody is limited."""
+
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
     version: str = "unknown"
+    cluster_id: str = "unknown"
+    """The name of the data directory; see `gateway/identity.py`."""
+
+    started_ms: int = 0
+    """When this process began to answer, epoch ms."""
 
 
 GATEWAY = web.AppKey("gateway", Gateway)

@@ -12,38 +12,65 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gateway.groups.errors import (
+    GroupActive,
+    GroupError,
+    GroupFull,
+    GroupUnavailable,
+    IllegalRequest,
+    StaleGeneration,
+    UnknownGroup,
+    UnknownMember,
+)
 from store.errors import (
+    AlreadyStored,
     Corrupt,
     DiskFull,
     FormatTooNew,
+    IdentityReused,
     IllegalTopic,
     IndexDamaged,
     IndexRefused,
     MalformedBatch,
     Overloaded,
     RecordTooLarge,
+    SequenceGone,
     StoreError,
     StoreLocked,
     StoreStopped,
+    TooManyIds,
     TopicExists,
     UnknownQueue,
 )
 from timer.errors import TooManySchedules
 
+UNAUTHENTICATED = 40101
+FORBIDDEN = 40301
 INVALID = 422  # the answer is well-formed JSON that breaks a rule
+CURSOR_ILLEGAL = 40050
+MESSAGE_NOT_FOUND = 40451
+EPOCH_CHANGED = 40953
 DELAY_ILLEGAL = 42250
 RECORD_PART_ILLEGAL = 42251  # tag, key or header
 LIMIT_ILLEGAL = 42253
+KEY_REUSED = 42254  # an Idempotency-Key with another content
 RECORD_TOO_LARGE = 41350
 TOPIC_NOT_FOUND = 40401
 PARTITION_NOT_FOUND = 40402
 TOPIC_METADATA_NOT_FOUND = 40403
+GROUP_NOT_FOUND = 40405
+MEMBER_NOT_FOUND = 40406  # or its session is over: join again
 UNDECODABLE = 40801
+GROUP_ACTIVE = 40952
 TOPIC_SHAPE_DIFFERS = 40955
+SEQUENCE_GONE = 40956
+ALREADY_STORED = 40957
+STALE_GENERATION = 40959  # the caller owns this no more: join again
 OFFSET_OUT_OF_RANGE = 41601
 STORE_FAILURE = 50002
 READ_ONLY = 50350  # draining, or stopped for good
 OVERLOADED = 50351
+RATE_LIMITED = 42901
 TOO_MANY = 42950
 DISK_FULL = 50750
 
@@ -121,6 +148,20 @@ ANSWERS: dict[type[Exception], _Answer] = {
         "Too many delayed records are pending. Nothing was stored.",
         TooManySchedules.retry_after_ms,
     ),
+    TooManyIds: _Answer(
+        429, TOO_MANY, True, "Too many ids of recent sends are remembered. Nothing was stored.", retry_after_ms=1000
+    ),
+    IdentityReused: _Answer(422, KEY_REUSED),
+    SequenceGone: _Answer(409, SEQUENCE_GONE),
+    AlreadyStored: _Answer(409, ALREADY_STORED),
+    UnknownGroup: _Answer(404, GROUP_NOT_FOUND),
+    UnknownMember: _Answer(404, MEMBER_NOT_FOUND),
+    StaleGeneration: _Answer(409, STALE_GENERATION),
+    GroupActive: _Answer(409, GROUP_ACTIVE),
+    GroupFull: _Answer(429, TOO_MANY, True, retry_after_ms=1000),
+    GroupUnavailable: _Answer(503, OVERLOADED, True, retry_after_ms=200),
+    IllegalRequest: _Answer(422, INVALID),
+    GroupError: _Answer(409, 409),
     RecordTooLarge: _Answer(413, RECORD_TOO_LARGE),
     MalformedBatch: _Answer(400, 400),
     UnknownQueue: _Answer(404, TOPIC_NOT_FOUND, message="Topic not found."),
@@ -150,7 +191,7 @@ def error_of(error: Exception) -> RequestError:
         answer.error_code,
         str(error) if answer.message is None else answer.message,
         retriable=answer.retriable,
-        retry_after_ms=answer.retry_after_ms,
+        retry_after_ms=error.retry_after_ms if isinstance(error, TooManyIds) else answer.retry_after_ms,
     )
 
 
@@ -162,3 +203,9 @@ def invalid(message: str, *, validation_errors: Sequence[str] = ()) -> RequestEr
 def bad_request(message: str) -> RequestError:
     """A request that cannot be read at all, or has a value of the wrong type: 400/400."""
     return RequestError(400, 400, message)
+
+
+def draining() -> RequestError:
+    """Nothing long is begun any more, because the server is about to stop: 503/50350."""
+    message = "The server is about to stop; go on with another connection."
+    return RequestError(503, READ_ONLY, message, retriable=True, retry_after_ms=1000)

@@ -17,20 +17,24 @@ from gateway.codec.records import Format
 from gateway.http.errors import RequestError, invalid
 
 BATCH_TYPE = "application/vnd.mq.batch"
+LINES_TYPE = "application/x-ndjson"
 JSON_TYPE = "application/json"
 V2_TYPE = "application/vnd.kafka.v2+json"
 
 _KAFKA = re.compile(r"application/vnd\.kafka(?:\.(json|binary|text|avro|jsonschema|protobuf))?(?:\.v[12])?\+json")
 _FORMATS = {None: Format.BINARY, "binary": Format.BINARY, "json": Format.JSON, "text": Format.TEXT}
 _BY_NAME = {fmt.value: fmt for fmt in Format}
+LINES_TYPES = (LINES_TYPE, "application/ndjson", "application/jsonl")
 _ANYTHING = ("*/*", "application/*", "*/json")
 
 
 class RecordsType(NamedTuple):
-    """The form an answer with records takes. `fmt` None: raw batches."""
+    """The form an answer with records takes: a JSON array in a format; lines (NDJSON) in a format, or in the native
+    form when `fmt` is None; else raw batches."""
 
     content_type: str
     fmt: Format | None
+    is_lines: bool = False
 
 
 def format_named(name: str) -> Format:
@@ -63,7 +67,7 @@ def sent_format(content_type: str) -> Format | None:
 @lru_cache(maxsize=256)
 def json_type(accept: str, default: str) -> str:
     """The Content-Type of a JSON answer without records, for an Accept header. Raises RequestError 406."""
-    for media in _preferred(accept):
+    for media in preferred_types(accept):
         if media in _ANYTHING or _KAFKA.fullmatch(media):
             return default
         if media == JSON_TYPE:
@@ -74,9 +78,11 @@ def json_type(accept: str, default: str) -> str:
 @lru_cache(maxsize=256)
 def records_type(accept: str) -> RecordsType:
     """The form of an answer with records, for an Accept header. Raises RequestError 406."""
-    for media in _preferred(accept):
+    for media in preferred_types(accept):
         if media == BATCH_TYPE:
             return RecordsType(BATCH_TYPE, None)
+        if media in LINES_TYPES:
+            return RecordsType(LINES_TYPE, None, is_lines=True)
         if media in _ANYTHING:
             return kafka_records_type(Format.BINARY)
         if media == JSON_TYPE:
@@ -92,7 +98,12 @@ def kafka_records_type(fmt: Format) -> RecordsType:
     return RecordsType(f"application/vnd.kafka.{fmt.value}.v2+json", fmt)
 
 
-def _preferred(accept: str) -> list[str]:
+def prefers(accept: str, *wanted: str) -> str | None:
+    """The first of the wanted media types that an Accept header names; None when it names none of them."""
+    return next((media for media in preferred_types(accept) if media in wanted), None)
+
+
+def preferred_types(accept: str) -> list[str]:
     """The media ranges of an Accept header, the most wanted first; those with q=0 are left out."""
     ranges: list[tuple[float, str]] = []
     for part in accept.split(","):

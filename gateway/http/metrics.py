@@ -59,6 +59,9 @@ class Collector:
         yield records
         yield CounterMetricFamily("mq_produce_bytes", "Bytes of accepted batches.", value=producer.byte_count)
         yield CounterMetricFamily("mq_produce_delayed_records", "Delayed records.", value=producer.scheduled_count)
+        yield CounterMetricFamily(
+            "mq_produce_duplicate_records", "Records sent again and not stored again.", value=producer.duplicate_count
+        )
         stats = self._stats
         yield CounterMetricFamily("mq_fetch_records", "Records pulled over HTTP.", value=stats.fetched_record_count)
         yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)

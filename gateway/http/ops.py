@@ -37,5 +37,12 @@ async def limits(gateway: Gateway, request: web.Request, _: bytes) -> web.Respon
 
 
 async def info(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """Name and version of this server."""
-    return json_answer(request, {"name": "mq", "version": gateway.version})
+    """What this server is, and whose data it has: `cluster_id` is made with a data directory and never changes. A
+    topic's epoch, which every answer with offsets names, is its `topic_id`."""
+    body = {
+        "name": "mq",
+        "version": gateway.version,
+        "cluster_id": gateway.cluster_id,
+        "started_ms": gateway.started_ms,
+    }
+    return json_answer(request, body)

@@ -15,10 +15,27 @@ from enum import Enum
 from aiohttp import hdrs, web
 
 from gateway.auth.access import Permission
-from gateway.http import fetch, ops, produce, schedules, topics
+from gateway.http import (
+    consumers,
+    fetch,
+    groups,
+    lookup,
+    ndjson,
+    ops,
+    produce,
+    raw,
+    schedules,
+    sse,
+    tickets,
+    topics,
+    v3,
+    v3_groups,
+    v3_records,
+)
 from gateway.http.context import Gateway
 from gateway.limits import Limits
-from gateway.ws.endpoint import websocket_handler
+from gateway.ws.endpoint import consume_handler, produce_handler, websocket_handler
+from gateway.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY
 from store.limits import KiB
 
 Handler = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
@@ -33,10 +50,12 @@ class Body(Enum):
     NONE = "none"
     SMALL = "small"
     RECORDS = "records"
+    STREAM = "stream"
+    """Of any length: the handler reads it piece by piece."""
 
     def bytes_max(self, limits: Limits) -> int:
-        """0 when the body is not read at all."""
-        return {Body.NONE: 0, Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}[self]
+        """0 when the body is not read before the handler runs."""
+        return {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}.get(self, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +75,6 @@ class Row:
             raise ValueError(f"route {self.method} {self.path} has no permission")
         if self.method not in METHODS:
             raise ValueError(f"route {self.path} has the unknown method {self.method}")
-
-
-async def _websocket(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
-    return await websocket_handler(request)
 
 
 def _get(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
@@ -89,8 +104,56 @@ def _delete(path: str, name: str, handler: Handler, permission: Permission, quer
 _TOPIC = "/topics/{topic}"
 _PARTITION = "/topics/{topic}/partitions/{partition}"
 _NATIVE = "/mq/v1/topics/{topic}"
+_GROUP = "/mq/v1/groups/{group}"
+_INSTANCE = "/consumers/{group}/instances/{instance}"
 _SCHEDULES = "/mq/v1/schedules"
 _SCHEDULE = "/mq/v1/schedules/{schedule}"
+
+
+def _v3(prefix: str) -> tuple[Row, ...]:
+    """The REST Proxy's v3 API below a prefix."""
+    clusters = f"{prefix}/v3/clusters"
+    cluster = f"{clusters}/{{cluster}}"
+    brokers = f"{cluster}/brokers"
+    names = f"{cluster}/topics"
+    topic = f"{names}/{{topic}}"
+    config = f"{topic}/configs/{{name}}"
+    partition = f"{topic}/partitions/{{partition}}"
+    groups = f"{cluster}/consumer-groups"
+    group = f"{groups}/{{group}}"
+    describe = Permission.DESCRIBE
+    return (
+        _post(f"{topic}/records", "v3_produce", v3_records.produce_records, Permission.SEND, Body.STREAM),
+        _post(f"{topic}/records:batch", "v3_produce_batch", v3_records.produce_batch, Permission.SEND, Body.RECORDS),
+        _get(clusters, "v3_clusters", v3.list_clusters, describe),
+        _get(cluster, "v3_cluster", v3.get_cluster, describe),
+        _get(brokers, "v3_brokers", v3.list_brokers, describe),
+        _get(f"{brokers}/{{broker}}", "v3_broker", v3.get_broker, describe),
+        _get(f"{brokers}/{{broker}}/configs", "v3_broker_configs", v3.list_broker_configs, describe),
+        _get(names, "v3_topics", v3.list_topics, describe),
+        _post(names, "v3_create_topic", v3.create_topic, Permission.CREATE),
+        _get(topic, "v3_topic", v3.get_topic, describe),
+        _patch(topic, "v3_change_topic", v3.change_topic, Permission.CREATE),
+        _delete(topic, "v3_delete_topic", v3.delete_topic, Permission.DELETE),
+        _get(f"{topic}/configs", "v3_topic_configs", v3.list_topic_configs, describe),
+        _post(f"{topic}/configs:alter", "v3_alter_topic_configs", v3.alter_topic_configs, Permission.CREATE),
+        _get(config, "v3_topic_config", v3.get_topic_config, describe),
+        _put(config, "v3_set_topic_config", v3.set_topic_config, Permission.CREATE),
+        _delete(config, "v3_reset_topic_config", v3.reset_topic_config, Permission.CREATE),
+        _get(f"{topic}/partitions", "v3_partitions", v3.list_partitions, describe),
+        _get(partition, "v3_partition", v3.get_partition, describe),
+        _get(f"{partition}/offset", "v3_partition_offset", v3.get_partition_offset, describe),
+        _get(f"{partition}/replicas", "v3_replicas", v3.list_replicas, describe),
+        _get(groups, "v3_groups", v3_groups.list_groups, describe),
+        _get(group, "v3_group", v3_groups.get_group, describe),
+        _get(f"{group}/consumers", "v3_consumers", v3_groups.list_consumers, describe),
+        _get(f"{group}/consumers/{{consumer}}", "v3_consumer", v3_groups.get_consumer, describe),
+        _get(f"{group}/consumers/{{consumer}}/assignments", "v3_assignments", v3_groups.list_assignments, describe),
+        _get(f"{group}/lag-summary", "v3_lag_summary", v3_groups.lag_summary, describe),
+        _get(f"{group}/lags", "v3_lags", v3_groups.list_lags, describe),
+        _get(f"{group}/lags/{{topic}}/partitions/{{partition}}", "v3_lag", v3_groups.get_lag, describe),
+    )
+
 
 ROUTES: tuple[Row, ...] = (
     # aiohttp tries the routes of one prefix in this order: the busiest first.
@@ -107,14 +170,80 @@ ROUTES: tuple[Row, ...] = (
     _get(_PARTITION, "partition", topics.partition, Permission.DESCRIBE),
     _get(f"{_PARTITION}/offsets", "partition_offsets", topics.partition_offsets, Permission.DESCRIBE),
     # REST Proxy v2: consumer instances
+    _get(f"{_INSTANCE}/records", "instance_records", consumers.records, Permission.RECEIVE, consumers.RECORDS_QUERY),
+    _post("/consumers/{group}", "create_instance", consumers.create, Permission.RECEIVE),
+    _delete(_INSTANCE, "delete_instance", consumers.delete, Permission.RECEIVE),
+    _post(f"{_INSTANCE}/subscription", "subscribe", consumers.subscribe, Permission.RECEIVE, Body.RECORDS),
+    _get(f"{_INSTANCE}/subscription", "subscription", consumers.subscription, Permission.RECEIVE),
+    _delete(f"{_INSTANCE}/subscription", "unsubscribe", consumers.unsubscribe, Permission.RECEIVE),
+    _post(f"{_INSTANCE}/assignments", "assign", consumers.assign, Permission.RECEIVE, Body.RECORDS),
+    _get(f"{_INSTANCE}/assignments", "assignments", consumers.assignments, Permission.RECEIVE),
+    _post(
+        f"{_INSTANCE}/offsets",
+        "commit_offsets",
+        consumers.commit,
+        Permission.RECEIVE,
+        Body.RECORDS,
+        consumers.COMMIT_QUERY,
+    ),
+    Row(
+        method=hdrs.METH_GET,
+        path=f"{_INSTANCE}/offsets",
+        name="committed_offsets",
+        handler=consumers.committed,
+        permission=Permission.RECEIVE,
+        body=Body.RECORDS,
+        query=consumers.OFFSETS_QUERY,
+    ),
+    _post(
+        f"{_INSTANCE}/offsets:query",
+        "query_committed_offsets",
+        consumers.query_committed,
+        Permission.RECEIVE,
+        Body.RECORDS,
+    ),
+    _post(f"{_INSTANCE}/positions", "seek", consumers.seek, Permission.RECEIVE, Body.RECORDS),
+    _post(
+        f"{_INSTANCE}/positions/beginning",
+        "seek_to_beginning",
+        consumers.seek_to_beginning,
+        Permission.RECEIVE,
+        Body.RECORDS,
+    ),
+    _post(f"{_INSTANCE}/positions/end", "seek_to_end", consumers.seek_to_end, Permission.RECEIVE, Body.RECORDS),
+    _get(
+        f"{_INSTANCE}/topics/{{topic}}",
+        "v1_records",
+        consumers.v1_records,
+        Permission.RECEIVE,
+        consumers.V1_RECORDS_QUERY,
+    ),
+    _get(f"{_PARTITION}/messages", "v1_messages", consumers.v1_messages, Permission.RECEIVE, consumers.MESSAGES_QUERY),
     # REST Proxy v3
+    *_v3(""),
+    *_v3("/kafka"),
     # native: topics and records
     _get("/mq/v1/topics", "list_topics", topics.list_topics, Permission.DESCRIBE),
     _get(_NATIVE, "describe_topic", topics.describe_topic, Permission.DESCRIBE),
     _put(_NATIVE, "create_topic", topics.create_topic, Permission.CREATE),
-    _patch(_NATIVE, "grow_topic", topics.grow_topic, Permission.CREATE),
+    _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE),
+    _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE),
     _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
+    _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, raw.QUERY),
+    _post(
+        f"{_NATIVE}/messages:batch", "produce_lines", ndjson.produce_lines, Permission.SEND, Body.STREAM, ndjson.QUERY
+    ),
+    _get(
+        f"{_NATIVE}/partitions/{{partition}}/messages/{{offset}}",
+        "read_raw",
+        raw.read_raw,
+        Permission.RECEIVE,
+        raw.READ_QUERY,
+    ),
+    _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, lookup.SEARCH_QUERY),
+    _get("/mq/v1/messages/{message_id}", "get_message", lookup.get_message, Permission.RECEIVE),
+    _get(f"{_NATIVE}/sse", "follow_topic", sse.follow_topic, Permission.RECEIVE, sse.QUERY),
     # native: schedules
     _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, schedules.LIST_QUERY),
     _get(
@@ -130,8 +259,24 @@ ROUTES: tuple[Row, ...] = (
     _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND),
     _post(f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE),
     # native: consumer groups
+    _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),
+    _post(f"{_GROUP}/messages:ack", "ack", groups.ack, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:nack", "nack", groups.nack, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:reject", "reject", groups.reject, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:extend", "extend", groups.extend, Permission.RECEIVE, Body.RECORDS),
+    _get("/mq/v1/groups", "list_groups", groups.list_groups, Permission.DESCRIBE),
+    _get(_GROUP, "describe_group", groups.describe_group, Permission.DESCRIBE),
+    _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE),
+    _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE),
+    _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, groups.LAG_QUERY),
+    _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE),
+    _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, groups.DEAD_LETTERS_QUERY),
+    _post(f"{_GROUP}/dlq:redrive", "redrive", groups.redrive, Permission.RECEIVE),
     # sockets
-    _get("/ws/v1", "websocket", _websocket, Permission.SOCKET),
+    _post("/mq/v1/tickets", "issue_ticket", tickets.issue_ticket, Permission.SOCKET, Body.NONE),
+    _get("/ws/v1", "websocket", websocket_handler, Permission.SOCKET),
+    _get("/ws/v1/consume", "websocket_consume", consume_handler, Permission.SOCKET, CONSUME_QUERY),
+    _get("/ws/v1/produce", "websocket_produce", produce_handler, Permission.SOCKET, PRODUCE_QUERY),
     # operations
     _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),
     _get("/readyz", "readyz", ops.readyz, Permission.PUBLIC),

@@ -3,6 +3,9 @@
 Every change is durable before it is answered, and the answer is exact: done, 409/40950 (delivered already), or
 404/40450 (no such schedule: cancelled, moved to another id, or never accepted). A moved schedule has a new id; the
 answer names it.
+
+A schedule is where its record will go: what a caller may do to it is what it may do to that topic. Lists and counts
+are of topics the caller may see.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
+from gateway.auth.access import OPEN, Permission, access_of
 from gateway.codec.tags import TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
 from gateway.http.answers import check_accept, json_answer
@@ -65,10 +69,11 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     A page may be short, even empty, and still have a `next_cursor`.
     """
     asked = Query(request, known=LIST_QUERY)
-    query = _schedule_query(gateway, asked)
+    with_value = _with_value(asked)
+    needed = (Permission.DESCRIBE, Permission.RECEIVE) if with_value else (Permission.DESCRIBE,)
+    query = _schedule_query(gateway, request, asked, needed)
     limit = asked.integer("limit", _LIMIT_DEFAULT, least=1, most=_LIMIT_MAX)
     cursor = _cursor(asked.text("cursor"))
-    with_value = _with_value(asked)
     timer = request.app[SCHEDULES]
     page = await timer.page(query, cursor=cursor, limit=limit)
     body = {
@@ -85,12 +90,13 @@ async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.
     standing, schedule = await request.app[SCHEDULES].find(_schedule_id(request))
     if schedule is None:
         raise _gone(standing)
+    _check(gateway, request, schedule, Permission.RECEIVE)
     return json_answer(request, _row(gateway, schedule, with_value))
 
 
-async def cancel_schedule(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+async def cancel_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Cancel one schedule: 204."""
-    _done(await request.app[SCHEDULES].cancel(_schedule_id(request)))
+    _done(await request.app[SCHEDULES].cancel(await _changeable(gateway, request)))
     return web.Response(status=204)
 
 
@@ -100,14 +106,16 @@ async def cancel_schedules(gateway: Gateway, request: web.Request, _: bytes) -> 
     asked = Query(request, known=CANCEL_QUERY)
     if asked.text("topic") is None:
         raise invalid("topic: which topic's schedules to cancel")
-    cancelled_count = await request.app[SCHEDULES].cancel_all(_schedule_query(gateway, asked))
+    cancelled_count = await request.app[SCHEDULES].cancel_all(
+        _schedule_query(gateway, request, asked, (Permission.SEND,))
+    )
     return json_answer(request, {"cancelled": cancelled_count})
 
 
 async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Give a schedule another due time; it gets another id."""
     check_accept(request)
-    schedule = _schedule_id(request)
+    schedule = await _changeable(gateway, request)
     due_ms = _due_ms(gateway, body)
     moved = _done(await request.app[SCHEDULES].move(schedule, due_ms)).schedule
     return json_answer(request, {"schedule_id": moved.text, "deliver_at": moved.due_ms})
@@ -116,7 +124,7 @@ async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> 
 async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Deliver a schedule now; answered when it is in its partition."""
     check_accept(request)
-    fired = _done(await request.app[SCHEDULES].fire(_schedule_id(request)))
+    fired = _done(await request.app[SCHEDULES].fire(await _changeable(gateway, request)))
     assert fired.queue is not None
     topic = _topic_name(gateway, fired.queue.topic_id)
     return json_answer(request, {"topic": topic, "partition": fired.queue.queue_id, "offset": fired.offset})
@@ -134,7 +142,7 @@ async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     bucket_ms = -(-(to_ms - from_ms) // bucket_count)
     bounds_ms = [from_ms + number * bucket_ms for number in range(bucket_count + 1)]
     counts = await request.app[SCHEDULES].histogram(
-        ScheduleQuery(_topic_id(gateway, asked.text("topic")), from_ms, to_ms), bounds_ms
+        ScheduleQuery(_topic_ids(gateway, request, asked, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
     )
     return json_answer(request, {"from": from_ms, "bucket_ms": bucket_ms, "counts": counts, "total": sum(counts)})
 
@@ -144,6 +152,23 @@ def _schedule_id(request: web.Request) -> ScheduleId:
         return decode_schedule_id(request.match_info["schedule"])
     except ValueError:
         raise _gone(Standing.UNKNOWN) from None
+
+
+async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
+    """The schedule of the path, which the caller may change as it may send to its topic."""
+    schedule_id = _schedule_id(request)
+    if access_of(request) is not OPEN:
+        _, schedule = await request.app[SCHEDULES].find(schedule_id)
+        if schedule is not None:
+            _check(gateway, request, schedule, Permission.SEND)
+    return schedule_id
+
+
+def _check(gateway: Gateway, request: web.Request, schedule: Schedule, permission: Permission) -> None:
+    topic = _topic_name(gateway, schedule.topic_id)
+    if topic is None:  # deleted: nobody has rights on it any more
+        permission = Permission.OPERATE
+    access_of(request).check(permission, topic=topic)
 
 
 def _gone(standing: Standing) -> RequestError:
@@ -158,17 +183,34 @@ def _done(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _schedule_query(gateway: Gateway, asked: Query) -> ScheduleQuery:
+def _schedule_query(
+    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+) -> ScheduleQuery:
     key = asked.text("key")
     keys: frozenset[bytes | None] | None = None
     if key is not None:
         keys = frozenset((key.encode(), orjson.dumps(key)))  # as sent raw, and as sent in JSON
-    return ScheduleQuery(_topic_id(gateway, asked.text("topic")), asked.time_ms("from") or 0, asked.time_ms("to"), keys)
+    topic_ids = _topic_ids(gateway, request, asked, needed)
+    return ScheduleQuery(topic_ids, asked.time_ms("from") or 0, asked.time_ms("to"), keys)
 
 
-def _topic_id(gateway: Gateway, name: str | None) -> int | None:
-    """Raises UnknownQueue."""
-    return None if name is None else gateway.routes_table.topic(name).topic_id
+def _topic_ids(
+    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+) -> frozenset[int] | None:
+    """The topic that is asked for, or those that the caller may ask for; None: all. Raises UnknownQueue, or 403."""
+    access = access_of(request)
+    name = asked.text("topic")
+    if name is not None:
+        for permission in needed:
+            access.check(permission, topic=name)
+        return frozenset((gateway.routes_table.topic(name).topic_id,))
+    if access is OPEN:
+        return None
+    return frozenset(
+        view.topic_id
+        for view in gateway.routes_table.topics()
+        if all(access.allows(permission, topic=view.name) for permission in needed)
+    )
 
 
 def _topic_name(gateway: Gateway, topic_id: int) -> str | None:
@@ -194,7 +236,10 @@ async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) 
     if query.keys is not None:
         return None
     if query.from_ms == 0 and query.to_ms is None:
-        return timer.pending_count if query.topic_id is None else timer.pending_counts().get(query.topic_id, 0)
+        if query.topic_ids is None:
+            return timer.pending_count
+        counts = timer.pending_counts()
+        return sum(counts.get(topic_id, 0) for topic_id in query.topic_ids)
     if not is_first:
         return None
     to_ms = TIME_MS_MAX + 1 if query.to_ms is None else query.to_ms
@@ -213,7 +258,7 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
         "tag": None if tag is None else tag.decode(),
         "deliver_at": schedule.id.due_ms,
         "created_at": schedule.accepted_ms,
-        "timestamp": record.timestamp,
+        "timestamp": record.timestamp_ms,
         "size": schedule.size_bytes,
         "state": "pending",
     }

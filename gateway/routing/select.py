@@ -1,29 +1,101 @@
 """Which partition a record goes to when the sender did not say.
 
-With a key: CRC-32 of the key, modulo the number of partitions. Records of one key keep their order, and it is the
-function that librdkafka calls "consistent", so its clients, other languages and Spark can compute it with what they
-have (zlib's crc32 runs at C speed; Java's murmur2 in Python would cost more than all other work on a record).
+    key           CRC-32 of the key, modulo the number of partitions; the way of records that have a key
+    round_robin   one partition after the other, a step a request, so that a batch stays one batch; the way of others
+    random        any partition
+    room          round robin over the partitions on brokers of this gateway's machine room; over all if it has none
 
-Without a key: round robin, one step a request, so that a batch stays one batch.
+Records of one key keep their order. CRC-32 is the function that librdkafka calls "consistent", so its clients, other
+languages and Spark can compute it with what they have (zlib's crc32 runs at C speed; Java's murmur2 in Python would
+cost more than all other work on a record). A request may ask for one of the other three by name, for its records with
+a key too: then a key's order is not kept.
+
+Brokers that are slow or failed are passed over (gateway/routing/fault.py): first choice is a partition on an available
+broker, then on a reachable one, neither of them the broker that has just failed this very send, then the next in turn.
+A partition of a key never moves for that: its order matters more than its latency.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gateway.routing.fault import LatencyFaults
+
+ROUND_ROBIN, RANDOM, ROOM = "round_robin", "random", "room"
+SELECTORS = ("key", ROUND_ROBIN, RANDOM, ROOM)
+"""Names a request may give. `key` is what happens without a name."""
+
+
+class BrokerNames(Protocol):
+    """Where partitions are."""
+
+    @property
+    def faults(self) -> LatencyFaults: ...
+
+    def broker_name(self, topic: str, partition: int) -> str:
+        """The broker that takes records of a partition now: `room@name`, or a name without a room."""
+        ...
 
 
 class PartitionSelector:
-    """Chooses partitions; remembers where the round robin of each topic stands."""
+    """Chooses partitions; remembers where the round robin of each topic stands.
 
-    def __init__(self) -> None:
+    Without `brokers` no broker is avoided. `room` is this gateway's; `below(n)` is a random number in [0, n), `now_ms`
+    a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        brokers: BrokerNames | None = None,
+        *,
+        room: str = "",
+        below: Callable[[int], int] = lambda count: 0,
+        now_ms: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._brokers = brokers
+        self._room = room
+        self._below = below
+        self._now_ms = now_ms
         self._turns: dict[str, int] = {}
 
     def for_key(self, key: bytes, count: int) -> int:
         """The partition of a key among `count`."""
         return zlib.crc32(key) % count
 
-    def next(self, topic: str, count: int) -> int:
-        """The next partition of a topic in turn."""
-        turn = self._turns.get(topic, -1) + 1
-        self._turns[topic] = turn
-        return turn % count
+    def next(self, topic: str, count: int, selector: str | None = None, *, failed_broker: str | None = None) -> int:
+        """A partition for records without key, or of a request that names a selector. `failed_broker` has just failed
+        an attempt to send them."""
+        start = self._below(count) if selector == RANDOM else self._turns.get(topic, -1) + 1
+        partition = start % count
+        brokers = self._brokers
+        if brokers is not None and (selector == ROOM or failed_broker is not None or brokers.faults):
+            names = [brokers.broker_name(topic, (start + step) % count) for step in range(count)]
+            start += self._first_good(names, brokers.faults, selector, failed_broker)
+            partition = start % count
+        if selector != RANDOM:
+            self._turns[topic] = start
+        return partition
+
+    def _first_good(
+        self, names: Sequence[str], faults: LatencyFaults, selector: str | None, failed_broker: str | None
+    ) -> int:
+        """The place of the broker to take among those in turn."""
+        places: Sequence[int] = range(len(names))
+        if selector == ROOM:
+            places = [place for place in places if _room_of(names[place]) == self._room] or places
+        now_ms = self._now_ms()
+        others = [place for place in places if names[place] != failed_broker]
+        for place in others:
+            if faults.is_available(names[place], now_ms):
+                return place
+        for place in others:
+            if faults.is_reachable(names[place]):
+                return place
+        return (others or places)[0]
+
+
+def _room_of(broker: str) -> str:
+    room, at, _ = broker.partition("@")
+    return room if at else ""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.brokers.base import Broker
+from gateway.routing.fault import LatencyFaults
 from gateway.topics import TopicView
 from store.errors import UnknownQueue
 from store.types import QueueKey
@@ -36,6 +37,12 @@ class Segment:
     physical_start: int = 0
     physical_end: int | None = None
 
+    def holds(self, offset: int | None) -> bool:
+        """Whether the queue's record at `offset` belongs to this segment; None: any."""
+        return offset is None or (
+            self.physical_start <= offset and (self.physical_end is None or offset < self.physical_end)
+        )
+
     def to_logical(self, offset: int) -> int:
         return offset - self.physical_start + self.logical_start
 
@@ -47,9 +54,13 @@ Chain = tuple[Segment, ...]
 
 
 class RouteTable:
-    """All topics a gateway knows and the chain of each of their partitions. Answers from memory."""
+    """All topics a gateway knows and the chain of each of their partitions. Answers from memory.
+
+    `faults` is what sends have told of the brokers, by name.
+    """
 
     def __init__(self) -> None:
+        self.faults = LatencyFaults()
         self._topics: dict[str, TopicView] = {}
         self._chains: dict[str, tuple[Chain, ...]] = {}
 
@@ -94,6 +105,29 @@ class RouteTable:
             return chain[0]
         at = bisect_right(chain, offset, key=lambda segment: segment.logical_start)
         return chain[max(at - 1, 0)]
+
+    def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
+        """The partition that a queue is part of, and the partition's offset for one of the queue; a queue that was used
+        more than once is told apart by the offset. Raises UnknownQueue."""
+        chains = self._chains.get(topic, ())
+        guess = queue.queue_id  # with one broker it is right
+        for partition in (guess, *range(len(chains))) if guess < len(chains) else range(len(chains)):
+            for segment in chains[partition]:
+                if segment.broker is broker and segment.queue == queue and segment.holds(offset):
+                    return partition, None if offset is None else segment.to_logical(offset)
+        raise UnknownQueue(f"no partition of topic {topic} lies in queue {queue.queue_id} of {broker.name}")
+
+    def broker_name(self, topic: str, partition: int) -> str:
+        """The broker that takes records of a partition now. Raises UnknownQueue."""
+        return self.writable(topic, partition).broker.name
+
+    def answered(self, broker: Broker, latency_ms: float, now_ms: float) -> None:
+        """A broker has taken records. Times are monotonic."""
+        self.faults.answered(broker.name, latency_ms, now_ms)
+
+    def failed(self, broker: Broker, now_ms: float) -> None:
+        """A broker has refused records for a reason of its own."""
+        self.faults.failed(broker.name, now_ms)
 
     def _chain(self, topic: str, partition: int) -> Chain:
         chains = self._chains.get(topic)

@@ -1,23 +1,30 @@
-"""`GET /ws/v1`: where a WebSocket begins and ends. The shell around `session.py`: aiohttp and close codes, no rules.
+"""`GET /ws/v1` and its short forms: where a WebSocket begins and ends. The shell: aiohttp and close codes, no rules.
 
-One task reads, one writes, one waits for the server to stop; subscriptions and produces are tasks of the same group.
-Whichever ends first raises Closing with the code to close with, and takes the others with it.
+One task reads, one writes, one waits for the order to close; produces and acks are tasks of the same group. Whichever
+ends first raises Closing with the code to close with, and takes the others with it. What outlives the connection is in
+`sessions.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import NoReturn
-from urllib.parse import urlsplit
 
-from aiohttp import WSMsgType, web
+from aiohttp import WebSocketError, WSMsgType, web
 
+from gateway.auth.access import NOBODY, access_of
 from gateway.http.context import GATEWAY, Gateway
 from gateway.http.errors import READ_ONLY, RequestError, bad_request
-from gateway.ws.outbox import Closing, Outbox
+from gateway.ws.conversation import Conversation, StartTask
+from gateway.ws.outbox import Closing, Outbox, OutboxClosed
 from gateway.ws.protocol import SUBPROTOCOL, TOO_MANY, CloseCode
-from gateway.ws.session import Session
+from gateway.ws.rights import Rights
+from gateway.ws.session import REFUSALS
+from gateway.ws.sessions import Sessions
+from gateway.ws.short_forms import Sender, consume_command, produce_target
+from store.limits import KiB, MiB
 
 log = logging.getLogger(__name__)
 
@@ -34,118 +41,293 @@ RECONNECT_AFTER_MS = 1500
 """What a client is told to wait when the server stops."""
 
 GO_AWAY_TIMEOUT_S = 5.0
-"""How long a stopping server waits for the answers to a socket's produces."""
+"""How long a stopping server waits for the answers to a socket's produces and acks."""
+
+COMPRESS_BYTES_MIN = 1 * KiB
+"""Smaller frames are not compressed, whatever was agreed on: it costs more than it saves."""
+
+_WINDOW_BITS = 15
+
+STRANGER_FRAME_BYTES_MAX = 1 * MiB
+"""Largest frame on a socket that was opened without a token, also after `hello` has brought one."""
+
+STRANGERS_MAX = 256
+"""Sockets open at once whose client has not said who it is."""
+
+PINGS_MISSED_MAX = 2
+
+GOODBYES = (0, 1000, 1001)
+"""Codes with which a client says that it does not come back; 0: none."""
+
+SESSIONS = web.AppKey("sessions", Sessions)
+
+_Take = Callable[[str | bytes], Awaitable[None]]
 
 
-async def websocket_handler(request: web.Request) -> web.WebSocketResponse:
-    """Serve one socket until either side ends it. Raises RequestError before the handshake."""
-    gateway = request.app[GATEWAY]
-    _admit(request, gateway)
-    socket = web.WebSocketResponse(
-        protocols=(SUBPROTOCOL,),
-        heartbeat=gateway.config.ws_ping_ms / 1000,
-        # aiohttp's limit is exclusive: a frame of exactly `max_msg_size` bytes is refused.
-        max_msg_size=gateway.limits.ws_frame_bytes_max + 1,
-        compress=False,
-        timeout=CLOSE_TIMEOUT_S,
-    )
-    if not socket.can_prepare(request):
-        raise bad_request("This is a WebSocket: the request must ask for an upgrade.")
-    gateway.stats.ws_socket_count += 1
-    try:
-        await socket.prepare(request)
-        code = await _converse(socket, gateway)
-        await _close(request, socket, code)
-    finally:
-        gateway.stats.ws_socket_count -= 1
-    return socket
+def install_sockets(application: web.Application, gateway: Gateway) -> None:
+    """Give an application the sessions of its sockets."""
+    sessions = Sessions(gateway)
+    application[SESSIONS] = sessions
+
+    async def close(_: web.Application) -> None:
+        await sessions.close()
+
+    application.on_cleanup.append(close)
 
 
-def _admit(request: web.Request, gateway: Gateway) -> None:
-    """Refuse, with a plain HTTP answer, who may not open a socket here and now."""
-    if gateway.draining.is_set():
-        raise RequestError(503, READ_ONLY, "The server is stopping.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS)
-    if gateway.stats.ws_socket_count >= gateway.limits.ws_sockets_max:
-        raise RequestError(
-            429, TOO_MANY, "Too many sockets are open.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
-        )
-    origin = request.headers.get("Origin")
-    if origin is not None and not origin_allowed(origin, request.host, gateway.config.allowed_origins):
-        raise RequestError(403, 40301, f"Pages of {origin[:200]} may not open a socket here (allowed_origins).")
+async def websocket_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
+    """`/ws/v1`: serve one socket until either side ends it. Raises RequestError before the handshake."""
+    return await _Socket(request).serve(_take_commands)
 
 
-def origin_allowed(origin: str, host: str, allowed: tuple[str, ...]) -> bool:
-    """Whether a page of this origin may open a socket: it came from this server, or the operator says so.
+async def consume_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
+    """`/ws/v1/consume`: as if the client had subscribed. Raises RequestError before the handshake."""
+    socket = _Socket(request)
+    command = consume_command(request.query, socket.gateway, access_of(request))
 
-    Browsers send Origin with every socket and let a page of any site open one; other clients send none.
-    """
-    if origin in allowed:
-        return True
-    try:
-        served_by = urlsplit(origin).netloc
-    except ValueError:
-        return False
-    return bool(served_by) and served_by.lower() == host.lower()
+    async def begin(conversation: Conversation) -> _Take:
+        try:
+            await conversation.subscribe(command)
+        except REFUSALS as error:
+            await conversation.refuse(command.id, error)
+        return await _take_commands(conversation)
 
-
-async def _converse(socket: web.WebSocketResponse, gateway: Gateway) -> CloseCode | None:
-    """Run the conversation to its end; the code to close with, None when the client is gone."""
-    code: CloseCode | None = None
-    outbox = Outbox(
-        lambda frame: socket.send_frame(frame, WSMsgType.TEXT),
-        bytes_max=OUTBOX_BYTES_MAX,
-        write_timeout_s=gateway.config.ws_write_timeout_ms / 1000,
-    )
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            session = Session(gateway, outbox, tasks.create_task)
-            tasks.create_task(outbox.run())
-            tasks.create_task(_leave_with_server(gateway, session))
-            await _read(socket, session)
-    except* Closing as closings:
-        closing = closings.exceptions[0]
-        assert isinstance(closing, Closing)
-        code = closing.code
-    except* Exception as failures:
-        log.error("a socket failed", exc_info=failures)
-        code = CloseCode.INTERNAL
-    if code is CloseCode.SLOW:
-        gateway.stats.ws_slow_close_count += 1
-    return code
+    return await socket.serve(begin)
 
 
-async def _read(socket: web.WebSocketResponse, session: Session) -> NoReturn:
-    while True:
-        message = await socket.receive()
-        if message.type is WSMsgType.TEXT:
-            await session.take(message.data)
-        elif message.type is WSMsgType.BINARY:
-            raise Closing(CloseCode.UNSUPPORTED)
+async def produce_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
+    """`/ws/v1/produce`: every frame is a message. Raises RequestError before the handshake."""
+    socket = _Socket(request)
+    target = produce_target(request.query, socket.gateway, access_of(request))
+
+    async def begin(conversation: Conversation) -> _Take:
+        return Sender(socket.gateway, target, conversation).take
+
+    return await socket.serve(begin)
+
+
+async def _take_commands(conversation: Conversation) -> _Take:
+    async def take(frame: str | bytes) -> None:
+        if isinstance(frame, str):
+            await conversation.take(frame)
         else:
-            # CLOSE, CLOSING, CLOSED; or ERROR, when aiohttp has closed with a code of its own (1007, 1009, no pong).
-            raise Closing(None)
+            await conversation.take_binary(frame)
+
+    return take
 
 
-async def _leave_with_server(gateway: Gateway, session: Session) -> NoReturn:
-    await gateway.draining.wait()
+class _Socket:
+    """One connection, from its request to its end."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.gateway = gateway = request.app[GATEWAY]
+        self._sessions = request.app[SESSIONS]
+        self._access = access_of(request)
+        is_stranger = self._access is NOBODY
+        self._admit(is_stranger)
+        frame_bytes_max = gateway.limits.ws_frame_bytes_max
+        self._frame_bytes_max = min(frame_bytes_max, STRANGER_FRAME_BYTES_MAX) if is_stranger else frame_bytes_max
+        self._socket = web.WebSocketResponse(
+            protocols=(SUBPROTOCOL,),
+            autoping=False,
+            # aiohttp's limit is exclusive: a frame of exactly `max_msg_size` bytes is refused.
+            max_msg_size=self._frame_bytes_max + 1,
+            compress=gateway.config.ws_deflate,
+            timeout=CLOSE_TIMEOUT_S,
+        )
+        if not self._socket.can_prepare(request):
+            raise bad_request("This is a WebSocket: the request must ask for an upgrade.")
+        self._compresses = False
+        self._said_goodbye = False
+        self._ordered: asyncio.Future[CloseCode] = asyncio.get_running_loop().create_future()
+        self._missed_count = 0  # pings since the client was last heard
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    def _admit(self, is_stranger: bool) -> None:
+        """Refuse, with a plain HTTP answer, who may not open a socket here and now."""
+        gateway = self.gateway
+        if gateway.draining.is_set():
+            raise RequestError(
+                503, READ_ONLY, "The server is stopping.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
+            )
+        if gateway.stats.ws_socket_count >= gateway.limits.ws_sockets_max or (
+            is_stranger and self._sessions.stranger_count >= STRANGERS_MAX
+        ):
+            raise RequestError(
+                429, TOO_MANY, "Too many sockets are open.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
+            )
+
+    async def serve(self, begin: Callable[[Conversation], Awaitable[_Take]]) -> web.StreamResponse:
+        """Shake hands, talk, close. `begin` says what becomes of the frames."""
+        stats = self.gateway.stats
+        stats.ws_socket_count += 1
+        try:
+            await self._socket.prepare(self._request)
+            self._compresses = bool(self._socket.compress)
+            if self._compresses:
+                assert self._socket._writer is not None
+                self._socket._writer.compress = 0  # only frames for which `_write` says so
+            code = await self._converse(begin)
+            await self._close(code)
+        finally:
+            stats.ws_socket_count -= 1
+        return self._socket
+
+    async def _converse(self, begin: Callable[[Conversation], Awaitable[_Take]]) -> CloseCode | None:
+        """Run the conversation to its end; the code to close with, None when the client is gone."""
+        code: CloseCode | None = None
+        gateway = self.gateway
+        conversation: Conversation | None = None
+        outbox = Outbox(
+            self._write, bytes_max=OUTBOX_BYTES_MAX, write_timeout_s=gateway.config.ws_write_timeout_ms / 1000
+        )
+        rights: Rights | None = None
+        leave_drain: Callable[[], None] | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                start = tasks.create_task
+                rights = Rights(
+                    self._access,
+                    gateway.clock,
+                    warn=lambda in_ms: self._warn(start, conversation, in_ms),
+                    close=self._order,
+                )
+                conversation = Conversation(
+                    gateway,
+                    self._sessions,
+                    outbox,
+                    start,
+                    rights=rights,
+                    address=self._request.remote or "",
+                    close=self._order,
+                    frame_bytes_max=self._frame_bytes_max,
+                )
+                start(outbox.run())
+                start(self._closing())
+                leaving = conversation
+                leave_drain = self._sessions.when_draining(lambda: self._leave_with_server(start, leaving))
+                rights.renew(self._access)
+                self._beat(start)
+                await self._read(await begin(conversation))
+        except* Closing as closings:
+            closing = closings.exceptions[0]
+            assert isinstance(closing, Closing)
+            code = closing.code
+        except* (OutboxClosed, ConnectionError):
+            pass
+        except* Exception as failures:
+            log.error("a socket failed", exc_info=failures)
+            code = CloseCode.INTERNAL
+        finally:
+            outbox.close()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+            if rights is not None:
+                rights.end()
+            if leave_drain is not None:
+                leave_drain()
+            if conversation is not None:
+                await self._sessions.leave(conversation.session, code, said_goodbye=self._said_goodbye)
+        if code is CloseCode.SLOW:
+            gateway.stats.ws_slow_close_count += 1
+        return code
+
+    async def _write(self, frame: bytes, is_binary: bool) -> None:
+        compress = _WINDOW_BITS if self._compresses and len(frame) >= COMPRESS_BYTES_MIN else None
+        await self._socket.send_frame(frame, WSMsgType.BINARY if is_binary else WSMsgType.TEXT, compress)
+
+    async def _read(self, take: _Take) -> NoReturn:
+        while True:
+            message = await self._socket.receive()
+            kind = message.type
+            self._missed_count = 0
+            if kind is WSMsgType.TEXT or kind is WSMsgType.BINARY:
+                if _size(message.data) > self._frame_bytes_max:  # inflated, aiohttp lets one byte more pass
+                    raise Closing(CloseCode.TOO_LARGE)
+                await take(message.data)
+            elif kind is WSMsgType.PING:
+                await self._socket.pong(message.data)
+            elif kind is not WSMsgType.PONG:
+                # CLOSE, CLOSING, CLOSED; or ERROR, when aiohttp has closed with a code of its own (1007, 1009).
+                self._said_goodbye = isinstance(message.data, WebSocketError) or (
+                    kind is WSMsgType.CLOSE and message.data in GOODBYES
+                )
+                raise Closing(None)
+
+    # Orders to close
+
+    def _order(self, code: CloseCode) -> None:
+        """Close the socket soon."""
+        if not self._ordered.done():
+            self._ordered.set_result(code)
+
+    async def _closing(self) -> NoReturn:
+        raise Closing(await self._ordered)
+
+    def _warn(self, start: StartTask, conversation: Conversation | None, in_ms: int) -> None:
+        if conversation is not None:
+            _start_from_timer(start, conversation.warn(in_ms))
+
+    def _leave_with_server(self, start: StartTask, conversation: Conversation) -> None:
+        _start_from_timer(start, self._go_away(conversation))
+
+    async def _go_away(self, conversation: Conversation) -> None:
+        try:
+            async with asyncio.timeout(GO_AWAY_TIMEOUT_S):
+                await conversation.go_away(RECONNECT_AFTER_MS)
+        except TimeoutError:
+            log.warning(
+                "socket=%s did not take the farewell in %g s", conversation.session.name[:12], GO_AWAY_TIMEOUT_S
+            )
+        self._order(CloseCode.SHUTDOWN)
+
+    # Signs of life
+
+    def _beat(self, start: StartTask) -> None:
+        """Ping, now and then; give up on a peer that has not been heard of for two pings."""
+        loop = asyncio.get_running_loop()
+        ping_s = self.gateway.config.ws_ping_ms / 1000
+
+        def beat() -> None:
+            if self._missed_count >= PINGS_MISSED_MAX:
+                self._order(CloseCode.NO_PONG)
+                return
+            self._missed_count += 1
+            _start_from_timer(start, self._ping())
+            self._heartbeat = loop.call_later(ping_s, beat)
+
+        self._heartbeat = loop.call_later(ping_s, beat)
+
+    async def _ping(self) -> None:
+        try:
+            await self._socket.ping()
+        except ConnectionError:
+            raise Closing(None) from None
+
+    async def _close(self, code: CloseCode | None) -> None:
+        """Close with a code, and see that nothing of a peer that takes no bytes stays in memory."""
+        transport = self._request.transport
+        try:
+            if code is not None:
+                async with asyncio.timeout(2 * CLOSE_TIMEOUT_S):
+                    # A slow peer finds the code behind what is already on its way.
+                    await self._socket.close(code=code, drain=False)
+        except TimeoutError:
+            pass
+        finally:
+            if transport is not None:
+                asyncio.get_running_loop().call_later(LINGER_S, transport.abort)  # of a closed transport: no effect
+
+
+def _size(frame: str | bytes) -> int:
+    """Bytes of a frame; of a text that is ASCII without encoding it."""
+    return len(frame) if isinstance(frame, bytes) or frame.isascii() else len(frame.encode())
+
+
+def _start_from_timer(start: StartTask, work: Coroutine[object, object, None]) -> None:
+    """Start a task of a group that may be about to end; then nobody needs it any more."""
     try:
-        async with asyncio.timeout(GO_AWAY_TIMEOUT_S):
-            await session.go_away(RECONNECT_AFTER_MS)
-    except TimeoutError:
-        log.warning("socket=%s did not take the farewell in %g s", session.name, GO_AWAY_TIMEOUT_S)
-    raise Closing(CloseCode.SHUTDOWN)
-
-
-async def _close(request: web.Request, socket: web.WebSocketResponse, code: CloseCode | None) -> None:
-    """Close with a code, and see that nothing of a peer that takes no bytes stays in memory."""
-    transport = request.transport
-    try:
-        if code is not None:
-            async with asyncio.timeout(2 * CLOSE_TIMEOUT_S):
-                # A slow peer finds the code behind what is already on its way.
-                await socket.close(code=code, drain=False)
-    except TimeoutError:
-        pass
-    finally:
-        if transport is not None:
-            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)  # of a closed transport: no effect
+        start(work)
+    except RuntimeError:
+        work.close()

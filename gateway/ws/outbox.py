@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from gateway.ws.protocol import CloseCode
 
-Write = Callable[[bytes], Awaitable[None]]
-"""Hands one text frame to the transport; returns when the transport has room again. Raises OSError when it is gone."""
+Write = Callable[[bytes, bool], Awaitable[None]]
+"""Hands one frame, text or binary (True), to the transport; returns when the transport has room again. Raises OSError
+when it is gone."""
 
 
 class Closing(Exception):
@@ -27,6 +28,10 @@ class Closing(Exception):
         self.code = code
 
 
+class OutboxClosed(Exception):
+    """The connection is gone; what is put now reaches nobody."""
+
+
 class Outbox:
     """One socket's way out."""
 
@@ -34,33 +39,43 @@ class Outbox:
         self._write = write
         self._bytes_max = bytes_max
         self._write_timeout_s = write_timeout_s
-        self._frames: deque[tuple[bytes, asyncio.Future[None] | None]] = deque()
+        self._frames: deque[tuple[bytes, bool, asyncio.Future[None] | None]] = deque()
         self._waiting_bytes = 0
         self._filled = asyncio.Event()
         self._room = asyncio.Event()
+        self._is_closed = False
         self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
 
     async def put(self, frame: bytes) -> None:
-        """Queue a frame. Returns when it is queued, not when it is sent."""
-        await self._enqueue(frame, None)
+        """Queue a frame. Returns when it is queued, not when it is sent. Raises OutboxClosed."""
+        await self._enqueue(frame, False, None)
 
-    async def send(self, frame: bytes) -> None:
-        """Queue a frame and wait until the transport has taken it."""
+    async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
+        """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""
         taken = asyncio.get_running_loop().create_future()
-        await self._enqueue(frame, taken)
+        await self._enqueue(frame, is_binary, taken)
         await taken
 
     async def flush(self) -> None:
         """Wait until the transport has taken all that is queued now."""
         await self.send(b"")
 
+    def close(self) -> None:
+        """The connection has ended: whoever waits, or comes, is told so."""
+        self._is_closed = True
+        self._room.set()
+        for _, _, taken in self._frames:
+            if taken is not None and not taken.done():
+                taken.set_exception(OutboxClosed())
+        self._frames.clear()
+
     async def run(self) -> NoReturn:
         """Write what is queued, for ever. Raises Closing."""
         while True:
             while self._frames:
-                frame, taken = self._frames[0]
+                frame, is_binary, taken = self._frames[0]
                 if frame:
-                    await self._write_one(frame)
+                    await self._write_one(frame, is_binary)
                 self._frames.popleft()  # only now: a frame being written takes its room (O2)
                 self._waiting_bytes -= len(frame)
                 self._room.set()
@@ -69,19 +84,21 @@ class Outbox:
             self._filled.clear()
             await self._filled.wait()
 
-    async def _enqueue(self, frame: bytes, taken: asyncio.Future[None] | None) -> None:
+    async def _enqueue(self, frame: bytes, is_binary: bool, taken: asyncio.Future[None] | None) -> None:
         async with self._turn:
             while self._frames and self._waiting_bytes + len(frame) > self._bytes_max:
                 self._room.clear()
                 await self._room.wait()
-            self._frames.append((frame, taken))
+            if self._is_closed:
+                raise OutboxClosed
+            self._frames.append((frame, is_binary, taken))
             self._waiting_bytes += len(frame)
             self._filled.set()
 
-    async def _write_one(self, frame: bytes) -> None:
+    async def _write_one(self, frame: bytes, is_binary: bool) -> None:
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._write(frame)
+                await self._write(frame, is_binary)
         except TimeoutError:
             raise Closing(CloseCode.SLOW) from None
         except OSError:

@@ -1,10 +1,10 @@
-"""One socket's conversation: commands in, answers and pushes out through the outbox.
+"""What a client has on this server beyond one connection: its subscriptions, and for whom they are.
 
-Commands are taken in the order they come. All but `produce` are done before the next is taken. Produces run side by
-side, so that many share one flush; they reach the store in the order they came, and each is answered once it is
-durable. The bytes of unanswered produces are bounded: past that the socket is not read.
+A connection is attached to at most one session, and a session to at most one connection. While one is attached, each
+subscription has a task that pushes. Without one, nothing is pushed, and nothing else changes: members stay, leases run.
+`Sessions` decides how long that may last.
 
-A subscription that cannot go on ends with an `error` push; the socket and its other subscriptions stay.
+A subscription that cannot go on ends with an `error` push, or, when nobody is there, with an entry in `ended`.
 """
 
 from __future__ import annotations
@@ -12,310 +12,307 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
-from typing import Protocol, assert_never
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from gateway.codec.records import BATCH_REFUSED, Format, parse_records
-from gateway.consumer import AtTime, OffsetSpec
+from gateway.auth.access import Access, Permission
+from gateway.groups.errors import GroupError
 from gateway.http.context import Gateway
-from gateway.http.errors import LIMIT_ILLEGAL, PARTITION_NOT_FOUND, RequestError, error_of
-from gateway.producer import Receipt
+from gateway.http.errors import LIMIT_ILLEGAL, RequestError, error_of
 from gateway.ws import protocol
+from gateway.ws.commands import Form, Mode, Subscribe
 from gateway.ws.credit import Credit, CreditRefused, Ledger
-from gateway.ws.outbox import Closing, Outbox
-from gateway.ws.protocol import CloseCode, Command
-from gateway.ws.subscription import Place, Subscription, out_of_range
+from gateway.ws.feed import Feed, Sources
+from gateway.ws.journal import FRAMES_MAX, Forgotten, Journal
+from gateway.ws.outbox import Outbox, OutboxClosed
+from gateway.ws.protocol import CloseCode
+from gateway.ws.queue import Queue
+from gateway.ws.reader import PLACES_MAX, Reader
+from gateway.ws.slices import Wanted
+from gateway.ws.stream import Stream
+from gateway.ws.tasks import Tasks, stop
 from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-PRODUCE_BYTES_MAX = 16 * 1024 * 1024
-"""Characters of the frames of one socket's unanswered produces; a larger frame is taken when it is alone."""
+Subscription = Reader | Stream | Queue
+Refusal = RequestError | GroupError | StoreError
+"""What may end a subscription, or refuse a command, without being a fault of ours."""
 
-PRODUCE_COUNT_MAX = 1024
-"""Unanswered produces of one socket: each is a task."""
-
-PLACES_MAX = 4096
-"""Partitions all subscriptions of a socket follow: each is a task."""
+REFUSALS = (RequestError, GroupError, StoreError)
 
 
-class StartTask(Protocol):
-    """`asyncio.TaskGroup.create_task` of the group whose failure ends the socket."""
+@dataclass(slots=True)
+class _Running:
+    """A subscription, and the tasks that keep it and push for it."""
 
-    def __call__(self, work: Coroutine[object, object, None], /) -> asyncio.Task[None]: ...
+    subscription: Subscription
+    keeping: asyncio.Task[None] | None = None
+    pushing: asyncio.Task[None] | None = None
 
 
 class Session:
-    """Takes the frames of one socket. Its tasks belong to the caller's group."""
+    """The subscriptions of one client. `tasks` and everything in it belong to the server, not to a connection."""
 
-    def __init__(self, gateway: Gateway, outbox: Outbox, start_task: StartTask) -> None:
-        self.name = f"sess_{secrets.token_hex(8)}"
+    def __init__(self, gateway: Gateway, sources: Sources, access: Access) -> None:
+        self.name = f"sess_{secrets.token_urlsafe(18)}"
+        self.access = access
+        self.binary = False
+        self.is_resumable = False
+        """Its client has been told its name."""
+
+        self.ended: dict[str, RequestError] = {}
+        """Subscriptions that ended while nobody was there to be told."""
+
+        self.is_broken = False
+        """One of its tasks met a fault of ours."""
+
         self._gateway = gateway
-        self._outbox = outbox
-        self._start_task = start_task
-        self._subscriptions: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
-        self._place_count = 0
-        self._produces: dict[asyncio.Task[None], int] = {}  # the value: characters of its frame
-        self._produce_done = asyncio.Event()
+        self._sources = sources
+        self._tasks = Tasks(self._fault)
+        self._running: dict[str, _Running] = {}
+        self._outbox: Outbox | None = None
+        self._close: Callable[[CloseCode], None] | None = None
+
+    # Connections
 
     @property
-    def produce_count(self) -> int:
-        """Produces that are not answered yet."""
-        return len(self._produces)
+    def is_attached(self) -> bool:
+        return self._outbox is not None
 
-    async def take(self, frame: str) -> None:
-        """Do what one text frame asks for. Raises Closing for a frame that is none of ours (P2)."""
-        self._gateway.stats.ws_received_frame_count += 1
-        try:
-            commands = protocol.parse_frame(frame)
-        except protocol.BadFrame as error:
-            await self._outbox.put(protocol.bad_frame_push(error))
-            await self._outbox.flush()
-            raise Closing(CloseCode.BAD_FRAME) from None
-        for command in commands:
+    def attach(self, outbox: Outbox, close: Callable[[CloseCode], None]) -> None:
+        """Push through this connection from here on. `close` ends it."""
+        assert self._outbox is None
+        self._outbox = outbox
+        self._close = close
+        for running in self._running.values():
+            self._start_pushing(running, outbox)
+
+    async def detach(self) -> None:
+        """The connection is gone: push nothing more."""
+        self._outbox = self._close = None
+        for running in list(self._running.values()):
+            await stop(running.pushing)
+            running.pushing = None
+
+    async def rewind(self, seen: Mapping[str, int]) -> None:
+        """Take back what the client has not seen. A subscription for which nobody can say what that is, ends."""
+        assert self._outbox is None
+        for name, running in list(self._running.items()):
             try:
-                await self._do(protocol.parse_command(command), len(frame) // len(commands))
-            except (RequestError, StoreError) as error:
-                await self._refuse(protocol.command_id(command), error)
+                await running.subscription.rewind(seen.get(name, 0))
+            except Forgotten as error:
+                refusal = RequestError(409, protocol.CANNOT_RESUME, f"Subscription {name} cannot go on: {error}.")
+                await self._end(name, refusal)
+            except REFUSALS as error:
+                await self._end(name, error)
 
-    async def go_away(self, reconnect_after_ms: int) -> None:
-        """Say that the server stops; push no more messages; return when every produce is answered."""
-        for name in list(self._subscriptions):
-            await self._end(name)
-        await self._outbox.put(protocol.goaway_push(reconnect_after_ms))
-        while self._produces:
-            self._produce_done.clear()
-            await self._produce_done.wait()
-        await self._outbox.flush()
+    def state(self) -> dict[str, object]:
+        """What its client must know to go on."""
+        return {name: self._state(running.subscription) for name, running in self._running.items()}
 
-    async def _do(self, command: Command, size: int) -> None:
-        match command:
-            case protocol.Produce():
-                await self._start_produce(command, size)
-            case protocol.Subscribe():
-                await self._subscribe(command)
-            case protocol.Permit():
-                self._permit(command)
-                await self._confirm(command)
-            case protocol.Pause():
-                self._subscription(command.sub).pause()
-                await self._confirm(command)
-            case protocol.Resume():
-                self._subscription(command.sub).resume()
-                await self._confirm(command)
-            case protocol.Unsubscribe():
-                self._subscription(command.sub)
-                await self._end(command.sub)
-                await self._confirm(command)
-            case protocol.Ping():
-                await self._outbox.put(protocol.pong(command.id, self._gateway.clock.now_ms()))
-            case protocol.Hello():
-                await self._answer(command.id, self._welcome())
-            case _:
-                assert_never(command)
+    # Subscriptions
 
-    # ------------------------------------------------------------------------------------------------- answers
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        return [running.subscription for running in self._running.values()]
 
-    async def _answer(self, id_: int | None, fields: dict[str, object]) -> None:
-        if id_ is not None:
-            await self._outbox.put(protocol.reply(id_, fields))
-
-    async def _confirm(
-        self, command: protocol.Permit | protocol.Pause | protocol.Resume | protocol.Unsubscribe
-    ) -> None:
-        await self._answer(command.id, {"sub": command.sub})
-
-    async def _refuse(self, id_: int | None, error: RequestError | StoreError) -> None:
-        answer = error_of(error)
-        if answer.status == 500:  # the answer hides the cause
-            log.error("socket=%s command failed", self.name, exc_info=error)
-        await self._outbox.put(protocol.error_push(answer) if id_ is None else protocol.refusal(id_, answer))
-
-    def _welcome(self) -> dict[str, object]:
-        limits = self._gateway.limits
-        return {
-            "session": self.name,
-            "resumed": False,
-            "binary": False,
-            "server": f"mq/{self._gateway.version}",
-            "ping_ms": self._gateway.config.ws_ping_ms,
-            "limits": {
-                "max_frame": limits.ws_frame_bytes_max,
-                "max_subs": limits.ws_subscriptions_max,
-                "max_credit": limits.ws_credit_max,
-                "max_credit_bytes": limits.ws_credit_bytes_max,
-                "max_records": limits.records_per_request_max,
-            },
-        }
-
-    # ------------------------------------------------------------------------------------------------- produce
-
-    async def _start_produce(self, command: protocol.Produce, size: int) -> None:
-        records = command.records
-        if isinstance(records, list) and len(records) > self._gateway.limits.records_per_request_max:
-            limit = self._gateway.limits.records_per_request_max
-            raise RequestError(422, BATCH_REFUSED, f"{len(records)} records in one command; the limit is {limit}.")
-        while self._produces and (
-            len(self._produces) >= PRODUCE_COUNT_MAX or sum(self._produces.values()) + size > PRODUCE_BYTES_MAX
-        ):
-            self._produce_done.clear()
-            await self._produce_done.wait()
-        task = self._start_task(self._produce(command))
-        self._produces[task] = size
-        task.add_done_callback(self._forget_produce)
-
-    def _forget_produce(self, task: asyncio.Task[None]) -> None:
-        del self._produces[task]
-        self._produce_done.set()
-
-    async def _produce(self, command: protocol.Produce) -> None:
+    def subscription(self, name: str) -> Subscription:
+        """Raises RequestError."""
         try:
-            receipts = await self._gateway.producer.produce(
-                command.topic,
-                parse_records(command.records, command.format),
-                partition=command.partition,
-                json_values=command.format is Format.JSON,
-                acks=command.acks,
-            )
-        except (RequestError, StoreError) as error:
-            await self._refuse(command.id, error)
-            return
-        if command.ack:
-            reached = min(receipt.acks for receipt in receipts)
-            offsets = [_receipt(receipt) for receipt in receipts]
-            await self._answer(command.id, {"acks": reached.name.lower(), "offsets": offsets})
+            return self._running[name].subscription
+        except KeyError:
+            raise RequestError(404, protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
 
-    # ------------------------------------------------------------------------------------------------- subscribe
+    async def subscribe(self, command: Subscribe) -> tuple[Subscription, dict[str, object]]:
+        """Make a subscription; it and the fields of the answer. Nothing is pushed before `start`.
 
-    async def _subscribe(self, command: protocol.Subscribe) -> None:
-        gateway = self._gateway
-        limits = gateway.limits
-        if command.sub in self._subscriptions:
+        Raises RequestError, GroupError, StoreError.
+        """
+        limits = self._gateway.limits
+        if command.sub in self._running:
             raise RequestError(
                 409, protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {command.sub} already."
             )
-        if len(self._subscriptions) >= limits.ws_subscriptions_max:
+        if len(self._running) >= limits.ws_subscriptions_max:
             raise RequestError(
                 429,
                 protocol.TOO_MANY,
                 f"A socket may have {limits.ws_subscriptions_max} subscriptions; use another one.",
             )
-        ledger = _ledger(command, limits.ws_credit_max, limits.ws_credit_bytes_max)
-        partitions: dict[str, list[int]] = {}
-        epochs: dict[str, str] = {}
-        for name in command.topics:
-            topic = gateway.routes_table.topic(name)
-            partitions[name] = list(range(topic.partitions))
-            epochs[name] = str(topic.topic_id)
-        if self._place_count + sum(map(len, partitions.values())) > PLACES_MAX:
-            raise RequestError(429, protocol.TOO_MANY, f"A socket may follow {PLACES_MAX} partitions; use another one.")
-        await self._check_epochs(command, epochs, partitions)
-        places = [
-            await self._place(name, partition, command.start)
-            for name, numbers in partitions.items()
-            for partition in numbers
-        ]
-        _check_all_named(command.start, partitions)
-        subscription = Subscription(
-            command.sub,
-            places,
-            fetch=gateway.consumer.fetch,
-            ledger=ledger,
-            batch=command.batch,
-            outbox=self._outbox,
+        for topic in command.topics:
+            self.access.check(Permission.RECEIVE, topic=topic)
+        if command.group is not None:
+            self.access.check(Permission.RECEIVE, group=command.group)
+        subscription = self._made(command)
+        fields = await subscription.open(self._places_left())
+        return subscription, {
+            "sub": command.sub,
+            "mode": command.mode.value,
+            **fields,
+            "credit": subscription.ledger.messages.left,
+        }
+
+    def abandon(self, subscription: Subscription) -> None:
+        """Undo `subscribe`: its answer could not be sent."""
+        self._tasks.start(subscription.end())
+
+    def start(self, subscription: Subscription) -> None:
+        """Push. The answer to `subscribe` is on its way."""
+        running = self._running[subscription.name] = _Running(subscription)
+        self._gateway.stats.ws_subscription_count += 1
+        if isinstance(subscription, Stream):
+            running.keeping = self._tasks.start(self._keep(subscription))
+        if self._outbox is not None:
+            self._start_pushing(running, self._outbox)
+
+    async def unsubscribe(self, name: str) -> None:
+        """End a subscription; none of its messages is queued after this. Raises RequestError."""
+        self.subscription(name)
+        await self._end(name, None)
+
+    async def refresh(self) -> None:
+        """Topics or rights may have changed."""
+        for subscription in self.subscriptions:
+            try:
+                for topic in subscription.topics():
+                    self.access.check(Permission.RECEIVE, topic=topic)
+                if subscription.group is not None:
+                    self.access.check(Permission.RECEIVE, group=subscription.group)
+                await subscription.refresh(self._places_left())
+            except REFUSALS as error:
+                await self._end(subscription.name, error)
+            except OutboxClosed:
+                return
+
+    async def close(self, *, leave: bool) -> None:
+        """End for good. `leave`: members leave and leases go back; otherwise they stay for whoever comes again."""
+        await self.detach()
+        for name, running in list(self._running.items()):
+            if leave:
+                await self._end(name, None)
+            else:
+                await stop(running.keeping)
+        self._gateway.stats.ws_subscription_count -= len(self._running)
+        self._running.clear()
+        await self._tasks.close()
+
+    async def stop_pushing(self) -> None:
+        """Push nothing more, although the connection stays for a while: the server stops."""
+        for running in list(self._running.values()):
+            await stop(running.pushing)
+            running.pushing = None
+
+    # Inside
+
+    def _places_left(self) -> int:
+        return PLACES_MAX - sum(subscription.place_count() for subscription in self.subscriptions)
+
+    def _made(self, command: Subscribe) -> Subscription:
+        gateway = self._gateway
+        form = command.form or (Form.BINARY if self.binary else Form.JSON)
+        if form is not Form.JSON and not self.binary:
+            raise RequestError(422, 422, f'format: {form.value} needs "binary": true in hello.')
+        ledger = _ledger(command, gateway.limits.ws_credit_max, gateway.limits.ws_credit_bytes_max)
+        journal = Journal(FRAMES_MAX if self.is_resumable else 0)
+        feed = Feed(command.sub, self._sources, Wanted(form, command.batch, command.filter), ledger, journal)
+        if command.mode is Mode.READER:
+            return Reader(
+                command,
+                feed,
+                routes=gateway.routes_table,
+                consumer=gateway.consumer,
+                access=self._rights,
+            )
+        if command.mode is Mode.STREAM:
+            return Stream(
+                command,
+                feed,
+                groups=gateway.groups,
+                routes=gateway.routes_table,
+                consumer=gateway.consumer,
+                access=self._rights,
+                tasks=self._tasks,
+            )
+        return Queue(
+            command,
+            ledger,
+            form=form,
+            consumer_name=self.name[:16],
+            groups=gateway.groups,
+            routes=gateway.routes_table,
+            access=self._rights,
+            tasks=self._tasks,
+            clock=gateway.clock,
             stats=gateway.stats,
         )
-        await self._answer(
-            command.id,
-            {
-                "sub": command.sub,
-                "epochs": epochs,
-                "partitions": partitions,
-                "cursor": subscription.cursor,
-                "credit": ledger.messages.left,
-            },
-        )
-        self._place_count += len(places)
-        gateway.stats.ws_subscription_count += 1
-        task = self._start_task(self._run(subscription))
-        self._subscriptions[command.sub] = subscription, task
-        task.add_done_callback(lambda _: self._forget_subscription(command.sub, len(places)))
 
-    async def _place(self, topic: str, partition: int, start: protocol.Start) -> Place:
-        """Where a partition starts. Raises RequestError when that is out of its range."""
-        consumer = self._gateway.consumer
-        spec: OffsetSpec
-        match start:
-            case protocol.From():
-                spec = start.value
-            case protocol.FromTime(timestamp_ms):
-                spec = AtTime(timestamp_ms)
-            case protocol.FromOffsets(offsets):
-                spec = offsets.get(topic, {}).get(partition, "earliest")
-        offset = await consumer.resolve_offset(topic, partition, spec)
-        place = Place(topic, partition, offset)
-        if isinstance(spec, int):
-            bounds = await consumer.bounds(topic, partition)
-            if not bounds.min_offset <= offset <= bounds.max_offset:
-                raise out_of_range(place, bounds.min_offset, bounds.max_offset)
-        return place
+    def _rights(self) -> Access:
+        return self.access
 
-    async def _check_epochs(
-        self, command: protocol.Subscribe, epochs: dict[str, str], partitions: dict[str, list[int]]
-    ) -> None:
-        """A cursor is good for the topic it came from, not for a later one of the same name."""
-        for topic, epoch in command.epochs.items():
-            if epoch != epochs[topic]:
-                bounds = [await self._gateway.consumer.bounds(topic, partition) for partition in partitions[topic]]
-                raise RequestError(
-                    409,
-                    protocol.EPOCH_CHANGED,
-                    f"Topic {topic} was created anew: its offsets are not those of the cursor.",
-                    details={
-                        "topic": topic,
-                        "epoch": epochs[topic],
-                        "partitions": [
-                            {"partition": partition, "beginning_offset": low, "end_offset": high}
-                            for partition, (low, high) in zip(partitions[topic], bounds, strict=True)
-                        ],
-                    },
-                )
+    def _state(self, subscription: Subscription) -> dict[str, object]:
+        ledger = subscription.ledger
+        state: dict[str, object] = {
+            "mode": subscription.mode.value,
+            "seq": subscription.seq if isinstance(subscription, Queue) else subscription.feed.journal.last,
+            **subscription.state(),
+            "credit": ledger.messages.left,
+            "paused": ledger.paused,
+        }
+        if ledger.bytes is not None:
+            state["credit_bytes"] = ledger.bytes.left
+        return state
 
-    async def _run(self, subscription: Subscription) -> None:
-        """Push until cancelled, or until a partition cannot be read: then say so."""
+    def _start_pushing(self, running: _Running, outbox: Outbox) -> None:
+        assert running.pushing is None
+        running.pushing = self._tasks.start(self._push(running.subscription, outbox))
+
+    async def _push(self, subscription: Subscription, outbox: Outbox) -> None:
         try:
-            await subscription.run()
-        except* (RequestError, StoreError) as failures:
+            await subscription.push(outbox)
+        except REFUSALS as error:
+            await self._end(subscription.name, error)
+        except OutboxClosed:
+            pass  # the connection ends, and says so itself
+
+    async def _keep(self, subscription: Stream) -> None:
+        try:
+            await subscription.keep()
+        except* REFUSALS as failures:
             error = failures.exceptions[0]
-            assert isinstance(error, RequestError | StoreError)
-            log.warning("socket=%s subscription=%s ended: %s", self.name, subscription.name, error)
-            await self._outbox.put(protocol.error_push(error_of(error), sub=subscription.name))
+            assert isinstance(error, REFUSALS)
+            await self._end(subscription.name, error)
 
-    def _permit(self, command: protocol.Permit) -> None:
-        try:
-            self._subscription(command.sub).permit(command.messages, command.bytes)
-        except CreditRefused as error:
-            raise RequestError(422, LIMIT_ILLEGAL, f"permit: {error}") from None
-
-    def _subscription(self, name: str) -> Subscription:
-        try:
-            return self._subscriptions[name][0]
-        except KeyError:
-            raise RequestError(404, protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
-
-    async def _end(self, name: str) -> None:
-        """Stop a subscription; none of its messages is queued after this."""
-        _, task = self._subscriptions[name]
-        task.cancel()
-        await asyncio.wait((task,))
-
-    def _forget_subscription(self, name: str, place_count: int) -> None:
-        del self._subscriptions[name]
-        self._place_count -= place_count
+    async def _end(self, name: str, error: Refusal | None) -> None:
+        """End one subscription; with an error, say so."""
+        running = self._running.pop(name, None)
+        if running is None:
+            return
         self._gateway.stats.ws_subscription_count -= 1
+        for task in (running.pushing, running.keeping):
+            if task is not asyncio.current_task():
+                await stop(task)
+        await running.subscription.end()
+        if error is None:
+            return
+        log.warning("socket=%s subscription=%s ended: %s", self.name[:12], name, error)
+        answer = error_of(error)
+        if self._outbox is None:
+            self.ended[name] = answer
+            return
+        try:
+            await self._outbox.put(protocol.error_push(answer, sub=name))
+        except OutboxClosed:
+            self.ended[name] = answer
+
+    def _fault(self, error: BaseException) -> None:
+        log.error("socket=%s failed", self.name[:12], exc_info=error)
+        self.is_broken = True
+        if self._close is not None:
+            self._close(CloseCode.INTERNAL)
 
 
-def _ledger(command: protocol.Subscribe, credit_max: int, credit_bytes_max: int) -> Ledger:
+def _ledger(command: Subscribe, credit_max: int, credit_bytes_max: int) -> Ledger:
     try:
         wanted = min(protocol.CREDIT_DEFAULT, credit_max) if command.credit is None else command.credit
         messages = Credit(credit_max).widened(wanted)
@@ -323,20 +320,3 @@ def _ledger(command: protocol.Subscribe, credit_max: int, credit_bytes_max: int)
     except CreditRefused as error:
         raise RequestError(422, LIMIT_ILLEGAL, f"credit: {error}") from None
     return Ledger(messages, bytes_, auto=command.auto_credit)
-
-
-def _check_all_named(start: protocol.Start, partitions: dict[str, list[int]]) -> None:
-    """Every partition that `from` names must exist."""
-    if isinstance(start, protocol.FromOffsets):
-        for topic, offsets in start.offsets.items():
-            for partition in offsets:
-                if partition >= len(partitions[topic]):
-                    raise RequestError(404, PARTITION_NOT_FOUND, f"from: topic {topic} has no partition {partition}.")
-
-
-def _receipt(receipt: Receipt) -> dict[str, object]:
-    shown: dict[str, object] = {"partition": receipt.partition, "offset": receipt.offset}
-    if receipt.schedule_id is not None:
-        shown["schedule_id"] = receipt.schedule_id
-        shown["deliver_at"] = receipt.deliver_at_ms
-    return shown

@@ -3,6 +3,7 @@
     POST /topics/{topic}   JSON is parsed, other bodies are read; answers a constant; pushes the body to every socket
     PUT  /fixed            keeps a body in memory; GET /fixed answers with it
     GET  /ws/v1            a socket that gets every posted body
+    GET  /ws/frames        a socket that gets `count` frames of `size` bytes
 
 `python -m loadtest.bench.bare_server` prints its URL and runs until SIGTERM.
 """
@@ -35,6 +36,7 @@ class BareServer:
                 web.put("/fixed", self._keep),
                 web.get("/fixed", self._give),
                 web.get("/ws/v1", self._socket),
+                web.get("/ws/frames", self._frames),
             ]
         )
         return app
@@ -63,6 +65,16 @@ class BareServer:
                 pass
         finally:
             self._sockets.discard(socket)
+        return socket
+
+    async def _frames(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        frame = bytes(int(request.query["size"]))
+        for _ in range(int(request.query["count"])):
+            await socket.send_bytes(frame)
+        async for _ in socket:
+            pass
         return socket
 
 

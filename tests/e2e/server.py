@@ -24,8 +24,9 @@ SMALL_FILES = {
 class Server:
     """`mq serve` as a process of its own."""
 
-    def __init__(self, data: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0) -> None:
         self._data = data
+        self._port = port
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
@@ -35,7 +36,7 @@ class Server:
         errors = (self._data.parent / "server.log").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", "serve", "--data", str(self._data), "--port", "0",
+            sys.executable, "-m", "gateway", "serve", "--data", str(self._data), "--port", str(self._port),
             cwd=REPOSITORY,
             env={**environment, **self._environment},
             stdout=asyncio.subprocess.PIPE,
@@ -64,6 +65,12 @@ class Server:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the running process has taken."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
 
     def log(self) -> str:
         """What all runs wrote to standard error."""

@@ -23,13 +23,13 @@ SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
 SENDERS = 4
 BATCH = 500
 PARTITIONS = 3
-DUE_WITHIN_MS = max(6_000, PENDING // 20)
+DUE_WITHIN_MS = max(6_000, PENDING // 5)
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 BATCHES = {"Content-Type": JSON_V2}
 SETTINGS = {
     **SMALL_FILES,
     "MQ_STORE_COMMIT_LOG_FILE_BYTES": str(32 * 1024 * 1024),
-    "MQ_TIMER_ROLL_WINDOW_MS": "3000",  # most roll at least once
+    "MQ_TIMER_ROLL_WINDOW_MS": str(max(3000, DUE_WITHIN_MS // 3)),  # most roll at least once
     "MQ_TIMER_CHECKPOINT_INTERVAL_MS": "200",
 }
 
@@ -42,7 +42,8 @@ class Run:
         self.session = session
         self.rng = random.Random(SEED)
         self.due_ms: dict[int, int] = {}
-        self.ids: dict[int, str] = {}  # of accepted ones
+        self.accepted: set[int] = set()
+        self.ids: dict[int, str] = {}  # of accepted ones, but for those that were due when they arrived
         self.cancelled: set[int] = set()
         self.maybe_cancelled: set[int] = set()
         self.left = PENDING
@@ -66,7 +67,9 @@ class Run:
             except (aiohttp.ClientError, OSError):
                 await asyncio.sleep(0.05)  # the server is down
                 continue
-            self.ids.update((number, place["schedule_id"]) for number, place in zip(numbers, offsets, strict=True))
+            self.accepted.update(numbers)
+            places = zip(numbers, offsets, strict=True)
+            self.ids.update((number, place["schedule_id"]) for number, place in places if "schedule_id" in place)
 
     async def cancel_for_ever(self) -> None:
         """Cancel some now and then, until cancelled."""
@@ -124,9 +127,11 @@ async def test_each_delayed_record_is_delivered_once_over_kill_9(run: Run) -> No
     cancelling = asyncio.create_task(run.cancel_for_ever())
     sending = asyncio.gather(*tasks)
     started_s = time.monotonic()
+    killed_count = 0
     while not sending.done() or time.monotonic() - started_s < DUE_WITHIN_MS / 1000 + 1:
-        await asyncio.sleep(run.rng.uniform(0.3, 1.2 + PENDING / 50_000))
+        await asyncio.sleep(run.rng.uniform(0.3, 1.2 + PENDING / 100_000))
         await run.server.kill()
+        killed_count += 1
         await run.server.start()
     await sending
     cancelling.cancel()
@@ -139,7 +144,11 @@ async def test_each_delayed_record_is_delivered_once_over_kill_9(run: Run) -> No
     assert len(values) == len(set(values)), "delivered twice"
     assert not [value for value, stored_ms in delivered if stored_ms < run.due_ms[value]], "delivered early"
     assert not run.cancelled & set(values), "delivered though cancelled"
-    lost = run.ids.keys() - set(values) - run.cancelled
+    lost = run.accepted - set(values) - run.cancelled
     assert lost <= run.maybe_cancelled, "lost"
     assert len(run.cancelled) > 5
+    print(
+        f"{killed_count} kills in {time.monotonic() - started_s:.0f} s: {len(run.accepted)} accepted, "
+        f"{len(run.cancelled)} cancelled, {len(values)} delivered; 0 lost, 0 early, 0 twice"
+    )
     assert await run.server.stop() == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gateway.config import build
 from gateway.consumer import Consumer
+from gateway.coordinator.api import Groups
 from gateway.http.context import Gateway, GatewayStats
 from gateway.http.metrics import Collector, registry_of
 from gateway.producer import Producer
@@ -17,8 +19,24 @@ from gateway.routing.table import RouteTable
 from gateway.topics import TopicView
 from store import record_batch
 from store.errors import IllegalTopic, TopicExists
-from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus
+from store.topics import TopicConfig, check_config
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Delay,
+    Entry,
+    Identity,
+    QueueKey,
+    ReadResult,
+    ReadStatus,
+)
 from tests.clock import FakeClock
+
+NO_GROUPS = cast(Groups, object())
+"""For gateways whose test has nothing to do with groups."""
 
 
 class FakeTopic(NamedTuple):
@@ -27,6 +45,7 @@ class FakeTopic(NamedTuple):
     name: str
     topic_id: int
     partitions: int
+    config: TopicConfig = TopicConfig()
 
 
 class FakeBroker:
@@ -91,6 +110,7 @@ class FakeBroker:
         json_values: bool,
         tag_hashes: Sequence[int],
         acks: Acks,
+        identity: Identity | None = None,
     ) -> Appended:
         self._raise()
         self.acks.append(acks)
@@ -99,7 +119,15 @@ class FakeBroker:
         self._position += len(batch)
         return Appended(position, len(self.schedules) - 1, self.clock.now_ms(), self.reached or acks)
 
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
         self._raise()
         low, high = self._bounds(queue)
         if wait_ms and offset == high:
@@ -119,9 +147,13 @@ class FakeBroker:
         found: list[Entry] = []
         size = 0
         for entry in self.entries[queue]:
+            if tag_hashes is not None and tag_hashes.isdisjoint(entry.tag_hashes):
+                continue
             if entry.next_offset > offset and (not found or size + entry.size <= max_bytes):
                 found.append(entry)
                 size += entry.size
+        if not found:
+            return ReadResult(ReadStatus.NO_MATCH, [], low, high, high)
         return ReadResult(ReadStatus.FOUND, found, low, high, found[-1].next_offset)
 
     async def bounds(self, queue: QueueKey) -> Bounds:
@@ -137,15 +169,16 @@ class FakeBroker:
         later = (entry.base_offset for entry in self.entries.get(queue, []) if entry.store_time_ms >= time_ms)
         return next(later, self._bounds(queue).max_offset)
 
-    async def create_topic(self, name: str, partitions: int) -> FakeTopic:
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
         self._raise()
+        check_config(config or TopicConfig(), retention_ms_max=None)
         if not name.replace("-", "").isalnum():
             raise IllegalTopic(f"{name} is no name")
         existing = self._topics.get(name)
         if existing is not None and existing.partitions != partitions:
             raise TopicExists(f"{name} has {existing.partitions} partitions")
         if existing is None:
-            self._topics[name] = existing = FakeTopic(name, 16 + len(self._topics), partitions)
+            self._topics[name] = existing = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig())
             self.on_topic(existing)
         return existing
 
@@ -154,7 +187,15 @@ class FakeBroker:
         topic = self._topics[name]
         if partitions < topic.partitions:
             raise IllegalTopic(f"{name} cannot shrink")
-        self._topics[name] = topic = FakeTopic(name, topic.topic_id, partitions)
+        self._topics[name] = topic = topic._replace(partitions=partitions)
+        self.on_topic(topic)
+        return topic
+
+    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> FakeTopic:
+        self._raise()
+        config = replace(self._topics[name].config, **changes)
+        check_config(config, retention_ms_max=None)
+        self._topics[name] = topic = self._topics[name]._replace(config=config)
         self.on_topic(topic)
         return topic
 
@@ -200,6 +241,7 @@ def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBro
         admin=broker,
         producer=producer,
         consumer=Consumer(routes),
+        groups=NO_GROUPS,
         stats=stats,
         metrics=registry_of(Collector(stats, producer)),
         draining=asyncio.Event(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.records import Format, ProduceRecord, parse_envelope, parse_records, render_records
 from gateway.http.errors import DELAY_ILLEGAL, RECORD_PART_ILLEGAL, RECORD_TOO_LARGE, UNDECODABLE, RequestError
+from gateway.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.record_batch import Headers, Record
@@ -351,3 +352,16 @@ def test_any_json_is_either_parsed_or_refused(records: object, fmt: Format) -> N
         parsed = parse_records(records, fmt)
         assert isinstance(records, list)
         assert len(parsed) == len(records)
+
+
+@pytest.mark.parametrize(("field", "limit"), [("msg_id", MSG_ID_BYTES_MAX), ("message_group", MESSAGE_GROUP_BYTES_MAX)])
+@pytest.mark.parametrize("others", [{}, {"tag": "t"}])
+def test_ids_and_groups_have_limits(field: str, limit: int, others: dict[str, object]) -> None:
+    (parsed,) = parse_records([{"value": 1, field: "é" * (limit // 2), **others}], Format.JSON)
+    assert getattr(parsed, field) == "é" * (limit // 2)
+    for illegal in ("é" * (limit // 2) + "x", "", 7):
+        with pytest.raises(RequestError) as refusal:
+            parse_records([{"value": 1, field: illegal, **others}], Format.JSON)
+        assert refusal.value.error_code == RECORD_PART_ILLEGAL
+    (parsed,) = parse_records([{"value": 1, field: None, **others}], Format.JSON)
+    assert getattr(parsed, field) is None

@@ -150,9 +150,9 @@ def test_after_the_last_attempt_a_record_is_a_dead_letter_until_its_copy_is_dura
     assert queue.machine.dead_letters(queue.now_ms, 1) == letters[:1]
     assert queue.receive(10) == []
     assert queue.machine.low_offset == 0
-    queue.do(queue.machine.decide_settle(letters))
+    queue.do(queue.machine.decide_settle(offset for offset, _, _ in letters))
     assert (queue.machine.low_offset, queue.machine.dead_letters(queue.now_ms, 10)) == (2, [])
-    assert queue.machine.decide_settle(letters) == []
+    assert queue.machine.decide_settle(offset for offset, _, _ in letters) == []
 
 
 def test_a_rejected_record_is_a_dead_letter_at_once() -> None:
@@ -188,7 +188,7 @@ def test_a_dead_letter_holds_its_message_group_until_it_is_copied() -> None:
     (lease,) = queue.receive(2, fresh_count=2)
     queue.decided(queue.machine.decide_reject([queue.receipt(lease)], "no", queue.now_ms))
     assert queue.receive(2) == []
-    queue.do(queue.machine.decide_settle(queue.machine.dead_letters(queue.now_ms, 1)))
+    queue.do(queue.machine.decide_settle(letter.offset for letter in queue.machine.dead_letters(queue.now_ms, 1)))
     assert offsets(queue.receive(2)) == [1]
 
 
@@ -249,7 +249,7 @@ def test_a_reset_voids_receipts() -> None:
     queue = Queue()
     (lease,) = queue.receive(1, fresh_count=1)
     receipt = queue.receipt(lease)
-    queue.do(queue.machine.decide_reset(50))
+    queue.do(queue.machine.decide_reset(50, queue.now_ms))
     assert (queue.machine.low_offset, queue.machine.next_offset, queue.machine.open_count) == (50, 50, 0)
     assert queue.machine.decide_ack([receipt], queue.now_ms).verdicts == [STALE]
 

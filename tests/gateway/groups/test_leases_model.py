@@ -161,7 +161,7 @@ class LeasesModel(RuleBasedStateMachine):
             if row.finished or (row.attempt >= self.config.max_attempts and row.busy_until_ms <= self.now_ms)
         ]
         if is_copied:
-            self.write(self.machine.decide_settle(letters))
+            self.write(self.machine.decide_settle(letter.offset for letter in letters))
             for letter in letters:
                 del self.open[letter.offset]
                 self.done.add(letter.offset)

@@ -9,8 +9,8 @@ import pytest
 from gateway.groups.errors import GroupActive, IllegalRequest
 from gateway.groups.events import (
     CommittedOffset,
+    Forgotten,
     OffsetsCommitted,
-    OffsetsForgotten,
     ProgressEvent,
     decode_events,
     encode_event,
@@ -185,16 +185,11 @@ def test_a_reset_is_refused_while_something_is_not_known() -> None:
 
 def test_groups_and_topics_are_forgotten() -> None:
     progress = opened(Commit(K0, 1), Commit(GONE, 2))
-    assert progress.decide_prune(lambda topic_id: True) == []
-    assert progress.decide_prune(lambda topic_id: topic_id == 16) == [OffsetsForgotten("g", (17,))]
-    progress.apply(OffsetsForgotten("g", (17,)))
+    assert progress.topic_ids("g") == {16, 17}
+    progress.apply(Forgotten("g", (17,)))
     assert (progress.lookup("g", K0), progress.lookup("g", GONE)) == (found(1), Absent())
-    with pytest.raises(GroupActive):
-        progress.decide_delete("g", member_count=1)
-    for event in progress.decide_delete("g", member_count=0):
-        progress.apply(event)
-    assert progress.groups() == []
-    assert progress.decide_delete("g", member_count=0) == []
+    progress.apply(Forgotten("g", None))
+    assert (progress.groups(), progress.topic_ids("g")) == ([], set())
 
 
 def test_a_topic_created_again_begins_anew() -> None:

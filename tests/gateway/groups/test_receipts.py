@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.groups.errors import IllegalRequest
-from gateway.groups.receipts import KEY_BYTES_MIN, Receipt, Signer
+from gateway.groups.receipts import KEY_BYTES_MAX, KEY_BYTES_MIN, Receipt, Signer
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
@@ -71,8 +71,9 @@ def test_any_other_text_is_refused(text: str) -> None:
             Signer([KEY]).check("billing", candidate)
 
 
-def test_a_key_has_a_least_length() -> None:
-    Signer([b"x" * KEY_BYTES_MIN])
-    for keys in ([], [b"x" * (KEY_BYTES_MIN - 1)]):
+def test_a_key_has_a_least_and_a_greatest_length() -> None:
+    for length in (KEY_BYTES_MIN, KEY_BYTES_MAX):
+        Signer([b"x" * length])
+    for keys in ([], [b"x" * (KEY_BYTES_MIN - 1)], [b"x" * (KEY_BYTES_MAX + 1)]):
         with pytest.raises(ValueError):
             Signer(keys)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.groups.strategies.base import Partition
+from store.topics import TopicConfig
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class FakeTopic:
     name: str
     topic_id: int
     partitions: int
+    config: TopicConfig = field(default_factory=TopicConfig)
 
     def every(self) -> tuple[Partition, ...]:
         """All its partitions."""

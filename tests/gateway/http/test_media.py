@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.records import Format
 from gateway.http.errors import RequestError
-from gateway.http.media import V2_TYPE, format_named, json_type, records_type, sent_format
+from gateway.http.media import V2_TYPE, format_named, json_type, prefers, records_type, sent_format
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,17 @@ def test_refused_accepts(accept: str) -> None:
     ],
 )
 def test_record_answers(accept: str, content_type: str, fmt: Format | None) -> None:
-    assert records_type(accept) == (content_type, fmt)
+    assert records_type(accept) == (content_type, fmt, False)
+
+
+@pytest.mark.parametrize("accept", ["application/x-ndjson", "application/jsonl;q=0.9, */*;q=0.1"])
+def test_lines(accept: str) -> None:
+    assert records_type(accept) == ("application/x-ndjson", None, True)
+
+
+def test_the_most_wanted_of_some_types() -> None:
+    assert prefers("a/b;q=0.1, c/d", "a/b", "c/d") == "c/d"
+    assert prefers("a/b;q=0, */*", "a/b") is None
 
 
 def test_formats_by_name() -> None:

@@ -148,7 +148,8 @@ async def test_raw_batches(client: Client, broker: FakeBroker) -> None:
         ("/topics/orders", BATCH, b"x" * 100, 400, 400),
         ("/topics/orders", {"Content-Type": "text/plain"}, body({"value": 1}), 415, 415),
         ("/topics/orders", {**JSON, "Accept": "text/html"}, body({"value": 1}), 406, 406),
-        ("/topics/orders", {**JSON, "Content-Encoding": "gzip"}, b"x", 415, 415),
+        ("/topics/orders", {**JSON, "Content-Encoding": "br"}, b"x", 415, 415),
+        ("/topics/orders", {**JSON, "Content-Encoding": "gzip"}, b"x", 400, 400),
     ],
 )  # fmt: skip
 async def test_bad_requests_are_told_why_and_store_nothing(

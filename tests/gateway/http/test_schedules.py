@@ -41,7 +41,7 @@ async def client(
     await timer.start()
     admin = LocalAdmin(store, timer)
     await admin.create_topic("orders", 2)
-    application = build_application(build_gateway(config, store, timer, admin, clock))
+    application = build_application(build_gateway(config, store, timer, admin, clock)[0])
     application[SCHEDULES] = timer
     running = asyncio.create_task(timer.run())
     yield await aiohttp_client(TestServer(application))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.http import topics
 from gateway.http.context import Gateway
 from store import record_batch
 from store.record_batch import Record
@@ -165,3 +166,60 @@ async def test_a_deleted_topic_is_gone_and_its_name_free(client: Client) -> None
     assert (await client.get("/mq/v1/topics/orders")).status == 404
     assert (await client.delete("/mq/v1/topics/orders")).status == 404
     assert (await client.put("/mq/v1/topics/orders", json={"partitions": 2})).status == 201
+
+
+async def test_a_topic_has_settings_of_its_own(client: Client, gateway: Gateway) -> None:
+    path = "/mq/v1/topics/small"
+    created = await client.put(path, data=b'{"partitions":1,"max_message_bytes":100,"retention_ms":1000}')
+    assert created.status == 201
+    assert (await created.json()).items() >= {"max_message_bytes": 100, "retention_ms": 1000}.items()
+    assert (await client.put(path, data=b'{"max_message_bytes":100,"retention_ms":1000}')).status == 200
+    assert (await client.put(path, data=b'{"max_message_bytes":101}')).status == 409
+    changed = await client.patch(path, data=b'{"max_message_bytes":null}')
+    assert await changed.json() == {"topic": "small", "topic_id": 17, "partitions": 1, "retention_ms": 1000}
+    metadata = await (await client.get("/topics/small")).json()
+    assert metadata["configs"] == {"cleanup.policy": "delete", "retention.ms": "1000"}
+    for bad in (b'{"retention_ms":0}', b'{"retention_ms":"1"}', b'{"max_message_bytes":4194305}', b"{}", b'{"x":1}'):
+        assert (await client.patch(path, data=bad)).status == 422
+
+
+async def test_a_topic_refuses_records_beyond_its_own_limit(client: Client) -> None:
+    await client.put("/mq/v1/topics/small", data=b'{"max_message_bytes":100}')
+    own = len("content-type") + len("a")
+    for size, status in ((100 - own, 201), (101 - own, 413)):
+        response = await client.post("/mq/v1/topics/small/messages", data=b"x" * size, headers={"Content-Type": "a"})
+        assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"topic_name":"new","partitions_count":2,"replication_factor":1}', 201),
+        (b'{"topic_name":"new"}', 201),
+        (b'{"topic_name":"new","config":{"retention.ms":5}}', 201),
+        (b'{"topic_name":"orders","partitions_count":2}', 409),
+        (b'{"topic_name":"new","partitions_count":0}', 422),
+        (b'{"topic_name":5}', 422),
+        (b'{"name":"new"}', 422),
+        (b'{"topic_name":"new","config":{"cleanup.policy":"compact"}}', 400),
+        (b'{"topic_name":"new","config":[]}', 201),
+        (b"[]", 400),
+    ],
+)
+async def test_strimzis_way_to_create_a_topic(client: Client, body: bytes, status: int) -> None:
+    assert (await client.post("/admin/topics", data=body)).status == status
+
+
+async def test_lists_show_what_may_be_described(
+    client: Client, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create_topic("secret", 1)
+
+    class Some:
+        def allows(self, permission: object, *, topic: str) -> bool:
+            return topic != "secret"
+
+    monkeypatch.setattr(topics, "access_of", lambda request: Some())
+    assert await (await client.get("/topics")).json() == ["orders"]
+    listed = await (await client.get("/mq/v1/topics")).json()
+    assert [topic["topic"] for topic in listed["topics"]] == ["orders"]

@@ -6,7 +6,6 @@ import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -16,9 +15,9 @@ from gateway.consumer import Consumer
 from gateway.http.context import Gateway, GatewayStats
 from gateway.limits import Limits
 from gateway.producer import Producer
-from gateway.topics import TopicView
+from gateway.routing.table import RouteTable
 from store import record_batch
-from store.errors import StoreError, UnknownQueue
+from store.errors import StoreError
 from store.types import (
     Acks,
     Append,
@@ -32,6 +31,7 @@ from store.types import (
     ReadStatus,
 )
 from tests.clock import START_MS, FakeClock
+from tests.gateway.fake_broker import NO_GROUPS, FakeTopic
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -53,6 +53,7 @@ class MemoryBroker:
         self.failure: StoreError | None = None
         self.scheduled: list[Delay] = []
         self.append_count = 0
+        self.read_count = 0
         self._position = 0
         self._grown = asyncio.Condition()
 
@@ -92,11 +93,21 @@ class MemoryBroker:
         json_values: bool,
         tag_hashes: Sequence[int],
         acks: Acks,
+        identity: object = None,
     ) -> Appended:
         self.scheduled.extend(delays)
         return Appended(0, 0, START_MS, acks)
 
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int, wait_ms: int = 0) -> ReadResult:
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        self.read_count += 1
         async with self._grown:
             if wait_ms:
                 await self._grown.wait_for(lambda: self.failure is not None or self._bounds(queue).max_offset > offset)
@@ -134,47 +145,17 @@ class MemoryBroker:
         return next((entry.base_offset for entry in entries if entry.store_time_ms >= time_ms), self._bounds(queue)[1])
 
 
-class MemoryTopic(NamedTuple):
-    name: str
-    topic_id: int
-    partitions: int
-
-
-class MemoryRoute(NamedTuple):
-    broker: Broker
-    queue: QueueKey
-
-    def to_logical(self, offset: int) -> int:
-        return offset
-
-    def to_physical(self, offset: int) -> int:
-        return offset
-
-
-class MemoryRoutes:
-    """Every partition is the queue of the same number on the one broker."""
+class MemoryRoutes(RouteTable):
+    """The real table; every partition is the queue of the same number on the one broker."""
 
     def __init__(self, broker: Broker) -> None:
+        super().__init__()
         self._broker = broker
-        self._topics: dict[str, MemoryTopic] = {}
 
-    def add(self, name: str, partitions: int) -> None:
-        self._topics[name] = MemoryTopic(name, len(self._topics) + 1, partitions)
-
-    def topics(self) -> list[TopicView]:
-        return [*self._topics.values()]
-
-    def topic(self, name: str) -> MemoryTopic:
-        try:
-            return self._topics[name]
-        except KeyError:
-            raise UnknownQueue(name) from None
-
-    def writable(self, topic: str, partition: int) -> MemoryRoute:
-        return MemoryRoute(self._broker, QueueKey(self.topic(topic).topic_id, partition))
-
-    def readable(self, topic: str, partition: int, offset: int) -> MemoryRoute:
-        return self.writable(topic, partition)
+    def add(self, name: str, partitions: int, topic_id: int | None = None) -> None:
+        """Make a topic, or let one grow."""
+        known = {topic.name: topic.topic_id for topic in self.topics()}
+        self.place(FakeTopic(name, topic_id or known.get(name, len(known) + 1), partitions), self._broker)
 
 
 class FirstPartition:
@@ -183,14 +164,14 @@ class FirstPartition:
     def for_key(self, key: bytes, count: int) -> int:
         return zlib.crc32(key) % count
 
-    def next(self, topic: str, count: int) -> int:
+    def next(self, topic: str, count: int, selector: str | None = None) -> int:
         return 0
 
 
 class MemoryAdmin:
     """Topics of a test are made by the test."""
 
-    async def create_topic(self, name: str, partitions: int) -> MemoryTopic:
+    async def create_topic(self, name: str, partitions: int) -> FakeTopic:
         raise NotImplementedError
 
     def ready(self) -> list[str]:
@@ -203,6 +184,7 @@ def memory_gateway(
     limits: Limits | None = None,
     origins: tuple[str, ...] = (),
     write_timeout_ms: int = 10_000,
+    **settings: object,
 ) -> tuple[Gateway, MemoryBroker]:
     """A gateway over a fresh memory broker with these topics and partition counts."""
     broker = MemoryBroker()
@@ -211,7 +193,9 @@ def memory_gateway(
         routes.add(name, partitions)
     limits = limits or Limits()
     config = replace(
-        build({"data": "unused", "ws_write_timeout_ms": write_timeout_ms}), limits=limits, allowed_origins=origins
+        build({"data": "unused", "ws_write_timeout_ms": write_timeout_ms, **settings}),
+        limits=limits,
+        allowed_origins=origins,
     )
     clock = FakeClock()
     gateway = Gateway(
@@ -224,6 +208,7 @@ def memory_gateway(
         admin=MemoryAdmin(),
         producer=Producer(routes, FirstPartition(), clock=clock, limits=limits, acks=Acks.FLUSHED),
         consumer=Consumer(routes),
+        groups=NO_GROUPS,
         stats=GatewayStats(),
         draining=asyncio.Event(),
     )

@@ -60,7 +60,7 @@ def test_sent_minus_returned_never_exceeds_what_was_granted(
                 assert bytes_ is None or byte_model.allowed >= 0 or nothing_in_flight
         elif step == "hand over" and booked:
             count, size = booked.pop(0)
-            ledger.handed_over(count, size)
+            ledger.returned(count, size)
             if auto:
                 message_model.returned += count
                 byte_model.returned += size
@@ -74,7 +74,7 @@ def test_sent_minus_returned_never_exceeds_what_was_granted(
             byte_model.granted += argument[1]
         elif step in ("pause", "resume"):
             paused = step == "pause"
-            ledger.pause() if paused else ledger.resume()
+            ledger.paused = paused
         # The ledger and the client's own count agree, so a client can always know what it may still get.
         assert ledger.messages.left == message_model.allowed
         assert ledger.bytes is None or ledger.bytes.left == byte_model.allowed

@@ -5,22 +5,73 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 import websockets
-from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
+from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestServer
 
+from gateway.auth.access import NOBODY, Access, Permission, forbidden
+from gateway.auth.rates import Rates
 from gateway.http.application import build_application
 from gateway.http.context import Gateway
+from gateway.http.errors import RequestError
 from gateway.limits import Limits
-from gateway.ws.endpoint import origin_allowed
-from gateway.ws.protocol import SUBPROTOCOL
-from tests.gateway.ws.memory import MemoryBroker, memory_gateway, until
+from gateway.ws.conversation import REFUSED_IN_A_ROW_MAX
+from gateway.ws.protocol import SUBPROTOCOL, binary_frame, split_binary
+from store.record_batch import Record, encode
+from tests.clock import START_MS
+from tests.gateway.ws.fake_groups import FakeGroups
+from tests.gateway.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway, until
 
 Frame = dict[str, Any]
+
+
+class Somebody:
+    """A principal with rights that a test can end."""
+
+    def __init__(self, principal: str, expires_at_ms: int | None, topics: set[str]) -> None:
+        self.principal = principal
+        self.expires_at_ms = expires_at_ms
+        self.topics = topics
+        self.on_end: Callable[[], None] | None = None
+
+    def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
+        return (topic is None or topic in self.topics) and group != "secret"
+
+    def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
+        if not self.allows(permission, topic=topic, group=group):
+            raise forbidden(permission, topic, group)
+
+    def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
+        self.on_end = on_end
+        return lambda: None
+
+
+class Tokens:
+    """Knows tokens by heart; a request names nobody."""
+
+    is_required = True
+
+    def __init__(self) -> None:
+        self.known: dict[str, Somebody] = {}
+
+    def access_of_request(self, request: web.BaseRequest) -> Access:
+        header = request.headers.get("Authorization")
+        return NOBODY if header is None else self.access_of_token(header.removeprefix("Bearer "), "")
+
+    def access_of_token(self, token: str, address: str) -> Access:
+        try:
+            return self.known[token]
+        except KeyError:
+            raise RequestError(401, 40101, "unknown token") from None
+
+    def issue_ticket(self, access: Access) -> str:
+        raise NotImplementedError
 
 
 class Running:
@@ -41,7 +92,12 @@ async def start() -> AsyncIterator[Start]:
     servers: list[TestServer] = []
 
     async def start(**options: Any) -> Running:
-        gateway, broker = memory_gateway({"orders": 2}, **options)
+        tokens = options.pop("tokens", None)
+        rates = options.pop("rates", None)
+        gateway, broker = memory_gateway({"orders": 2, "secret": 1}, **options)
+        gateway = replace(gateway, rates=rates, groups=fake_groups(gateway))
+        if tokens is not None:
+            gateway = replace(gateway, authenticator=tokens)
         server = TestServer(build_application(gateway))
         await server.start_server()
         servers.append(server)
@@ -50,6 +106,11 @@ async def start() -> AsyncIterator[Start]:
     yield start
     for server in servers:
         await server.close()
+
+
+def fake_groups(gateway: Gateway) -> FakeGroups:
+    assert isinstance(gateway.routes_table, MemoryRoutes)
+    return FakeGroups(gateway.routes_table, gateway.consumer, START_MS)
 
 
 async def sockets_closed(gateway: Gateway) -> None:
@@ -227,25 +288,6 @@ async def test_pages_of_other_origins_are_refused_before_the_handshake(start: St
         assert refused.value.status == 403
 
 
-@pytest.mark.parametrize(
-    ("origin", "allowed"),
-    [
-        ("http://mq.local:8082", True),
-        ("http://MQ.local:8082", True),
-        ("https://app.example", True),
-        ("http://mq.local", False),
-        ("http://mq.local:8082.evil.example", False),
-        ("http://evil.example/mq.local:8082", False),
-        ("http://app.example", False),
-        ("null", False),
-        ("", False),
-        ("http://[", False),
-    ],
-)
-def test_an_origin_equals_the_host_or_is_listed(origin: str, allowed: bool) -> None:
-    assert origin_allowed(origin, "mq.local:8082", ("https://app.example",)) is allowed
-
-
 async def test_a_plain_get_and_one_socket_too_many_get_plain_answers(start: Start) -> None:
     server = await start(limits=Limits(ws_sockets_max=1))
     async with ClientSession() as client:
@@ -260,3 +302,319 @@ async def test_a_plain_get_and_one_socket_too_many_get_plain_answers(start: Star
         async with client.ws_connect(server.url) as socket:
             await socket.send_json({"op": "ping"})
             assert (await socket.receive()).type is WSMsgType.TEXT
+
+
+async def closed_with(socket: websockets.ClientConnection) -> int | None:
+    """The code of the close, whatever came before it."""
+    async with asyncio.timeout(5):
+        with suppress(websockets.ConnectionClosed):
+            async for _ in socket:
+                pass
+        await socket.wait_closed()
+    return socket.close_code
+
+
+async def asked(socket: websockets.ClientConnection, command: Frame) -> Frame:
+    """The answer to a command, whatever is pushed before it."""
+    await socket.send(orjson.dumps(command).decode())
+    async with asyncio.timeout(5):
+        while True:
+            frame: Frame = orjson.loads(await socket.recv())
+            if frame.get("id") == command["id"]:
+                return frame
+
+
+# ------------------------------------------------------------------------------------------------- signs of life
+
+
+async def test_who_answers_no_ping_is_closed_with_4003(start: Start) -> None:
+    server = await start(ws_ping_ms=30)
+    raw = sockets.create_connection(("127.0.0.1", server.port or 0))
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    request = (
+        f"GET /ws/v1 HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    await loop.sock_sendall(raw, request.encode())
+    seen = b""
+    async with asyncio.timeout(10):
+        while chunk := await loop.sock_recv(raw, 1 << 16):
+            seen += chunk
+            if seen.endswith(b"\x88\x02" + (4003).to_bytes(2, "big")):
+                break
+    raw.close()
+    assert seen.count(b"\x89\x00") == 2, "it was pinged twice"
+
+
+async def test_who_answers_pings_stays(start: Start) -> None:
+    server = await start(ws_ping_ms=20)
+    async with websockets.connect(server.url, ping_interval=None) as socket:
+        await asyncio.sleep(0.15)
+        assert (await asked(socket, {"id": 1, "op": "ping"}))["ok"]
+
+
+# ------------------------------------------------------------------------------------------------- authentication
+
+
+async def test_somebody_unknown_must_say_hello_with_a_good_token_first(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ws.rights.HELLO_TIMEOUT_S", 0.05)
+    tokens = Tokens()
+    tokens.known["good"] = Somebody("ann", None, {"orders"})
+    server = await start(tokens=tokens)
+    for first in (None, '{"op":"hello"}', '{"op":"hello","token":"bad"}', '{"op":"pause","sub":"s"}'):
+        async with websockets.connect(server.url) as socket:
+            if first is not None:
+                await socket.send(first)
+            assert await closed_with(socket) == 4501
+    async with websockets.connect(server.url) as socket:
+        hello = await asked(socket, {"id": 1, "op": "hello", "token": "good"})
+        assert hello["limits"]["max_frame"] == 1024 * 1024
+        await asyncio.sleep(0.1)  # longer than the time for hello
+        subscribe = {"id": 2, "op": "subscribe", "sub": "s", "topics": ["orders"]}
+        assert (await asked(socket, subscribe))["ok"]
+
+
+async def test_a_stranger_sends_no_large_frame_and_strangers_are_few(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.ws.endpoint.STRANGERS_MAX", 2)
+    tokens = Tokens()
+    tokens.known["good"] = Somebody("ann", None, {"orders"})
+    server = await start(tokens=tokens)
+    async with websockets.connect(server.url) as first, websockets.connect(server.url):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(server.url)
+        assert refused.value.response.status_code == 429
+        await first.send('{"op":"hello","token":"good"}'.ljust(1024 * 1024))
+        assert (await asked(first, {"id": 2, "op": "ping"}))["ok"]
+        async with websockets.connect(server.url) as third:
+            await third.send(" " * (1024 * 1024 + 1))
+            assert await closed_with(third) == 1009
+
+
+async def test_every_command_is_judged_by_itself(start: Start) -> None:
+    tokens = Tokens()
+    ann = tokens.known["good"] = Somebody("ann", None, {"orders"})
+    server = await start(tokens=tokens)
+    async with websockets.connect(server.url, additional_headers={"Authorization": "Bearer good"}) as socket:
+        secret = {"sub": "s", "topics": ["secret"]}
+        queue = {"sub": "s", "topics": ["orders"], "mode": "queue", "group": "secret"}
+        for number, command in enumerate(
+            [
+                {"op": "produce", "topic": "secret", "records": [{"value": 1}]},
+                {"op": "subscribe", **secret},
+                {"op": "subscribe", **queue},
+            ]
+        ):
+            assert (await asked(socket, {"id": number, **command}))["error_code"] == 40301
+        pattern = {"id": 7, "op": "subscribe", "sub": "s", "pattern": ".*"}
+        assert (await asked(socket, pattern))["partitions"] == {"orders": [0, 1]}
+        ann.topics.clear()
+        assert (await asked(socket, {"id": 8, "op": "seek", "sub": "s", "to": "earliest"}))["error_code"] == 40301
+
+
+async def test_rights_end_with_a_warning_and_a_new_token_goes_on(start: Start) -> None:
+    tokens = Tokens()
+    tokens.known["old"] = Somebody("ann", START_MS + 30_000, {"orders"})
+    tokens.known["new"] = Somebody("ann", None, {"orders"})
+    tokens.known["soon"] = Somebody("ann", START_MS + 20, {"orders"})
+    tokens.known["bob"] = Somebody("bob", None, {"orders"})
+    server = await start(tokens=tokens)
+    headers = {"Authorization": "Bearer old"}
+    async with websockets.connect(server.url, additional_headers=headers) as socket:
+        assert orjson.loads(await socket.recv()) == {"op": "auth_expiring", "in_ms": 30_000}
+        assert (await asked(socket, {"id": 1, "op": "auth", "token": "new"}))["expires_at"] is None
+        tokens.known["new"].on_end()  # type: ignore[misc]
+        assert await closed_with(socket) == 4501
+    async with websockets.connect(server.url, additional_headers=headers) as socket:
+        await asked(socket, {"id": 1, "op": "auth", "token": "soon"})
+        clock = server.gateway.clock
+        clock.step(25)  # type: ignore[attr-defined]
+        assert await closed_with(socket) == 4005
+        clock.step(-25)  # type: ignore[attr-defined]
+    async with websockets.connect(server.url, additional_headers=headers) as socket:
+        await socket.send('{"op":"auth","token":"bob"}')
+        assert await closed_with(socket) == 4503
+
+
+# ------------------------------------------------------------------------------------------------- limits
+
+
+async def test_commands_over_the_rate_are_refused_and_many_in_a_row_close_with_4029(start: Start) -> None:
+    server = await start(rates=Rates(requests_per_s=1, bytes_per_s=0, now_s=lambda: 0.0))
+    produce = {"op": "produce", "topic": "orders", "records": [{"value": 1}]}
+    async with websockets.connect(server.url) as socket:  # opening it took one of two
+        assert (await asked(socket, {"id": 1, **produce}))["ok"]
+        for number in range(2, REFUSED_IN_A_ROW_MAX + 1):
+            refused = await asked(socket, {"id": number, **produce})
+            assert (refused["error_code"], refused["retriable"]) == (42901, True)
+            assert refused["retry_after_ms"] > 0
+        await socket.send(orjson.dumps(produce).decode())
+        assert await closed_with(socket) == 4029
+
+
+async def test_too_many_commands_in_one_frame_close_with_4504(start: Start) -> None:
+    server = await start()
+    async with websockets.connect(server.url) as socket:
+        await socket.send("[" + ",".join(["{}"] * 10_001) + "]")
+        assert await closed_with(socket) == 4504
+
+
+async def test_large_frames_are_compressed_for_clients_that_offer_it_small_ones_never(start: Start) -> None:
+    for deflate in (True, False):
+        server = await start(ws_deflate=deflate)
+        async with ClientSession() as client, client.ws_connect(server.url, compress=15) as socket:
+            assert bool(socket.compress) is deflate
+            await socket.send_json({"id": 1, "op": "subscribe", "sub": "s", "topics": ["orders"], "from": "latest"})
+            await socket.receive_json()
+            await socket.receive_json()
+            for size in (10, 100_000):
+                records = [{"value": "x" * size}]
+                await socket.send_json({"op": "produce", "topic": "orders", "records": records, "ack": False})
+                (message,) = (await socket.receive_json())["messages"]
+                assert message["value"] == "x" * size
+
+
+# ------------------------------------------------------------------------------------------------- binary frames
+
+
+async def test_binary_frames_carry_bytes_as_they_are_both_ways(start: Start) -> None:
+    server = await start()
+    async with websockets.connect(server.url) as socket:
+        hello = await asked(socket, {"id": 1, "op": "hello", "binary": True})
+        assert hello["binary"]
+        subscribe = {"id": 2, "op": "subscribe", "sub": "s", "topics": ["orders"], "from": "earliest"}
+        assert (await asked(socket, subscribe))["ok"]
+        await socket.recv()
+        records = [{"key_len": 2, "value_len": 3, "tag": "paid"}, {"key_len": None, "value_len": 0}, {"key_len": 1}]
+        header = {"id": 3, "op": "produce", "topic": "orders", "partition": 1, "records": records}
+        await socket.send(binary_frame(orjson.dumps(header), b"\xff\x00abck"))
+        frames = [await socket.recv(), await socket.recv()]
+        (pushed,) = [frame for frame in frames if isinstance(frame, bytes)]
+        head, payload = split_binary(pushed)
+        assert bytes(payload) == b"\xff\x00abck"
+        messages = head["messages"]
+        assert isinstance(messages, list)
+        lengths = [(message["key_len"], message["value_len"]) for message in messages]
+        assert lengths == [(2, 3), (None, 0), (1, None)]
+        assert (head["bytes"], messages[0]["tag"], messages[2]["cursor"]) == (6, "paid", "orders:1=3")
+
+
+@pytest.mark.parametrize(
+    ("header", "payload", "code"),
+    [
+        ({"op": "produce", "topic": "orders", "records": [{"value_len": 3}]}, b"ab", 400),
+        ({"op": "produce", "topic": "orders", "records": [{"value_len": 1}]}, b"ab", 400),
+        ({"op": "produce", "topic": "orders", "records": [{"value_len": -1}]}, b"", 400),
+        ({"op": "produce", "topic": "orders", "records": [{"value_len": 0, "value": 1}]}, b"", 422),
+        ({"op": "produce", "topic": "orders", "records": [{"value_len": 0, "x": 1}]}, b"", 422),
+        ({"op": "produce", "topic": "orders", "records": []}, b"", 422),
+        ({"op": "produce", "topic": "orders", "format": "batch"}, b"no batch", 400),
+        ({"op": "produce", "topic": "orders", "format": "batch"}, b"", 422),
+        ({"op": "ping"}, b"", 422),
+    ],
+)
+async def test_a_binary_frame_that_does_not_add_up_is_refused_and_stores_nothing(
+    start: Start, header: Frame, payload: bytes, code: int
+) -> None:
+    server = await start()
+    async with websockets.connect(server.url) as socket:
+        await asked(socket, {"id": 1, "op": "hello", "binary": True})
+        await socket.send(binary_frame(orjson.dumps({"id": 2, **header}), payload))
+        assert orjson.loads(await socket.recv())["error_code"] == code
+    assert not server.broker.entries
+
+
+async def test_raw_batches_come_and_go_as_they_are_stored(start: Start) -> None:
+    server = await start()
+    batch = bytes(encode([Record(b"k", b"v%d" % n, 1) for n in range(50)]))
+    async with websockets.connect(server.url) as socket:
+        await asked(socket, {"id": 1, "op": "hello", "binary": True})
+        header = {"id": 2, "op": "produce", "topic": "orders", "partition": 0, "format": "batch"}
+        await socket.send(binary_frame(orjson.dumps(header), batch * 3))
+        offsets = orjson.loads(await socket.recv())["offsets"]
+        assert offsets == [{"partition": 0, "offset": 50 * n, "record_count": 50} for n in range(3)]
+        subscribe = {
+            "id": 3, "op": "subscribe", "sub": "s", "topics": ["orders"], "format": "batch", "credit": 60,
+            "auto_credit": False, "from": {"orders": {"0": 10, "1": 0}},
+        }  # fmt: skip
+        assert (await asked(socket, subscribe))["ok"]
+        head, payload = split_binary(await socket.recv())  # type: ignore[arg-type]
+        assert (head["offset"], head["next_offset"], head["count"], head["credit"]) == (10, 50, 40, 20)
+        assert len(payload) == len(batch)
+        permit = {"id": 4, "op": "permit", "sub": "s", "messages": 19}
+        await asked(socket, permit)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(socket.recv(), 0.05)  # 39 left, the next batch has 50
+        await asked(socket, permit | {"messages": 21})  # all returned: one batch may exceed what is left
+        head, _ = split_binary(await socket.recv())  # type: ignore[arg-type]
+        assert (head["count"], head["credit"]) == (50, 10)
+
+
+async def test_binary_forms_need_hello(start: Start) -> None:
+    server = await start()
+    async with websockets.connect(server.url) as socket:
+        subscribe = {"id": 1, "op": "subscribe", "sub": "s", "topics": ["orders"], "format": "batch"}
+        assert (await asked(socket, subscribe))["error_code"] == 422
+
+
+# ------------------------------------------------------------------------------------------------- short forms
+
+
+async def test_a_url_that_consumes(start: Start) -> None:
+    server = await start()
+    async with websockets.connect(f"{server.url}/consume?topic=orders&group=g&auto_ack=true&start=earliest") as socket:
+        answer = orjson.loads(await socket.recv())
+        assert (answer["id"], answer["ok"], answer["sub"], answer["mode"]) == (0, True, "s", "stream")
+        assert orjson.loads(await socket.recv())["op"] == "caught_up"
+        await socket.send('{"op":"produce","topic":"orders","records":[{"value":7}],"ack":false}')
+        assert orjson.loads(await socket.recv())["messages"][0]["value"] == 7
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("topic=nosuch", 404),
+        ("", 422),
+        ("topic=orders&x=1", 422),
+        ("topic=orders&credit=-1", 422),
+        ("topic=orders&auto_credit=maybe", 422),
+        ("topic=orders&mode=queue", 422),
+        ("topic=orders&from=nowhere", 400),
+    ],
+)
+async def test_what_is_wrong_with_a_url_is_answered_as_http(start: Start, query: str, status: int) -> None:
+    server = await start()
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        await websockets.connect(f"{server.url}/consume?{query}")
+    assert refused.value.response.status_code == status
+
+
+async def test_a_url_that_sends_answers_each_frame_in_order(start: Start) -> None:
+    server = await start()
+    async with websockets.connect(f"{server.url}/produce?topic=orders&partition=1&key=k&tag=t") as socket:
+        for frame in (b"\xff", "text", b""):
+            await socket.send(frame)
+        answers = [orjson.loads(await socket.recv()) for _ in range(3)]
+        assert [(answer["n"], answer["ok"], answer["offset"]) for answer in answers] == [
+            (1, True, 0), (2, True, 1), (3, True, 2),
+        ]  # fmt: skip
+    for query, status in (
+        ("topic=nosuch", 404),
+        ("", 422),
+        ("topic=orders&partition=9", 404),
+        ("topic=orders&acks=x", 422),
+    ):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"{server.url}/produce?{query}")
+        assert refused.value.response.status_code == status
+    tokens = Tokens()
+    tokens.known["good"] = Somebody("ann", None, set())
+    guarded = await start(tokens=tokens)
+    for headers, status in (({}, 401), ({"Authorization": "Bearer good"}, 403)):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(f"{guarded.url}/produce?topic=orders", additional_headers=headers)
+        assert refused.value.response.status_code == status

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.ws.outbox import Closing, Outbox
+from gateway.ws.outbox import Closing, Outbox, OutboxClosed
 from gateway.ws.protocol import CloseCode
 
 
@@ -19,7 +19,7 @@ class Transport:
         self.open.set()
         self.writing = asyncio.Event()
 
-    async def write(self, frame: bytes) -> None:
+    async def write(self, frame: bytes, is_binary: bool) -> None:
         self.writing.set()
         await self.open.wait()
         self.taken.append(frame)
@@ -76,7 +76,7 @@ async def test_a_transport_that_takes_nothing_ends_the_socket_as_slow() -> None:
 
 
 async def test_a_peer_that_is_gone_is_no_error() -> None:
-    async def write(frame: bytes) -> None:
+    async def write(frame: bytes, is_binary: bool) -> None:
         raise ConnectionResetError
 
     outbox = Outbox(write, bytes_max=10, write_timeout_s=60)
@@ -98,3 +98,19 @@ async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
     await outbox.flush()
     assert transport.taken == [b"1"]
     writer.cancel()
+
+
+async def test_who_waits_when_the_connection_ends_is_told() -> None:
+    transport = Transport()
+    transport.open.clear()
+    outbox = Outbox(transport.write, bytes_max=10, write_timeout_s=60)
+    writer = asyncio.create_task(outbox.run())
+    sending = asyncio.create_task(outbox.send(b"a" * 10))
+    await transport.writing.wait()
+    waiting = asyncio.create_task(outbox.put(b"b"))
+    await asyncio.sleep(0)
+    writer.cancel()
+    outbox.close()
+    for task in (sending, waiting, outbox.put(b"c")):
+        with pytest.raises(OutboxClosed):
+            await task

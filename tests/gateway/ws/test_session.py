@@ -1,100 +1,21 @@
-"""A socket's conversation without a socket: the real producer and consumer over a broker in memory.
-
-Covers gateway.ws.subscription too: what it pulls, and when it stops for want of credit.
-"""
+"""Reader mode, produce and what surrounds them, over the real producer and consumer and a broker in memory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
 
-from gateway.http.context import Gateway
 from gateway.limits import Limits
-from gateway.ws.outbox import Closing, Outbox
+from gateway.ws.outbox import Closing
 from gateway.ws.protocol import CloseCode
-from gateway.ws.session import Session
 from store.errors import Corrupt
 from store.types import QueueKey
 from tests.clock import START_MS
-from tests.gateway.ws.memory import MemoryBroker, memory_gateway, until
-
-Frame = dict[str, Any]
-
-
-class Talk:
-    """One session and what it says, frame by frame."""
-
-    def __init__(self, gateway: Gateway, broker: MemoryBroker, tasks: asyncio.TaskGroup) -> None:
-        self.gateway = gateway
-        self.broker = broker
-        self.said: asyncio.Queue[Frame] = asyncio.Queue()
-        self.outbox = Outbox(self._write, bytes_max=1 << 20, write_timeout_s=60)
-        self.session = Session(gateway, self.outbox, tasks.create_task)
-        self._messages: list[Frame] = []
-
-    async def _write(self, frame: bytes) -> None:
-        self.said.put_nowait(orjson.loads(frame))
-
-    async def say(self, *commands: Frame) -> None:
-        for command in commands:
-            await self.session.take(orjson.dumps(command).decode())
-
-    async def hear(self) -> Frame:
-        async with asyncio.timeout(5):
-            return await self.said.get()
-
-    async def ask(self, command: Frame) -> Frame:
-        await self.say(command)
-        return await self.hear()
-
-    async def messages(self, count: int) -> list[Frame]:
-        """The next `count` messages, from as many frames as it takes; other pushes are not expected."""
-        while len(self._messages) < count:
-            frame = await self.hear()
-            assert frame["op"] == "messages", frame
-            self._messages += frame["messages"]
-        taken, self._messages = self._messages[:count], self._messages[count:]
-        return taken
-
-    async def quiet(self) -> None:
-        """Nothing more is said, although everything that can run has run."""
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert self.said.empty(), self.said.get_nowait()
-        assert not self._messages
-
-    async def fill(self, topic: str, count: int, *, per_batch: int = 10, partition: int = 0) -> None:
-        for first in range(0, count, per_batch):
-            records = [{"value": n} for n in range(first, min(first + per_batch, count))]
-            await self.say({"op": "produce", "topic": topic, "partition": partition, "records": records, "ack": False})
-        await until(lambda: not self.session.produce_count)
-
-
-@asynccontextmanager
-async def talking(topics: dict[str, int], **options: Any) -> AsyncIterator[Talk]:
-    gateway, broker = memory_gateway(topics, **options)
-    async with asyncio.TaskGroup() as tasks:
-        started: list[asyncio.Task[Any]] = []
-        talk = Talk(gateway, broker, tasks)
-
-        def start(work: Any) -> asyncio.Task[Any]:
-            started.append(tasks.create_task(work))
-            return started[-1]
-
-        talk.session = Session(gateway, talk.outbox, start)
-        start(talk.outbox.run())
-        yield talk
-        for task in started:
-            task.cancel()
-
-
-def subscribe(sub: str = "s", **fields: Any) -> Frame:
-    return {"id": 1, "op": "subscribe", "sub": sub, "topics": ["orders"], "from": "earliest", **fields}
+from tests.gateway.ws.memory import until
+from tests.gateway.ws.talk import Frame, subscribe, talking
 
 
 async def test_hello_tells_the_limits() -> None:
@@ -181,11 +102,12 @@ async def test_bytes_are_counted_as_the_frame_says_and_a_large_message_goes_alon
             await talk.ask({"id": 1, "op": "produce", "topic": "orders", "records": [{"value": "x" * size}]})
         await talk.say(subscribe(credit=100, credit_bytes=500, auto_credit=False))
         await talk.hear()
-        small = [await talk.hear(), await talk.hear()]
+        small = [await talk.hear()]
+        assert len(small[0]["messages"]) == 2
         for frame in small:
             assert frame["bytes"] == sum(len(orjson.dumps(message)) for message in frame["messages"])
         in_flight = sum(frame["bytes"] for frame in small)
-        assert small[1]["credit_bytes"] == 500 - in_flight
+        assert small[0]["credit_bytes"] == 500 - in_flight
         await talk.quiet()
         await talk.say({"op": "permit", "sub": "s", "messages": 2, "bytes": in_flight - 1})
         await talk.quiet()
@@ -302,7 +224,7 @@ async def test_the_number_of_subscriptions_is_limited() -> None:
             assert (await talk.hear())["ok"]
         assert (await talk.ask({"id": 9, "op": "subscribe", "sub": "2", "topics": ["orders"]}))["error_code"] == 42950
         again = await talk.ask({"id": 9, "op": "subscribe", "sub": "1", "topics": ["orders"]})
-        assert again["error_code"] == 40956
+        assert again["error_code"] == 40960
 
 
 async def test_credit_beyond_the_limit_is_refused_at_n_plus_1() -> None:
@@ -316,7 +238,7 @@ async def test_credit_beyond_the_limit_is_refused_at_n_plus_1() -> None:
 async def test_a_frame_that_is_no_command_ends_the_conversation() -> None:
     async with talking({}) as talk:
         with pytest.raises(Closing) as closing:
-            await talk.session.take("{")
+            await talk.conversation.take("{")
         assert closing.value.code is CloseCode.BAD_FRAME
         assert (await talk.hear())["op"] == "error"
 
@@ -334,7 +256,7 @@ async def test_produces_share_their_wait_and_keep_their_order() -> None:
 
 
 async def test_unanswered_produces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ws.session.PRODUCE_BYTES_MAX", 150)
+    monkeypatch.setattr("gateway.ws.conversation.WORK_BYTES_MAX", 150)
     async with talking({"orders": 1}) as talk:
         talk.broker.hold = asyncio.Event()
         produce = {"op": "produce", "topic": "orders", "records": [{"value": "x" * 30}]}
@@ -390,11 +312,12 @@ async def test_go_away_waits_for_the_answers_of_produces() -> None:
     async with talking({"orders": 1}) as talk:
         talk.broker.hold = asyncio.Event()
         await talk.say(subscribe(), {"id": 2, "op": "produce", "topic": "orders", "records": [{"value": 1}]})
-        leaving = asyncio.create_task(talk.session.go_away(1500))
+        leaving = asyncio.create_task(talk.conversation.go_away(1500))
         said: list[Frame] = []
         while not said or said[-1].get("op") != "goaway":
             said.append(await talk.hear())
-        assert said[-1] == {"op": "goaway", "reason": "shutdown", "reconnect_after_ms": 1500}
+        resume = talk.session.name
+        assert said[-1] == {"op": "goaway", "reason": "shutdown", "reconnect_after_ms": 1500, "resume": resume}
         await talk.quiet()
         assert not leaving.done()
         talk.broker.hold.set()

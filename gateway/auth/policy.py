@@ -1,0 +1,128 @@
+"""Everything that decides who may do what, as it is now: read from files, and read again when they change.
+
+A `Policy` is a snapshot of the token file, the ACL file and the keys for JWTs. `PolicyFiles` knows the files and
+notices when one of them changed, by its time, size and inode, so that a rename (ours, an editor's, Kubernetes') counts.
+A file that cannot be read after a change keeps what was read before in force: the operator finds it in the log, and
+nobody is locked out by a typing mistake. At the start it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.auth.acl import Acl, parse_acl
+from gateway.auth.config import AuthConfig
+from gateway.auth.jwt import JwtVerifier, verifier
+from gateway.auth.scopes import Scope
+from gateway.auth.tokens import Tokens, read_tokens
+
+log = logging.getLogger(__name__)
+
+_Content = TypeVar("_Content")
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+class PolicyError(ValueError):
+    """A file of the policy cannot be used. The message names it and says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One reading of all files."""
+
+    tokens: Tokens = field(default_factory=dict)
+    scopes: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
+    """Of the tokens, by id."""
+
+    acl: Acl = field(default_factory=Acl)
+    jwt: JwtVerifier | None = None
+
+
+class PolicyFiles:
+    """The files of one server's policy."""
+
+    def __init__(self, config: AuthConfig) -> None:
+        self._config = config
+        self._seen: Signature | None = None
+
+    def load(self) -> Policy:
+        """Read everything. Raises PolicyError."""
+        config = self._config
+        self._seen = self._signature()
+        tokens = _read("auth.token_file", config.tokens_path, lambda: read_tokens(config.tokens_path))
+        acl = _read("auth.acl_file", config.acl_path, self._acl)
+        return Policy(
+            tokens=tokens,
+            scopes={record.id: record.parsed_scopes() for record in tokens.values()},
+            acl=acl,
+            jwt=self._verifier(),
+        )
+
+    def reload(self) -> Policy | None:
+        """A new policy if a file has changed since the last look; None if not, or if it cannot be used."""
+        if self._signature() == self._seen:
+            return None
+        try:
+            policy = self.load()
+        except PolicyError as error:
+            log.error("access rules not reloaded, the old ones stay in force: %s", error)
+            return None
+        log.info("access rules reloaded tokens=%d", len(policy.tokens))
+        return policy
+
+    def _acl(self) -> Acl:
+        try:
+            text = self._config.acl_path.read_text()
+        except FileNotFoundError:
+            if self._config.acl_file is None:
+                return Acl()
+            raise
+        return parse_acl(text)
+
+    def _verifier(self) -> JwtVerifier | None:
+        config = self._config
+        if config.jwt_issuer is None or config.jwt_audience is None or config.jwt_key_file is None:
+            return None
+        issuer, audience, key_file = config.jwt_issuer, config.jwt_audience, config.jwt_key_file
+        return _read(
+            "auth.jwt_key_file",
+            key_file,
+            lambda: verifier(
+                issuer=issuer,
+                audience=audience,
+                algorithm=config.jwt_algorithm,
+                key_file=key_file.read_bytes(),
+                scope_claim=config.jwt_scope_claim,
+                leeway_ms=config.jwt_leeway_ms,
+            ),
+        )
+
+    def _signature(self) -> Signature:
+        paths = (self._config.tokens_path, self._config.acl_path, self._config.jwt_key_file)
+        return signature_of(*(path for path in paths if path is not None))
+
+
+def signature_of(*paths: Path) -> Signature:
+    """What changes when one of the files does; a missing file is None."""
+
+    def one(path: Path) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(path)
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    return tuple(map(one, paths))
+
+
+def _read(setting: str, path: Path, read: Callable[[], _Content]) -> _Content:
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PolicyError(f"{setting} {path}: {reason}") from error

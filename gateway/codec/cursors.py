@@ -1,0 +1,91 @@
+"""Cursors: how far a reader has come in all its partitions, as one short text that it can keep and send back.
+
+    orders@16:0=101;orders:1=88;payments@17:0=5
+
+Each place is `topic:partition=next offset`. The first place of a topic names its epoch, so that a cursor from before
+the topic was deleted and made again is noticed, and not taken for a place in the new one; epochs may be left out.
+The JSON form of Wikimedia's KafkaSSE is read too: `[{"topic": "orders", "partition": 0, "offset": 101}, ...]`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import orjson
+
+from gateway.http.errors import CURSOR_ILLEGAL, RequestError
+
+OFFSET_MAX = 2**63 - 1
+_PLACE = re.compile(r"([A-Za-z0-9._%-]{1,249})(?:@([0-9]{1,10}))?:([0-9]{1,9})=([0-9]{1,19})", re.ASCII)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Next offsets by topic and partition, and the epochs of the topics that the cursor names them for."""
+
+    offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    epochs: dict[str, str] = field(default_factory=dict)
+
+
+def write_cursor(places: Iterable[tuple[str, int, int]], epochs: dict[str, str]) -> str:
+    """The cursor of (topic, partition, next offset) triples; `epochs` by topic."""
+    named: set[str] = set()
+    parts = []
+    for topic, partition, offset in places:
+        epoch = epochs.get(topic)
+        if epoch is None or topic in named:
+            parts.append(f"{topic}:{partition}={offset}")
+        else:
+            parts.append(f"{topic}@{epoch}:{partition}={offset}")
+            named.add(topic)
+    return ";".join(parts)
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Read a cursor in either form. Raises RequestError 400/40050."""
+    cursor = Cursor()
+    if text.lstrip().startswith("["):
+        for topic, epoch, partition, offset in _places_of_json(text):
+            _add(cursor, topic, epoch, partition, offset)
+        return cursor
+    for part in text.split(";"):
+        match = _PLACE.fullmatch(part.strip())
+        if match is None:
+            raise _illegal()
+        _add(cursor, match[1], match[2], int(match[3]), int(match[4]))
+    return cursor
+
+
+def _places_of_json(text: str) -> Iterable[tuple[str, str | None, int, int]]:
+    try:
+        places = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise _illegal() from None
+    for place in places:
+        if not isinstance(place, dict):
+            raise _illegal()
+        topic, partition, offset = place.get("topic"), place.get("partition"), place.get("offset")
+        if not (isinstance(topic, str) and partition.__class__ is int and offset.__class__ is int):
+            raise _illegal()
+        if not (0 <= partition < 10**9 and 0 <= offset <= OFFSET_MAX):
+            raise _illegal()
+        yield topic, None, partition, offset
+
+
+def _add(cursor: Cursor, topic: str, epoch: str | None, partition: int, offset: int) -> None:
+    offsets = cursor.offsets.setdefault(topic, {})
+    if partition in offsets or offset > OFFSET_MAX or (cursor.epochs.get(topic, epoch) not in (epoch, None) and epoch):
+        raise _illegal()
+    offsets[partition] = offset
+    if epoch is not None:
+        cursor.epochs[topic] = epoch
+
+
+def _illegal() -> RequestError:
+    return RequestError(
+        400,
+        CURSOR_ILLEGAL,
+        "The cursor is not of the form topic@epoch:partition=offset;..., with each partition once.",
+    )

@@ -1,0 +1,116 @@
+"""Records of the native API as JSON objects, in: one document a record, judged one by one.
+
+The fields are those of `gateway/codec/records.py` with JSON keys and values; beside `key` and `value` there are
+`key_text` and `value_text` (strings stored as UTF-8) and `key_b64` and `value_b64` (base64), the forms in which records
+come out. So what was read can be sent: the fields that say where a record was (topic, offset, store_timestamp,
+message_id, schedule_id) are no fields of a record to send, and are refused like every unknown one.
+
+Invariants
+    N1  one bad record is answered by its own error; those around it are not touched
+"""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import orjson
+
+from gateway.codec.documents import TOO_LONG, Document
+from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
+from gateway.http.errors import RECORD_TOO_LARGE, RequestError, bad_request
+from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
+
+DOCUMENT_BYTES_MAX = (RECORD_BYTES_MAX + HEADERS_BYTES_MAX) * 4 // 3 + 64 * KiB
+"""One record as JSON: base64 of the largest one, and room for names."""
+
+_FORMS = ("key", "key_text", "key_b64", "value", "value_text", "value_b64")
+_SEPARATOR = b'"%s"' % secrets.token_hex(16).encode()  # nobody can send it
+_SEPARATOR_VALUE: str = orjson.loads(_SEPARATOR)
+
+
+class Parsed(NamedTuple):
+    """One record or error a document, in their order; `json_values`: every key and value is JSON or null."""
+
+    records: list[ProduceRecord | RequestError]
+    json_values: bool
+
+
+def parse_documents(documents: Sequence[Document]) -> Parsed:
+    """The records of JSON documents."""
+    return parse_objects(load_documents(documents))
+
+
+def load_documents(documents: Sequence[Document]) -> list[object | RequestError]:
+    """The JSON value of each document, or the error it is answered with. All are parsed in one call if they can be."""
+    plain = [document for document in documents if document is not TOO_LONG]
+    if len(plain) == len(documents):
+        try:
+            values = orjson.loads(b"[%s]" % (b",%s," % _SEPARATOR).join(plain))
+        except orjson.JSONDecodeError:
+            pass
+        else:
+            # Lines that are JSON only together (one ends in the next) do not leave every second place to a separator.
+            if len(values) == 2 * len(plain) - 1 and values[1::2] == [_SEPARATOR_VALUE] * (len(plain) - 1):
+                return list(values[::2])
+    return [_load(document) for document in documents]
+
+
+def _load(document: Document) -> object | RequestError:
+    if document is TOO_LONG:
+        return RequestError(413, RECORD_TOO_LARGE, f"The document has more than {DOCUMENT_BYTES_MAX} bytes.")
+    assert isinstance(document, bytes)
+    try:
+        value: object = orjson.loads(document)
+    except orjson.JSONDecodeError as error:
+        return bad_request(f"The document is not JSON: {error}")
+    return value
+
+
+def parse_objects(values: Sequence[object]) -> Parsed:
+    """The records of JSON values; errors among the values stay errors."""
+    if not any(isinstance(value, RequestError) or (isinstance(value, dict) and _has_form(value)) for value in values):
+        try:
+            return Parsed(list(parse_records(list(values), Format.JSON)), True)
+        except RequestError:
+            pass  # which one it was is found out below
+    records = [value if isinstance(value, RequestError) else _parse(value) for value in values]
+    is_json = not any(isinstance(value, dict) and _has_form(value) for value in values)
+    return Parsed(records, is_json)
+
+
+def _has_form(value: dict[str, object]) -> bool:
+    return "value_b64" in value or "value_text" in value or "key_b64" in value or "key_text" in value
+
+
+def _parse(value: object) -> ProduceRecord | RequestError:
+    try:
+        if not isinstance(value, dict):
+            raise bad_request("A record must be a JSON object.")
+        if not _has_form(value):
+            return parse_records([value], Format.JSON)[0]
+        fields = {name: field for name, field in value.items() if name not in _FORMS}
+        return parse_raw_record(fields, _bytes_of(value, "key"), _bytes_of(value, "value"))
+    except RequestError as error:
+        return RequestError(error.status, error.error_code, error.message)
+
+
+def _bytes_of(value: dict[str, object], name: str) -> bytes | None:
+    """The bytes of a key or value in whichever of its three forms it has."""
+    plain, text, encoded = value.get(name), value.get(f"{name}_text"), value.get(f"{name}_b64")
+    if sum(f"{name}{form}" in value for form in ("", "_text", "_b64")) > 1:
+        raise bad_request(f"{name}, {name}_text and {name}_b64 exclude each other.")
+    if text is not None:
+        if not isinstance(text, str):
+            raise bad_request(f"{name}_text: must be a string")
+        return text.encode()
+    if encoded is not None:
+        if not isinstance(encoded, str):
+            raise bad_request(f"{name}_b64: must be a string")
+        try:
+            return binascii.a2b_base64(encoded, strict_mode=True)
+        except ValueError:
+            raise bad_request(f"{name}_b64: is not base64") from None
+    return None if plain is None else orjson.dumps(plain)

@@ -1,0 +1,127 @@
+"""Records and receipts in the shapes of the REST Proxy's v3 API. Pure.
+
+    {"partition_id": 1, "headers": [{"name": "h", "value": "<base64>"}], "timestamp": "2026-01-01T00:00:00Z",
+     "key": {"type": "STRING", "data": "u1"}, "value": {"type": "JSON", "data": {"sku": 9}}}
+
+Types are BINARY (base64), JSON and STRING; the ones that need a schema registry are refused. `tag`, `delay_ms`,
+`deliver_at`, `msg_id` and `message_group` are ours, beside the standard fields. Unlike v2, each record is judged alone.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import orjson
+
+from gateway.codec.records import ProduceRecord, parse_raw_record
+from gateway.codec.times import parse_time_ms
+from gateway.http.errors import RequestError, bad_request, invalid
+
+_OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")
+_KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))
+_DATA_KNOWN = frozenset(("type", "data", "subject_name_strategy", "subject", "schema_id", "schema_version", "schema"))
+_TYPES = ("BINARY", "JSON", "STRING")
+
+DataTypes = tuple[object, object]
+"""The types of key and value, as a record names them."""
+
+
+def data_types(value: object) -> DataTypes:
+    """The types that a record names for its key and value; they come back in its receipt."""
+    if not isinstance(value, dict):
+        return None, None
+    key, data = value.get("key"), value.get("value")
+    return key.get("type") if isinstance(key, dict) else None, data.get("type") if isinstance(data, dict) else None
+
+
+def parse_v3_record(value: object) -> ProduceRecord | RequestError:
+    """One record, or the error it is answered with."""
+    if isinstance(value, RequestError):
+        return value
+    try:
+        if not isinstance(value, dict):
+            raise bad_request("A record must be a JSON object.")
+        for name in value:
+            if name not in _KNOWN:
+                raise invalid(f"Unrecognized field: {name}")
+        fields: dict[str, object] = {name: value[name] for name in _OWN if name in value}
+        if (partition := value.get("partition_id")) is not None:
+            fields["partition"] = partition
+        if (headers := value.get("headers")) is not None:
+            fields["headers"] = _headers(headers)
+        if (timestamp := value.get("timestamp")) is not None:
+            try:
+                fields["timestamp"] = parse_time_ms(timestamp)
+            except ValueError as error:
+                raise bad_request(f"timestamp: {error}") from error
+        return parse_raw_record(fields, _data("key", value.get("key")), _data("value", value.get("value")))
+    except RequestError as error:
+        return RequestError(error.status, error.error_code, error.message)
+
+
+def receipt_of(
+    cluster_id: str,
+    topic: str,
+    record: ProduceRecord,
+    types: DataTypes,
+    *,
+    partition: int,
+    offset: int | None,
+    timestamp_ms: int,
+) -> dict[str, object]:
+    """What both ways of sending answer for a stored record."""
+    receipt: dict[str, object] = {
+        "cluster_id": cluster_id,
+        "topic_name": topic,
+        "partition_id": partition,
+        "offset": offset,
+        "timestamp": _rfc3339(timestamp_ms),
+    }
+    for name, data, kind in (("key", record.key, types[0]), ("value", record.value, types[1])):
+        if data is not None:
+            receipt[name] = {"type": kind, "size": len(data)}
+    return receipt
+
+
+def _rfc3339(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _headers(headers: object) -> list[dict[str, object]]:
+    if not isinstance(headers, list):
+        raise bad_request('headers: must be an array of {"name", "value"} objects')
+    renamed: list[dict[str, object]] = []
+    for header in headers:
+        if not isinstance(header, dict) or not header.keys() <= {"name", "value"}:
+            raise bad_request('headers: must hold {"name", "value"} objects, values in base64')
+        renamed.append({"key": header.get("name"), "value": header.get("value")})
+    return renamed
+
+
+def _data(name: str, part: object) -> bytes | None:
+    """The bytes of a key or value."""
+    if part is None:
+        return None
+    if not isinstance(part, Mapping):
+        raise bad_request(f'{name}: must be an object such as {{"type": "JSON", "data": 1}}')
+    for field in part:
+        if field not in _DATA_KNOWN:
+            raise invalid(f"Unrecognized field: {name}.{field}")
+    kind, data = part.get("type"), part.get("data")
+    if kind not in _TYPES:
+        raise bad_request(f"{name}: type must be one of {', '.join(_TYPES)}; this server has no schema registry")
+    if data is None:
+        return None
+    if kind == "JSON":
+        return orjson.dumps(data)
+    if not isinstance(data, str):
+        raise bad_request(f"{name}: data must be a string for type {kind}")
+    if kind == "STRING":
+        return data.encode()
+    try:
+        return binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:
+        raise bad_request(f"{name}: data is not a valid base64 string") from None

@@ -1,0 +1,279 @@
+"""How far groups are: committed offsets, where to start, lag, reset. In queue mode the first record that is not done is
+the committed offset.
+
+A commit is decided and queued in one turn of the event loop, so it is in the log before any change of owners that is
+decided later: the next owner reads it. It needs no turn of its own.
+
+    crash                                  what a restart finds
+    after a commit is durable, before its answer   the commit
+    after a reset is durable, before its answer    the reset, whole: offsets, leases and members are one entry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+
+from gateway.coordinator.api import (
+    CommittedPlace,
+    MemberKey,
+    OffsetCommit,
+    PartitionLag,
+    PlannedMove,
+    ResetTo,
+    StartSpec,
+    TopicPartition,
+)
+from gateway.coordinator.context import Context, check_partition
+from gateway.coordinator.stream import StreamMode
+from gateway.coordinator.uncancelled import uncancelled
+from gateway.groups.broadcast import member_of
+from gateway.groups.config import BROADCAST
+from gateway.groups.copies import RETRY_PREFIX, check_group_name
+from gateway.groups.errors import GroupActive, GroupUnavailable
+from gateway.groups.events import Event
+from gateway.groups.progress import (
+    Absent,
+    Commit,
+    Found,
+    OutOfRange,
+    PartitionKey,
+    Place,
+    StartTime,
+    Unavailable,
+    lag_of,
+    where_to_start,
+)
+from gateway.groups.strategies.base import Partition
+from gateway.topics import TopicView
+from store.types import Bounds
+
+
+class Offsets:
+    """Progress of all groups of one node."""
+
+    def __init__(self, context: Context, stream: StreamMode) -> None:
+        self._context = context
+        self._stream = stream
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPlace]:
+        """See `Groups.committed`."""
+        name = self._stream.name_of(group, member_id)
+        places = []
+        for topic, partition in partitions:
+            stored = self._context.table.stored(name, self._context.key(topic, partition))
+            match stored:
+                case Found():
+                    places.append(CommittedPlace(topic, partition, stored.offset, stored.metadata))
+                case Absent():
+                    places.append(CommittedPlace(topic, partition, None, ""))
+                case Unavailable():
+                    raise GroupUnavailable(stored.reason)
+        return places
+
+    async def start_offset(
+        self,
+        group: str,
+        place: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
+    ) -> int:
+        """See `Groups.start_offset`."""
+        name = self._stream.name_of(group, member_id)
+        stored = self._context.table.stored(name, self._context.key(*place))
+        time_ms = start.time_ms if isinstance(start, StartTime) and not isinstance(stored, Found) else None
+        is_retry_topic = place.topic.startswith(RETRY_PREFIX)
+        found = where_to_start(
+            stored, start, await self._place(*place, time_ms), out_of_range=out_of_range, is_retry_topic=is_retry_topic
+        )
+        if isinstance(found, Unavailable):
+            raise GroupUnavailable(found.reason)
+        return found
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        """See `Groups.commit`."""
+        check_group_name(group)
+        context = self._context
+        name = self._stream.name_of(group, None if member is None else member.member_id)
+        keyed = [
+            Commit(context.key(commit.topic, commit.partition), commit.offset, commit.metadata) for commit in commits
+        ]
+        ends = {}
+        for commit, key in zip(commits, (commit.key for commit in keyed), strict=True):
+            ends[key] = (await context.records.bounds(commit.topic, commit.partition)).max_offset
+        # From here to the write there is no await: what is checked is what is written.
+        membership = context.table.get_or_new(name).membership
+        partitions = [
+            Partition(commit.topic, one.key.topic_id, commit.partition)
+            for commit, one in zip(commits, keyed, strict=True)
+        ]
+        if member is not None:
+            membership.check_owner(member.member_id, member.generation, partitions)
+            membership.heartbeat(member.member_id, member.generation, context.monotonic_ms())
+        elif owner := next((owner for p in partitions if (owner := membership.owner(p)) is not None), None):
+            raise GroupActive(f"group={group} member={owner.member_id} owns one of these partitions and commits there")
+        now_ms = context.clock.now_ms()
+        events: list[Event] = [*context.table.progress.decide_commit(name, keyed, ends, now_ms)]
+        events += self._ends_of_queue_mode(name, keyed, now_ms)
+        if events:
+            await uncancelled(context.log.write(events))
+
+    def _ends_of_queue_mode(self, name: str, commits: Iterable[Commit], now_ms: int) -> list[Event]:
+        """Where the group was in queue mode, its leases follow the committed offset. Raises GroupActive while records
+        are in consumers' hands."""
+        events: list[Event] = []
+        for commit in commits:
+            leases = self._context.table.leases(name, commit.key)
+            if leases is None or leases.low_offset == commit.offset:
+                continue
+            if leases.leased_count(now_ms):
+                raise GroupActive(f"group={name} has records on lease in partition {commit.key.partition}; ack those")
+            events += leases.decide_reset(commit.offset, now_ms)
+        return events
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        """See `Groups.lag`."""
+        context = self._context
+        context.table.get(group)
+        names = [group]
+        if context.table.config(group).mode == BROADCAST:
+            names = context.table.lone_groups(group)
+        lags = []
+        for name in names:
+            for view in self._topics_of(name):
+                if topics is None or view.name in topics:
+                    lags += [await self._lag(name, view, partition) for partition in range(view.partitions)]
+        return sorted(lags, key=lambda lag: (lag.topic, lag.partition, lag.owner or ""))
+
+    def _topics_of(self, name: str) -> list[TopicView]:
+        """Topics a group consumes, or has consumed."""
+        context = self._context
+        ids = context.table.topic_ids(name)
+        members = context.table.get(name).membership.members()
+        return [
+            topic
+            for topic in context.routes.topics()
+            if topic.topic_id in ids or any(member.subscription.matches(topic.name) for member in members)
+        ]
+
+    async def lags(self, name: str) -> list[tuple[str, int, int]]:
+        """Topic, partition and lag of one group: what costs little. Partitions it has no place in are left out."""
+        context = self._context
+        if name not in context.table:
+            return []
+        ids = context.table.topic_ids(name)
+        lags = []
+        for view in [topic for topic in context.routes.topics() if topic.topic_id in ids]:
+            for partition in range(view.partitions):
+                key = PartitionKey(view.topic_id, partition)
+                stored = context.table.stored(name, key)
+                if isinstance(stored, Found):
+                    bounds = await context.records.bounds(view.name, partition)
+                    lags.append((view.name, partition, self._count(name, key, stored, bounds)))
+        return lags
+
+    def _count(self, name: str, key: PartitionKey, stored: Found | Absent, bounds: Bounds) -> int:
+        """Records a group has not consumed: in queue mode those that are not done."""
+        leases = self._context.table.leases(name, key)
+        if leases is None:
+            return lag_of(stored, bounds, bounds.min_offset).lag
+        return leases.open_count + max(bounds.max_offset - max(leases.next_offset, bounds.min_offset), 0)
+
+    async def _lag(self, name: str, view: TopicView, partition: int) -> PartitionLag:
+        context = self._context
+        key = PartitionKey(view.topic_id, partition)
+        bounds = await context.records.bounds(view.name, partition)
+        stored = context.table.stored(name, key)
+        if isinstance(stored, Unavailable):
+            raise GroupUnavailable(stored.reason)
+        lag = lag_of(stored, bounds, bounds.min_offset)
+        owner = context.table.get(name).membership.owner(Partition(view.name, *key))
+        leases = context.table.leases(name, key)
+        now_ms = context.clock.now_ms()
+        first = bounds.min_offset if lag.committed is None else max(lag.committed, bounds.min_offset)
+        oldest = await context.records.at(view.name, partition, first) if first < bounds.max_offset else None
+        return PartitionLag(
+            topic=view.name,
+            partition=partition,
+            committed=lag.committed,
+            metadata=stored.metadata if isinstance(stored, Found) else "",
+            beginning=bounds.min_offset,
+            end=bounds.max_offset,
+            lag=self._count(name, key, stored, bounds),
+            lost=lag.lost_count,
+            in_flight=0 if leases is None else leases.leased_count(now_ms),
+            waiting=0 if leases is None else leases.waiting_count(now_ms),
+            oldest_unacked_ms=None if oldest is None else oldest.store_time_ms,
+            owner=member_of(name) or (None if owner is None else owner.member_id),
+        )
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[PlannedMove]:
+        """See `Groups.reset`."""
+        context = self._context
+        context.table.get(group)
+        view = context.routes.topic(topic)
+        numbers = sorted(set(range(view.partitions) if partitions is None else partitions))
+        for number in numbers:
+            check_partition(view, number)
+        names = [group]
+        if context.table.config(group).mode == BROADCAST:
+            names = context.table.lone_groups(group)
+        planned: list[PlannedMove] = []
+        for name in names:
+            planned += await self._reset(name, view, to, numbers, dry_run=dry_run, force=force)
+        return planned
+
+    async def _reset(
+        self, name: str, view: TopicView, to: ResetTo, numbers: Sequence[int], *, dry_run: bool, force: bool
+    ) -> list[PlannedMove]:
+        context = self._context
+        table = context.table
+        time_ms = to.time_ms if isinstance(to, StartTime) else None
+        keys = [PartitionKey(view.topic_id, number) for number in numbers]
+        places = {key: await self._place(view.name, key.partition, time_ms) for key in keys}
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(context.turns.of_group(name))
+            for key in keys:
+                await held.enter_async_context(context.turns.of_leases(name, key))
+            now_ms = context.clock.now_ms()
+            state = table.get(name)
+            moves = table.progress.plan_reset(name, to, places)
+            planned = []
+            for move in moves:
+                stored = table.stored(name, move.key)
+                before = stored.offset if isinstance(stored, Found) else None
+                planned.append(PlannedMove(view.name, move.key.partition, before, move.after))
+            if dry_run:
+                return planned
+            on_lease = {key: leases.leased_count(now_ms) for key in keys if (leases := state.leases.get(key))}
+            if any(on_lease.values()) and not force:
+                raise GroupActive(f"group={name} has {sum(on_lease.values())} records on lease; force the reset")
+            events: list[Event] = []
+            if force:
+                events += await self._stream.evict(name)
+            member_count = len(state.membership.members())
+            events += table.progress.decide_reset(name, moves, member_count=member_count, force=force, now_ms=now_ms)
+            for move in moves:
+                if (leases := state.leases.get(move.key)) is not None:
+                    events += leases.decide_reset(move.after, now_ms)
+            await context.write(events)
+            context.leases_changed.happened(name)
+            return planned
+
+    async def _place(self, topic: str, partition: int, time_ms: int | None) -> Place:
+        records = self._context.records
+        at_time = None if time_ms is None else await records.offset_at_time(topic, partition, time_ms)
+        return Place(await records.bounds(topic, partition), at_time)

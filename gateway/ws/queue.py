@@ -1,0 +1,387 @@
+"""Queue mode: records of a group on lease to this subscription, each to be settled by its receipt.
+
+The subscription holds what it was handed and has not settled: by receipt, with the number of the frame it went in. So
+a resumed session knows what the client has not seen (it is given back, its attempt not counted), and an end knows what
+to release. With automatic credit a message costs credit until it is settled or its lease is over.
+
+Invariants
+    Q1  every lease is held, settled, given back or over; none is forgotten
+    Q2  messages held <= credit granted, always (see `credit.py`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from gateway.auth.access import Access, Permission
+from gateway.codec.records import add_headers, native_fields
+from gateway.coordinator.api import Delivered, Groups, Receive, Settled
+from gateway.groups.errors import GroupError
+from gateway.groups.subscription import Subscription as Pattern
+from gateway.http.context import GatewayStats
+from gateway.topics import Routes, TopicView
+from gateway.ws.commands import Extend, Form, Mode, Nack, Reject, Subscribe, UpTo
+from gateway.ws.credit import Ledger
+from gateway.ws.merged import Merged
+from gateway.ws.outbox import Outbox
+from gateway.ws.protocol import FRAME_BYTES_TARGET, LEASE_OVER, binary_frame, messages_push, partitions_of
+from gateway.ws.slices import FETCH_BYTES, binary_parts, encode_messages
+from gateway.ws.stream import start_spec
+from gateway.ws.tasks import Tasks
+from store.clock import Clock
+from store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+RECEIVE_WAIT_MS = 20_000
+"""How long one wait for records lasts; it is renewed."""
+
+PATTERN_WAIT_MS = 5_000
+"""The same with a pattern: topics that came meanwhile are asked for then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One message in the client's hands."""
+
+    seq: int
+    topic: str
+    partition: int
+    offset: int
+    byte_count: int
+    until_ms: int
+
+
+class Queue:
+    """One subscription in queue mode."""
+
+    mode = Mode.QUEUE
+
+    def __init__(
+        self,
+        command: Subscribe,
+        ledger: Ledger,
+        *,
+        form: Form,
+        consumer_name: str,
+        groups: Groups,
+        routes: Routes,
+        access: Callable[[], Access],
+        tasks: Tasks,
+        clock: Clock,
+        stats: GatewayStats,
+    ) -> None:
+        assert command.group is not None
+        self.name = command.sub
+        self.group: str = command.group
+        self.ledger = ledger
+        self._command = command
+        self._form = form
+        self._consumer_name = consumer_name
+        self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
+        self._start = start_spec(command.start)
+        self._groups = groups
+        self._routes = routes
+        self._access = access
+        self._tasks = tasks
+        self._clock = clock
+        self._stats = stats
+        self._acks: Merged[str, Settled] = Merged(lambda receipts: groups.ack(self.group, receipts), tasks)
+        self._leases: dict[str, Lease] = {}
+        self._changed = asyncio.Event()
+        self._receiving: asyncio.Task[object] | None = None
+        self._next_bytes = 1
+        self._sweep_at_ms = 0  # no lease ends before
+        self.seq = 0
+        self._handed_seq = 0
+
+    # Beginning and end
+
+    async def open(self, places_left: int) -> dict[str, object]:
+        """Look whether all topics are there; the answer's fields. Raises StoreError."""
+        topics = self._wanted_topics()
+        return {"epochs": {topic.name: str(topic.topic_id) for topic in topics}, **self.state()}
+
+    async def end(self) -> None:
+        """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
+        await self._acks.settled()
+        self._sweep()
+        unseen = [receipt for receipt, lease in self._leases.items() if lease.seq > self._handed_seq]
+        held = [receipt for receipt, lease in self._leases.items() if lease.seq <= self._handed_seq]
+        self._leases.clear()
+        try:
+            if unseen:
+                await self._groups.give_back(self.group, unseen)
+            if held:
+                await self._groups.nack(self.group, held, delay_ms=0, reason="released")
+        except (GroupError, StoreError) as error:
+            log.info("group=%s leases run out by themselves: %s", self.group, error)
+
+    # What is
+
+    def topics(self) -> list[str]:
+        """Topics it asks for now."""
+        return [topic.name for topic in self._wanted_topics()]
+
+    def place_count(self) -> int:
+        return 0
+
+    @property
+    def held_count(self) -> int:
+        """Messages that are not settled."""
+        return len(self._leases)
+
+    def state(self) -> dict[str, object]:
+        """What a client must know to go on."""
+        return {
+            "partitions": partitions_of(
+                (topic.name, number) for topic in self._wanted_topics() for number in range(topic.partitions)
+            )
+        }
+
+    # What the client does
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self._changed.set()
+        if self.ledger.paused and self._receiving is not None:
+            self._receiving.cancel()
+
+    async def push(self, outbox: Outbox) -> NoReturn:
+        """Receive and push for ever. Raises RequestError, GroupError, StoreError, OutboxClosed."""
+        while True:
+            self._sweep()
+            if not self.ledger.fits(self._next_bytes):
+                await self._credit()
+                continue
+            topics = self._wanted_topics()
+            if not topics:  # a pattern that fits nothing yet
+                await asyncio.sleep(PATTERN_WAIT_MS / 1000)
+                continue
+            await self._push(await self._receive(topics), outbox)
+
+    async def rewind(self, seen: int) -> None:
+        """Give back what went in frames after `seen`. Raises GroupError, StoreError."""
+        unseen = {receipt: lease for receipt, lease in self._leases.items() if lease.seq > seen}
+        self.seq = min(self.seq, seen)
+        self._handed_seq = min(self._handed_seq, seen)
+        for receipt, lease in unseen.items():
+            del self._leases[receipt]
+            self.ledger.unsent(1, lease.byte_count)
+        if unseen and not self._command.auto_ack:
+            await self._groups.give_back(self.group, list(unseen))
+
+    async def refresh(self, places_left: int) -> None:
+        """Each receive asks for the topics there are."""
+
+    async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
+        """Done with these. Raises GroupError, StoreError."""
+        return self._settled(await self._acks.ask(receipts))
+
+    async def ack_up_to(self, places: Sequence[UpTo]) -> list[int]:
+        """Done with all this subscription holds of these partitions up to there; how many each."""
+        counts = []
+        receipts: list[str] = []
+        for topic, partition, next_offset in places:
+            mine = [
+                receipt
+                for receipt, lease in self._leases.items()
+                if (lease.topic, lease.partition) == (topic, partition) and lease.offset < next_offset
+            ]
+            counts.append(len(mine))
+            receipts += mine
+        if receipts:
+            await self.ack(receipts)
+        return counts
+
+    async def settle(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
+        """Not done, never, or not yet. Raises GroupError, StoreError."""
+        groups = self._groups
+        match command:
+            case Nack():
+                return self._settled(
+                    await groups.nack(self.group, command.receipts, delay_ms=command.delay_ms, reason=command.reason)
+                )
+            case Reject():
+                return self._settled(await groups.reject(self.group, command.receipts, command.reason))
+            case Extend():
+                return await self._extend(command)
+
+    # Inside
+
+    def _wanted_topics(self) -> list[TopicView]:
+        if self._pattern is None:
+            return [self._routes.topic(name) for name in self._command.topics]
+        access = self._access()
+        return [
+            topic
+            for topic in self._routes.topics()
+            if self._pattern.matches(topic.name) and access.allows(Permission.RECEIVE, topic=topic.name)
+        ]
+
+    async def _credit(self) -> None:
+        """Wait until there may be credit: it came, or the oldest lease is over."""
+        self._changed.clear()
+        wait_s = max(self._sweep_at_ms - self._clock.now_ms(), 0) / 1000 + 0.001 if self._leases else None
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive(self, topics: Sequence[TopicView]) -> Sequence[Delivered]:
+        command = self._command
+        byte_budget = self.ledger.byte_budget
+        request = Receive(
+            topics=tuple(topic.name for topic in topics),
+            max_messages=min(self.ledger.message_budget, command.batch),
+            max_bytes=FETCH_BYTES if byte_budget is None else max(min(FETCH_BYTES, byte_budget), 1),
+            wait_ms=RECEIVE_WAIT_MS if self._pattern is None else PATTERN_WAIT_MS,
+            invisible_ms=command.invisible_ms,
+            tags=None if command.filter is None else command.filter.tags,
+            consumer=self._consumer_name,
+            start=self._start,
+        )
+        receiving = asyncio.ensure_future(self._groups.receive(self.group, request))
+        self._receiving = receiving
+        try:
+            received = await receiving
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return ()  # paused
+        finally:
+            self._receiving = None
+        return received.messages
+
+    async def _push(self, delivered: Sequence[Delivered], outbox: Outbox) -> None:
+        """Send what was leased, as far as credit goes; what does not fit goes back."""
+        messages = [self._message(one) for one in delivered]
+        heads = encode_messages([head for head, _ in messages])
+        at = 0
+        while at < len(delivered):
+            sizes = [self._size(heads[n], messages[n][1]) for n in range(at, len(delivered))]
+            self._next_bytes = sizes[0]
+            if not self.ledger.fits(sizes[0]):
+                receipts = [one.receipt for one in delivered[at:]]
+                await self._groups.give_back(self.group, receipts)
+                return
+            count, size_bytes = self._cut(sizes)
+            end = at + count
+            self._next_bytes = 1
+            self.ledger.sent(count, size_bytes)
+            self.seq += 1
+            seq = self.seq
+            for one, size in zip(delivered[at:end], sizes, strict=False):
+                self._leases[one.receipt] = Lease(seq, one.topic, one.partition, one.offset, size, one.until_ms)
+                self._sweep_at_ms = min(self._sweep_at_ms, one.until_ms)
+            receipts = [one.receipt for one in delivered[at:end]]
+            left = None if self.ledger.bytes is None else self.ledger.bytes.left
+            frame = messages_push(
+                self.name,
+                seq,
+                b",".join(heads[at:end]),
+                size_bytes=size_bytes,
+                credit=self.ledger.messages.left,
+                credit_bytes=left,
+            )
+            if self._form is Form.BINARY:
+                frame = binary_frame(frame, b"".join([payload for _, payload in messages[at:end]]))
+            rest = [one.receipt for one in delivered[end:]]
+            try:
+                await outbox.send(frame, is_binary=self._form is Form.BINARY)
+            except BaseException:
+                if rest:  # never sent: they need not wait for their leases to end (Q1)
+                    self._tasks.start(self._groups.give_back(self.group, rest))
+                raise
+            self._handed_seq = seq
+            self._stats.ws_sent_message_count += count
+            self._stats.ws_sent_byte_count += len(frame)
+            if self._command.auto_ack:
+                self._tasks.start(self._auto_ack(receipts))
+            at = end
+
+    def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
+        message: dict[str, object] = {
+            "topic": one.topic,
+            "partition": one.partition,
+            "offset": one.offset,
+            "timestamp": one.timestamp_ms,
+            "store_timestamp": one.store_time_ms,
+            "attempt": one.attempt,
+        }
+        payload = b""
+        if self._form is Form.BINARY:
+            payload = binary_parts(message, one.key, one.value)
+        else:
+            message.update(native_fields(one.key, one.value))
+        if one.headers:
+            add_headers(message, one.headers)
+        if one.message_group is not None:
+            message["message_group"] = one.message_group
+        if not self._command.auto_ack:
+            message["receipt"] = one.receipt
+            message["visible_until"] = one.until_ms
+        return message, payload
+
+    def _size(self, head: bytes, payload: bytes) -> int:
+        return len(payload) if self._form is Form.BINARY else len(head)
+
+    def _cut(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """How many of the leading messages go into the next frame, and their bytes: at least the first."""
+        count_max = min(self._command.batch, self.ledger.message_budget)
+        byte_budget = self.ledger.byte_budget
+        bytes_max = FRAME_BYTES_TARGET if byte_budget is None else min(FRAME_BYTES_TARGET, byte_budget)
+        count, size_bytes = 1, sizes[0]
+        for size in sizes[1:count_max]:
+            if size_bytes + size > bytes_max:
+                break
+            count += 1
+            size_bytes += size
+        return count, size_bytes
+
+    async def _auto_ack(self, receipts: Sequence[str]) -> None:
+        try:
+            await self.ack(receipts)
+        except (GroupError, StoreError) as error:
+            log.warning("group=%s could not ack, the records come again: %s", self.group, error)
+
+    def _settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
+        """Credit of what is settled, or is not ours any more, returns."""
+        for result in results:
+            if result.error_code is None or result.error_code == LEASE_OVER:
+                self._let_go(result.receipt)
+        return results
+
+    async def _extend(self, command: Extend) -> Sequence[Settled]:
+        invisible_ms = command.invisible_ms or self._command.invisible_ms
+        if invisible_ms is None:
+            invisible_ms = self._groups.describe(self.group).config.invisible_ms
+        results = await self._groups.extend(self.group, command.receipts, invisible_ms)
+        until_ms = self._clock.now_ms() + invisible_ms
+        for result in results:
+            if result.ok and result.new_receipt is not None:
+                if (lease := self._leases.pop(result.receipt, None)) is not None:
+                    self._leases[result.new_receipt] = replace(lease, until_ms=until_ms)
+            elif result.error_code == LEASE_OVER:
+                self._let_go(result.receipt)
+        return results
+
+    def _let_go(self, receipt: str) -> None:
+        if (lease := self._leases.pop(receipt, None)) is not None:
+            self.ledger.returned(1, lease.byte_count)
+            self._changed.set()
+
+    def _sweep(self) -> None:
+        """Let go of what is not ours any more, because its time was over."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._sweep_at_ms:
+            return
+        for receipt in [receipt for receipt, lease in self._leases.items() if lease.until_ms <= now_ms]:
+            self._let_go(receipt)
+        self._sweep_at_ms = min((lease.until_ms for lease in self._leases.values()), default=now_ms)

@@ -1,0 +1,375 @@
+"""Stream mode: a member of a group, fed the partitions it owns, committing for them.
+
+    coordinator says      here                                                             told to the client
+    assigned p            start at the committed offset, push                              assigned p, cursor
+    revoking p            stop pushing; wait until what was sent is acked, the client      revoked p, drain_ms
+                          releases, or DRAIN_MS are over; then release p
+    p is gone             forget it                                                        revoked p, lost
+    not a member          forget all, join again under the same member id                  revoked all, lost
+
+While a connection is lost all of this goes on without the client; a resumed session is told how things are by `state`.
+
+Invariants
+    T1  a partition is pushed only while the last share that was heard of has it assigned
+    T2  a partition is released only when nothing of it is pushed any more, and after the acks that came before
+    T3  an ack is answered when its commit is durable
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from gateway.auth.access import Access, Permission
+from gateway.consumer import Consumer
+from gateway.coordinator.api import Groups, MemberKey, OffsetCommit, StartSpec, TopicPartition
+from gateway.groups.errors import GroupError, StaleGeneration, UnknownMember
+from gateway.groups.membership import Share
+from gateway.groups.progress import Start, StartTime
+from gateway.groups.subscription import Subscription as Wish
+from gateway.http.errors import INVALID, RequestError
+from gateway.topics import Routes
+from gateway.ws import commands
+from gateway.ws.commands import From, FromTime, Mode, Subscribe, UpTo
+from gateway.ws.feed import Feed, Place
+from gateway.ws.merged import Merged
+from gateway.ws.outbox import Outbox, OutboxClosed
+from gateway.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
+from gateway.ws.reader import seek
+from gateway.ws.tasks import Tasks
+from store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+DRAIN_MS = 10_000
+"""How long a client may take to finish what it has of a partition that moves; less in a group that waits for less."""
+
+AUTO_COMMIT_MS = 1_000
+"""How often what was handed over is committed for a client that asked for it."""
+
+HEARTBEATS_PER_SESSION = 3
+
+
+class _Owned:
+    """One partition of this member."""
+
+    __slots__ = ("acked", "drained", "draining", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.acked = place.offset  # next offset the client wants committed
+        self.draining = False
+        self.drained = asyncio.Event()
+
+    def look(self) -> None:
+        """What was sent may be done with now."""
+        if self.draining and self.acked >= self.place.offset:
+            self.drained.set()
+
+
+class Stream:
+    """One subscription in stream mode."""
+
+    mode = Mode.STREAM
+
+    def __init__(
+        self,
+        command: Subscribe,
+        feed: Feed,
+        *,
+        groups: Groups,
+        routes: Routes,
+        consumer: Consumer,
+        access: Callable[[], Access],
+        tasks: Tasks,
+    ) -> None:
+        assert command.group is not None
+        self.name = command.sub
+        self.group: str = command.group
+        self.feed = feed
+        self.ledger = feed.ledger
+        self._command = command
+        self._wish = Wish(topics=frozenset(command.topics), pattern=command.pattern)
+        self._start = start_spec(command.start)
+        self._groups = groups
+        self._routes = routes
+        self._consumer = consumer
+        self._access = access
+        self._tasks = tasks
+        self._outbox: Outbox | None = None
+        self._member_id = command.member
+        self._share = Share(0, (), (), b"", False)
+        self._owned: dict[TopicPartition, _Owned] = {}
+        self._commits: Merged[UpTo, RequestError | None] = Merged(self._commit, tasks)
+        self._drain_ms = DRAIN_MS
+
+    # Beginning and end
+
+    async def open(self, places_left: int) -> dict[str, object]:
+        """Join; the answer's fields. Raises RequestError, GroupError, StoreError."""
+        await self._join()
+        return {"member": self._member_id, "epochs": self._epochs(), **self.state()}
+
+    async def end(self) -> None:
+        """Leave the group. What was acked is committed before."""
+        await self._auto_commit()
+        await self._commits.settled()
+        try:
+            await self._groups.leave(self.group, self._member())
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s did not leave: %s", self.group, self._member_id, error)
+
+    async def keep(self) -> NoReturn:
+        """Stay a member, and follow what the group says. Raises RequestError, GroupError, StoreError."""
+        async with asyncio.TaskGroup() as keeping:
+            keeping.create_task(self._beat())
+            if self._command.auto_ack:
+                keeping.create_task(self._commit_now_and_then())
+            await self._follow()
+        raise AssertionError("a member stays until it is cancelled")
+
+    # What is
+
+    def topics(self) -> list[str]:
+        """Topics it has partitions of."""
+        return sorted({key.topic for key in self._owned})
+
+    def place_count(self) -> int:
+        return len(self._owned)
+
+    def state(self) -> dict[str, object]:
+        """What a client must know to go on."""
+        live = [owned.place for owned in self._owned.values() if not owned.draining]
+        return {
+            "generation": self._share.generation,
+            "partitions": partitions_of(place.key for place in live),
+            "cursor": self.feed.cursor_of(live),
+        }
+
+    def _epochs(self) -> dict[str, str]:
+        return {topic: str(self._routes.topic(topic).topic_id) for topic in self.topics()}
+
+    # What the client does
+
+    async def push(self, outbox: Outbox) -> NoReturn:
+        """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
+        self._outbox = outbox
+        try:
+            draining = [key for key, owned in self._owned.items() if owned.draining]
+            if draining:
+                await self._tell(
+                    revoked_push(self.name, self._share.generation, partitions_of(draining), self._drain_ms)
+                )
+            await self.feed.run(outbox)
+        finally:
+            self._outbox = None
+
+    async def rewind(self, seen: int) -> None:
+        """See `Feed.rewind`."""
+        self.feed.rewind(seen)
+        for owned in self._owned.values():
+            owned.look()
+
+    async def seek(self, to: commands.Start) -> str:
+        """Go on from elsewhere; the new cursor. Raises RequestError, StoreError."""
+        await seek(self.feed, self._consumer, to)
+        return self.feed.cursor
+
+    async def ack(self, places: Sequence[UpTo]) -> Sequence[RequestError | None]:
+        """Commit; for each place None, or why not (T3). Raises GroupError, StoreError."""
+        return await self._commits.ask(places)
+
+    def release(self, partitions: Sequence[TopicPartition]) -> None:
+        """The client is done with partitions that were revoked. Others are passed over."""
+        for key in partitions:
+            if (owned := self._owned.get(key)) is not None and owned.draining:
+                owned.drained.set()
+
+    async def refresh(self, places_left: int) -> None:
+        """The group itself notices what becomes of topics."""
+
+    # Membership
+
+    def _member(self) -> MemberKey:
+        assert self._member_id is not None
+        return MemberKey(self._member_id, self._share.generation)
+
+    async def _join(self) -> None:
+        self._member_id, share = await self._groups.join(self.group, self._member_id, self._wish)
+        config = self._groups.describe(self.group).config
+        self._drain_ms = min(DRAIN_MS, config.drain_timeout_ms // 2)
+        await self._heed(share)
+
+    async def _follow(self) -> NoReturn:
+        while True:
+            try:
+                assert self._member_id is not None
+                share = await self._groups.watch(self.group, self._member_id).changed(self._share)
+                # Another process may have joined under this name: then the share is its, and this one is out.
+                self._groups.heartbeat(self.group, self._member())
+                await self._heed(share)
+            except UnknownMember:
+                log.info("group=%s member=%s was put out, joins again", self.group, self._member_id)
+                await self._lose(list(self._owned))
+                await self._join()
+            except StaleGeneration:
+                await self._lose(list(self._owned))
+                raise RequestError(
+                    409, NOT_OWNER, f"Another process has joined group {self.group} as member {self._member_id}."
+                ) from None
+
+    async def _beat(self) -> NoReturn:
+        description = self._groups.describe(self.group)
+        timeouts = [
+            view.member.session_timeout_ms for view in description.members if view.member.member_id == self._member_id
+        ]
+        timeout_ms = timeouts[0] if timeouts else description.config.session_timeout_ms
+        while True:
+            await asyncio.sleep(timeout_ms / HEARTBEATS_PER_SESSION / 1000)
+            with suppress(UnknownMember, StaleGeneration):  # `_follow` is told the same, and does something about it
+                self._groups.heartbeat(self.group, self._member())
+
+    async def _heed(self, share: Share) -> None:
+        """Make what is pushed what the share says (T1)."""
+        self._share = share
+        assigned = {TopicPartition(owned.topic, owned.partition) for owned in share.assigned}
+        revoking = {TopicPartition(owned.topic, owned.partition) for owned in share.revoking}
+        await self._lose([key for key in self._owned if key not in assigned | revoking])
+        await self._revoke([key for key in sorted(revoking) if key in self._owned and not self._owned[key].draining])
+        await self._take(sorted(assigned))
+
+    async def _take(self, assigned: Sequence[TopicPartition]) -> None:
+        taken: list[Place] = []
+        for key in assigned:
+            owned = self._owned.get(key)
+            if owned is None:
+                self._access().check(Permission.RECEIVE, topic=key.topic)
+                offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
+                owned = self._owned[key] = _Owned(Place(key, self._routes.topic(key.topic).topic_id, offset))
+                taken.append(owned.place)
+            elif owned.draining:  # it is to stay after all
+                owned.draining = False
+                owned.drained.clear()
+                taken.append(owned.place)
+        if taken:
+            partitions = partitions_of(place.key for place in taken)
+            await self._tell(assigned_push(self.name, self._share.generation, partitions, self.feed.cursor_of(taken)))
+        for place in taken:
+            if place.key in self.feed.places:
+                self.feed.go(place)
+            else:
+                self.feed.add(place)
+
+    async def _lose(self, lost: Sequence[TopicPartition]) -> None:
+        told = []
+        for key in lost:
+            owned = self._owned.pop(key)
+            self.feed.remove(owned.place)
+            if not owned.draining:
+                told.append(key)
+            owned.drained.set()
+        if told:
+            await self._tell(revoked_push(self.name, self._share.generation, partitions_of(told), None))
+
+    async def _revoke(self, keys: Sequence[TopicPartition]) -> None:
+        if not keys:
+            return
+        for key in keys:
+            owned = self._owned[key]
+            self.feed.stop(owned.place)
+            owned.draining = True
+            owned.look()
+        await self._tell(revoked_push(self.name, self._share.generation, partitions_of(keys), self._drain_ms))
+        for key in keys:
+            self._tasks.start(self._drain(key, self._owned[key]))
+
+    async def _drain(self, key: TopicPartition, owned: _Owned) -> None:
+        """Wait for what the client still acks; then give the partition up (T2)."""
+        if not self._command.auto_ack:
+            try:
+                async with asyncio.timeout(self._drain_ms / 1000):
+                    await owned.drained.wait()
+            except TimeoutError:
+                log.info("group=%s member=%s released %s unfinished", self.group, self._member_id, key)
+        try:
+            await self._auto_commit()
+            await self._commits.settled()
+            if owned.draining and self._owned.get(key) is owned:
+                await self._groups.release(self.group, self._member(), [key])
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s did not release %s: %s", self.group, self._member_id, key, error)
+
+    async def _tell(self, frame: bytes) -> None:
+        """Push to a client that is there; one that comes back asks how things are."""
+        if self._outbox is not None:
+            with suppress(OutboxClosed):
+                await self._outbox.put(frame)
+
+    # Commits
+
+    async def _commit(self, places: list[UpTo]) -> list[RequestError | None]:
+        """Commit what may be; for each place None, or why not."""
+        answers: list[RequestError | None] = []
+        commits: dict[TopicPartition, OffsetCommit] = {}
+        for place in places:
+            key = TopicPartition(place.topic, place.partition)
+            answer = None
+            if key not in self._owned:
+                answer = _not_owner(key)
+            elif place.next_offset > (await self._consumer.bounds(*key)).max_offset:
+                answer = RequestError(422, INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
+            else:
+                commits[key] = OffsetCommit(*key, place.next_offset)
+            answers.append(answer)
+        if not commits:
+            return answers
+        try:
+            await self._groups.commit(self.group, list(commits.values()), self._member())
+        except (StaleGeneration, UnknownMember):
+            return [
+                answer or _not_owner(TopicPartition(*place[:2])) for place, answer in zip(places, answers, strict=True)
+            ]
+        for key, commit in commits.items():
+            if (owned := self._owned.get(key)) is not None:
+                owned.acked = commit.offset
+                owned.look()
+        return answers
+
+    async def _commit_now_and_then(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(AUTO_COMMIT_MS / 1000)
+            await self._auto_commit()
+
+    async def _auto_commit(self) -> None:
+        if not self._command.auto_ack:
+            return
+        news = [
+            UpTo(*key, owned.place.handed) for key, owned in self._owned.items() if owned.place.handed != owned.acked
+        ]
+        if news:
+            try:
+                await self._commits.ask(news)
+            except (GroupError, StoreError) as error:
+                log.warning("group=%s member=%s could not commit: %s", self.group, self._member_id, error)
+
+
+def _not_owner(key: TopicPartition) -> RequestError:
+    return RequestError(
+        409,
+        NOT_OWNER,
+        f"Partition {key.partition} of {key.topic} is not this member's; what was sent goes to its owner.",
+    )
+
+
+def start_spec(start: commands.Start | None) -> StartSpec:
+    """Where a group begins that was never there, in the coordinator's words."""
+    match start:
+        case FromTime(timestamp_ms):
+            return StartTime(timestamp_ms)
+        case From.EARLIEST:
+            return Start.FIRST
+        case _:
+            return Start.LAST

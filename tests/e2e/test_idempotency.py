@@ -1,0 +1,226 @@
+"""Repeated sends against a real server, and kill -9 under clients that retry everything they got no answer to.
+
+MQ_KILL_CYCLES=500 makes the loop a long run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from store.record_batch import Record, encode
+from tests.e2e.server import SMALL_FILES, Server
+
+CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "12"))
+SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
+JSON_V2 = "application/vnd.kafka.json.v2+json"
+BATCH = "application/vnd.mq.batch"
+PARTITIONS = 3
+Json = dict[str, object]
+
+
+class Rig:
+    """A server and a client of it."""
+
+    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.session = session
+
+    async def post(
+        self, path: str, body: object, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Json, Mapping[str, str]]:
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        sent = {"Content-Type": BATCH if isinstance(body, bytes) else JSON_V2, **(headers or {})}
+        async with self.session.post(f"{self.server.url}{path}", data=data, headers=sent) as answer:
+            return answer.status, orjson.loads(await answer.read()), answer.headers
+
+    async def put_topic(self, name: str) -> None:
+        async with self.session.put(
+            f"{self.server.url}/mq/v1/topics/{name}", json={"partitions": PARTITIONS}
+        ) as answer:
+            assert answer.status in (200, 201), await answer.text()
+
+    async def values(self, topic: str, partition: int) -> list[object]:
+        found: list[object] = []
+        offset = 0
+        while True:
+            url = f"{self.server.url}/topics/{topic}/partitions/{partition}/records?offset={offset}"
+            async with self.session.get(url, headers={"Accept": JSON_V2}) as answer:
+                records = orjson.loads(await answer.read())
+                assert answer.status == 200, records
+                offset = int(answer.headers["Mq-Next-Offset"])
+            if not records:
+                return found
+            found += [record["value"] for record in records]
+
+    async def all_values(self, topic: str) -> list[object]:
+        return [value for partition in range(PARTITIONS) for value in await self.values(topic, partition)]
+
+    async def restart(self) -> None:
+        await self.server.kill()
+        await self.server.start()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    server = Server(tmp_path / "data", SMALL_FILES)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        try:
+            await server.start()
+            made = Rig(server, session)
+            await made.put_topic("t")
+            yield made
+        finally:
+            await server.end()
+
+
+def offsets(answer: Json) -> list[Json]:
+    found = answer["offsets"]
+    assert isinstance(found, list)
+    return found
+
+
+def originals(answer: Json) -> list[Json]:
+    return [{name: value for name, value in one.items() if name != "duplicate"} for one in offsets(answer)]
+
+
+async def test_a_key_is_answered_the_same_before_and_after_a_crash(rig: Rig) -> None:
+    body = {"records": [{"key": f"k{n}", "value": n} for n in range(20)] + [{"value": 99, "delay_ms": 3_600_000}]}
+    key = {"Idempotency-Key": '"b3c1"'}
+    status, first, headers = await rig.post("/topics/t", body, key)
+    assert status == 200
+    assert "Idempotent-Replayed" not in headers
+    for _ in range(2):
+        status, again, headers = await rig.post("/topics/t", body, key)
+        assert (status, headers["Idempotent-Replayed"]) == (200, "true")
+        assert originals(again) == offsets(first)
+        assert all(one["duplicate"] for one in offsets(again))
+        await rig.restart()
+    status, refusal, _ = await rig.post("/topics/t", {"records": [{"value": 1}]}, key)
+    assert (status, refusal["error_code"]) == (422, 42254)
+    assert sorted(await rig.all_values("t")) == list(range(20))  # type: ignore[type-var]
+
+
+async def test_a_torn_request_is_completed(rig: Rig) -> None:
+    """What a crash tears is seldom seen; a message id that is known already leaves the same hole."""
+    await rig.post("/topics/t", {"records": [{"value": 1, "msg_id": "one", "partition": 0}]})
+    body = {"records": [{"value": n, "msg_id": f"{n}" if n != 1 else "one", "partition": n % 2} for n in range(5)]}
+    status, first, headers = await rig.post("/topics/t", body, {"Idempotency-Key": "k"})
+    assert status == 200
+    assert [one.get("duplicate", False) for one in offsets(first)] == [False, True, False, False, False]
+    assert offsets(first)[1]["partition"] == 0
+    assert "Idempotent-Replayed" not in headers
+    await rig.restart()
+    status, again, headers = await rig.post("/topics/t", body, {"Idempotency-Key": "k"})
+    assert (status, headers["Idempotent-Replayed"]) == (200, "true")
+    assert originals(again) == originals(first)
+    assert sorted(await rig.all_values("t")) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
+
+
+async def test_equal_requests_at_once_store_one(rig: Rig) -> None:
+    body = {"records": [{"key": f"k{n}", "value": n} for n in range(10)]}
+    answers = await asyncio.gather(*(rig.post("/topics/t", body, {"Idempotency-Key": "k"}) for _ in range(10)))
+    assert {status for status, _, _ in answers} == {200}
+    assert sum("Idempotent-Replayed" not in headers for _, _, headers in answers) == 1
+    assert len({orjson.dumps(originals(answer)) for _, answer, _ in answers}) == 1
+    assert sorted(await rig.all_values("t")) == list(range(10))  # type: ignore[type-var]
+
+
+async def test_a_message_id_names_one_record_of_a_topic(rig: Rig) -> None:
+    await rig.put_topic("u")
+    record = {"value": 1, "msg_id": "a"}
+    _, first, _ = await rig.post("/topics/t", {"records": [record]})
+    _, twice, _ = await rig.post("/topics/t", {"records": [{"value": 2, "msg_id": "b"}, record, record]})
+    assert [one.get("duplicate", False) for one in offsets(twice)] == [False, True, True]
+    assert originals(twice)[1:] == [*offsets(first), *offsets(first)]
+    _, other, _ = await rig.post("/topics/u", {"records": [record]})
+    assert "duplicate" not in offsets(other)[0]
+    assert sorted(await rig.all_values("t")) == [1, 2]  # type: ignore[type-var]
+
+
+async def test_a_numbered_producer_stores_each_batch_once(rig: Rig) -> None:
+    def batch(number: int) -> bytes:
+        return bytes(encode([Record(None, b"%d" % (10 * number + n), 1) for n in range(3)]))
+
+    async def send(number: int, path: str = "/topics/t/partitions/1") -> tuple[int, Json]:
+        headers = {"Mq-Producer": "job/1", "Mq-Sequence": str(number)}
+        status, answer, _ = await rig.post(path, batch(number), headers)
+        return status, answer
+
+    for number in range(8):
+        status, answer = await send(number)
+        assert status == 200
+        assert offsets(answer) == [{"partition": 1, "offset": 3 * number, "record_count": 3}]
+    await rig.restart()
+    for number, offset in ((0, None), (2, None), (3, 9), (7, 21)):
+        _, answer = await send(number)
+        assert offsets(answer) == [{"partition": 1, "offset": offset, "record_count": 3, "duplicate": True}]
+    assert (await send(20))[0] == 200
+    status, refusal = await send(15)
+    assert (status, refusal["error_code"]) == (409, 40956)
+    assert (await send(30, "/topics/t"))[0] == 422
+    assert len(await rig.values("t", 1)) == 9 * 3
+
+
+async def retry_for_ever(rig: Rig, client: int, sent: list[str], stopping: asyncio.Event) -> None:
+    """Send requests of every kind; repeat each until it is answered, with the same identity."""
+    rng = random.Random(f"{SEED} {client}")
+    number = 0
+    while not stopping.is_set():
+        number += 1
+        names = [f"{client}-{number}-{n}" for n in range(rng.choice((1, 5, 40)))]
+        kind = rng.choice(("key", "msg_id", "number"))
+        records: list[Json] = [{"key": name, "value": name} for name in names]
+        headers: dict[str, str] = {}
+        path = "/topics/t"
+        if kind == "key":
+            headers["Idempotency-Key"] = f"{client}-{number}"
+            if rng.random() < 0.3:
+                records[0]["delay_ms"] = rng.randrange(1, 500)
+        elif kind == "msg_id":
+            records = [{**record, "msg_id": record["value"]} for record in records]
+        else:
+            path = f"/topics/t/partitions/{client % PARTITIONS}"
+            headers |= {"Mq-Producer": f"p{client}", "Mq-Sequence": str(number)}
+        while True:
+            try:
+                status, answer, _ = await rig.post(path, {"records": records}, headers)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                await asyncio.sleep(0.02)
+                continue
+            if status == 503:
+                await asyncio.sleep(0.02)
+                continue
+            assert status == 200, answer
+            sent += names
+            break
+
+
+async def test_kill_9_under_clients_that_retry_loses_and_doubles_nothing(rig: Rig) -> None:
+    sent: list[str] = []
+    stopping = asyncio.Event()
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    async with asyncio.TaskGroup() as group:
+        for client in range(6):
+            group.create_task(retry_for_ever(rig, client, sent, stopping))
+        for _ in range(CYCLES):
+            await asyncio.sleep(rng.uniform(0.05, 0.5))
+            await rig.restart()
+        await asyncio.sleep(0.2)
+        stopping.set()
+    assert len(sent) == len(set(sent)) > 50 * CYCLES, "too little load to prove anything"
+    async with asyncio.timeout(20):
+        while len(found := Counter(await rig.all_values("t"))) < len(sent):  # noqa: ASYNC110 - the last delayed ones are still to come
+            await asyncio.sleep(0.1)
+    print(f"{CYCLES} kills, {len(sent)} records sent until answered, {found.total()} there")
+    assert found == Counter(sent)
+    assert await rig.server.stop() == 0, rig.server.log()

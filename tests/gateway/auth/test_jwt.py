@@ -1,0 +1,182 @@
+"""gateway/auth/jwt.py"""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import jwt as pyjwt
+import orjson
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from gateway.auth.jwt import (
+    EXPIRES_S_MAX,
+    JWT_CHARS_MAX,
+    KEYS_MAX,
+    RSA_BITS_MIN,
+    SECRET_BYTES_MIN,
+    SUBJECT_CHARS_MAX,
+    Algorithm,
+    JwtRefused,
+    JwtVerifier,
+    verifier,
+)
+from gateway.auth.scopes import parse_scope
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+RSA_KEY = rsa.generate_private_key(65537, RSA_BITS_MIN)
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+LEEWAY_MS = 30_000
+
+
+def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def checker(algorithm: Algorithm, key_file: bytes) -> JwtVerifier:
+    return verifier(
+        issuer="https://issuer.example",
+        audience="mq",
+        algorithm=algorithm,
+        key_file=key_file,
+        scope_claim="scope",
+        leeway_ms=LEEWAY_MS,
+    )
+
+
+def claims(**changes: object) -> dict[str, object]:
+    now_s = int(time.time())
+    told = {"iss": "https://issuer.example", "aud": "mq", "sub": "ann", "exp": now_s + 60} | changes
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def signed(key: object = SECRET, algorithm: str = "HS256", **changes: object) -> str:
+    return pyjwt.encode(claims(**changes), key, algorithm)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "key_file"),
+    [("HS256", SECRET, SECRET + b"\n"), ("RS256", RSA_KEY, pem(RSA_KEY)), ("ES256", EC_KEY, pem(EC_KEY))],
+)
+def test_a_good_token_tells_who_it_is(algorithm: Algorithm, key: object, key_file: bytes) -> None:
+    found = checker(algorithm, key_file).verify(
+        signed(key, algorithm, scope="openid mq:reader:topic:orders email", exp=2_000_000_000)
+    )
+    assert found.principal == "jwt:ann"
+    assert found.scopes == (parse_scope("reader:topic:orders"),)
+    assert found.expires_ms == 2_000_000_000_000 + LEEWAY_MS
+
+
+def test_any_key_of_the_file_will_do_and_is_named() -> None:
+    new = rsa.generate_private_key(65537, RSA_BITS_MIN)
+    both = checker("RS256", pem(RSA_KEY) + pem(new))
+    ids = {both.verify(signed(key, "RS256")).key_id for key in (RSA_KEY, new)}
+    assert ids == both.key_ids
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"exp": None}, {"iss": None}, {"aud": None}, {"sub": None}, {"exp": int(time.time()) - 60}, {"iss": "other"},
+     {"aud": "other"}, {"aud": ["other"]}, {"sub": ""}, {"sub": "a\nb"}, {"exp": "soon"}, {"exp": 1e300},
+     {"exp": EXPIRES_S_MAX + 1}, {"nbf": int(time.time()) + 3600}, {"scope": 5}, {"scope": "mq:owner:topic:a"},
+     {"sub": "a" * (SUBJECT_CHARS_MAX + 1)}],
+)  # fmt: skip
+def test_a_token_that_lacks_something_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(JwtRefused):
+        checker("HS256", SECRET).verify(signed(**changes))
+
+
+def test_clocks_may_differ_by_the_leeway() -> None:
+    now_s = int(time.time())
+    assert checker("HS256", SECRET).verify(signed(exp=now_s - LEEWAY_MS // 1000 + 5))
+    with pytest.raises(JwtRefused):
+        checker("HS256", SECRET).verify(signed(exp=now_s - LEEWAY_MS // 1000 - 1))
+
+
+def forged(header: dict[str, object], signature: str = "") -> str:
+    def part(content: object) -> str:
+        return base64.urlsafe_b64encode(orjson.dumps(content)).decode().rstrip("=")
+
+    return f"{part(header)}.{part(claims())}.{signature}"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        forged({"alg": "none"}),
+        forged({"alg": "None"}),
+        forged({"alg": "HS512"}, "AAAA"),
+        forged({"alg": "RS256", "jwk": {"kty": "oct", "k": "AA"}}, "AAAA"),
+        forged({"alg": "RS256", "jku": "https://evil.example/keys"}, "AAAA"),
+        forged({"alg": "RS256", "crit": ["x"]}, "AAAA"),
+        signed(rsa.generate_private_key(65537, RSA_BITS_MIN), "RS256"),
+        signed(EC_KEY, "ES256"),
+        "", ".", "..", "a.b.c", "\udc80", "é.é.é", "." * JWT_CHARS_MAX, "A" * (JWT_CHARS_MAX + 1),
+    ],
+)  # fmt: skip
+def test_a_forged_token_is_refused(token: str) -> None:
+    with pytest.raises(JwtRefused) as refusal:
+        checker("RS256", pem(RSA_KEY)).verify(token)
+    assert not token or len(token) < 10 or token not in str(refusal.value)
+
+
+def test_a_public_key_is_no_shared_secret() -> None:
+    """The old confusion: sign with HS256 and the issuer's public key, which everybody knows."""
+    header = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').decode().rstrip("=")
+    import hashlib
+    import hmac
+
+    body = base64.urlsafe_b64encode(orjson.dumps(claims())).decode().rstrip("=")
+    mac = hmac.new(pem(RSA_KEY), f"{header}.{body}".encode(), hashlib.sha256).digest()
+    token = f"{header}.{body}." + base64.urlsafe_b64encode(mac).decode().rstrip("=")
+    with pytest.raises(JwtRefused):
+        checker("RS256", pem(RSA_KEY)).verify(token)
+
+
+def test_lengths_up_to_their_limits_are_fine() -> None:
+    assert checker("HS256", SECRET).verify(signed(sub="a" * SUBJECT_CHARS_MAX))
+    assert checker("HS256", SECRET).verify(signed(exp=EXPIRES_S_MAX))
+    spare = JWT_CHARS_MAX - len(signed(x=""))
+    padded = next(
+        token for size in range(spare * 3 // 4 + 4, 0, -1) if len(token := signed(x="a" * size)) <= JWT_CHARS_MAX
+    )
+    assert len(padded) >= JWT_CHARS_MAX - 1
+    assert checker("HS256", SECRET).verify(padded)
+
+
+PRIVATE = RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+SMALL = rsa.generate_private_key(65537, 1024)
+OTHER_CURVE = ec.generate_private_key(ec.SECP384R1())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key_file", "message"),
+    [
+        ("HS256", SECRET[: SECRET_BYTES_MIN - 1], "at least 32 bytes"),
+        ("HS256", pem(RSA_KEY), "shared secret"),
+        ("RS256", SECRET, "public keys in PEM"),
+        ("RS256", PRIVATE, "private key"),
+        ("RS256", pem(SMALL), "2048"),
+        ("RS256", pem(EC_KEY), "RSA"),
+        ("ES256", pem(RSA_KEY), "P-256"),
+        ("ES256", pem(OTHER_CURVE), "P-256"),
+        ("ES256", b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----", "cannot be read"),
+        ("ES256", pem(EC_KEY) * (KEYS_MAX + 1), str(KEYS_MAX)),
+    ],
+)
+def test_a_key_file_that_does_not_fit_is_refused(algorithm: Algorithm, key_file: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checker(algorithm, key_file)
+
+
+def test_as_many_keys_as_the_limit_are_fine() -> None:
+    assert len(checker("ES256", pem(EC_KEY) * KEYS_MAX).keys) == KEYS_MAX
+    assert len(SECRET) == SECRET_BYTES_MIN

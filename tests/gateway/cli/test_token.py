@@ -1,0 +1,101 @@
+"""gateway.cli.token, gateway.cli.config, and `mq --ca`"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+
+from gateway.auth.tokens import find, read_tokens
+from tests.e2e.server import REPOSITORY
+
+
+def mq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        cwd=REPOSITORY, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    made = mq("token", "create", "billing", "--data", data, "-a", "reader:topic:orders", "-a", "reader:group:b*")
+    assert made.returncode == 0, made.stderr
+    token = made.stdout.strip()
+    record = find(read_tokens(tmp_path / "auth" / "tokens.json"), token)
+    assert record is not None
+    assert (record.principal, record.scopes) == ("billing", ("reader:topic:orders", "reader:group:b*"))
+    listed = mq("token", "list", "--json", MQ_DATA=data)
+    assert token.split("_", 2)[2] not in listed.stdout
+    assert orjson.loads(listed.stdout)["id"] == record.id
+    assert record.id in mq("token", "list", "--data", data).stdout
+    assert mq("token", "revoke", record.id, "--data", data).returncode == 0
+    assert "no tokens" in mq("token", "list", "--data", data).stdout
+    again = mq("token", "revoke", record.id, "--data", data)
+    assert (again.returncode, "no token" in again.stderr) == (1, True)
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    for arguments, message in (
+        (("create", "a b", "--data", data), "principal"),
+        (("create", "a", "-a", "owner:topic:x", "--data", data), "owner"),
+        (("create", "a", "--expires", "soon", "--data", data), "duration"),
+        (("revoke", "mq_abc_def", "--data", data), "not the token"),
+        (("list",), "data directory is not set"),
+    ):
+        result = mq("token", *arguments)
+        assert (result.returncode, message in result.stderr) == (2, True), result.stderr
+    (tmp_path / "auth").mkdir()
+    (tmp_path / "auth" / "tokens.json").write_text("{}")
+    result = mq("token", "list", "--data", data)
+    assert (result.returncode, "tokens.json: not a token file" in result.stderr) == (1, True)
+
+
+def test_settings_are_shown_with_where_they_came_from(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("a-shared-secret-of-thirty-two-bytes!")
+    file = tmp_path / "mq.toml"
+    file.write_text(
+        f'port = 9000\n[auth]\nenabled = true\njwt_issuer = "i"\njwt_audience = "a"\njwt_algorithm = "HS256"\n'
+        f'jwt_key_file = "{key}"\n'
+    )
+    environment = {"MQ_DATA": str(tmp_path), "MQ_STORE_ACKS": "written", "MQ_TOKEN": "mq_secret_secret"}
+    shown = mq("config", "show", "--config", str(file), "--json", **environment)
+    assert shown.returncode == 0, shown.stderr
+    rows = {row["setting"]: row for row in map(orjson.loads, shown.stdout.splitlines())}
+    assert rows["port"] == {"setting": "port", "value": 9000, "source": str(file)}
+    assert rows["store.acks"] == {"setting": "store.acks", "value": "written", "source": "MQ_STORE_ACKS"}
+    assert rows["host"]["source"] == "default"
+    assert rows["auth.jwt_key_file"]["value"] == str(key)
+    text = mq("config", "show", "--config", str(file), **environment).stdout
+    for secret in ("a-shared-secret", "mq_secret_secret"):
+        assert secret not in shown.stdout + text
+    assert mq("config", "check", "--config", str(file), **environment).stdout == "fine\n"
+
+
+def test_a_configuration_that_would_not_start_is_found_before(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    for environment, message in (
+        ({"MQ_PROT": "1"}, "MQ_PROT"),
+        ({"MQ_HOST": "0.0.0.0"}, "auth.enabled"),
+        ({"MQ_AUTH_ENABLED": "1", "MQ_INSECURE_NO_AUTH": "1"}, "contradict"),
+        ({"MQ_TLS_CERT_FILE": "x"}, "go together"),
+        ({"MQ_TLS_CERT_FILE": "x", "MQ_TLS_KEY_FILE": "y"}, "tls.cert_file x: No such file"),
+        ({"MQ_AUTH_ACL_FILE": "missing"}, "auth.acl_file missing"),
+        ({"MQ_ALLOWED_ORIGINS": "https://a/"}, "allowed_origins"),
+        ({"MQ_LIMITS_CONNECTIONS_MAX": "0"}, "connections_max"),
+    ):
+        result = mq("config", "check", "--data", data, **environment)
+        assert (result.returncode, message in result.stderr) == (2, True), result.stderr
+
+
+def test_a_ca_file_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("none")
+    for file, message in (("missing", "No such file"), ("ca", "--ca")):
+        result = mq("--ca", str(tmp_path / file), "topic", "list", "--url", "https://127.0.0.1:1")
+        assert (result.returncode, message in result.stderr) == (2, True), result.stderr

@@ -1,0 +1,203 @@
+"""Consumer groups in memory: the pure machines of stream mode, applied at once, and documents. Nothing is durable.
+
+Implements the parts of `gateway.coordinator.api.Groups` that consumer instances use; queue mode is not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.consumer import Consumer
+from gateway.coordinator.api import (
+    CommittedPlace,
+    GroupDescription,
+    GroupView,
+    MemberKey,
+    MemberView,
+    OffsetCommit,
+    TopicPartition,
+)
+from gateway.groups.config import GroupConfig
+from gateway.groups.errors import GroupActive, UnknownGroup
+from gateway.groups.events import MembershipEvent
+from gateway.groups.membership import Membership, Share
+from gateway.groups.progress import (
+    Commit,
+    Found,
+    OutOfRange,
+    PartitionKey,
+    Place,
+    Progress,
+    Start,
+    StartTime,
+    where_to_start,
+)
+from gateway.groups.strategies.base import Partition
+from gateway.groups.strategies.sticky import Sticky
+from gateway.groups.subscription import Subscription
+from gateway.topics import Routes
+
+
+class FakeGroups:
+    """`error` is raised by every write while it is set."""
+
+    def __init__(self, routes: Routes, consumer: Consumer) -> None:
+        self.error: Exception | None = None
+        self.kept: dict[tuple[str, str], bytes] = {}
+        self.commits: list[list[OffsetCommit]] = []
+        self.progress = Progress()
+        self.progress.open()
+        self.memberships: dict[str, Membership] = {}
+        self.now_ms = 0
+        self._routes = routes
+        self._consumer = consumer
+        self._changed = asyncio.Event()
+
+    def describe(self, group: str) -> GroupDescription:
+        membership = self.memberships.get(group)
+        if membership is None:
+            raise UnknownGroup(group)
+        members = tuple(MemberView(m, membership.share(m.member_id), 0) for m in membership.members())
+        return GroupDescription(
+            GroupView(group, "stable", membership.generation, len(members), ()), GroupConfig(), members
+        )
+
+    async def join(
+        self,
+        group: str,
+        member_id: str | None,
+        subscription: Subscription,
+        *,
+        generation: int | None = None,
+        session_timeout_ms: int | None = None,
+        metadata: bytes = b"",
+    ) -> tuple[str, Share]:
+        self._raise()
+        assert member_id is not None
+        membership = self.memberships.setdefault(group, Membership(group, GroupConfig(), Sticky()))
+        events = membership.decide_join(
+            member_id,
+            subscription,
+            self._routes.topics(),
+            generation=generation,
+            session_timeout_ms=session_timeout_ms,
+            metadata=metadata,
+        )
+        self._apply(membership, events)
+        await asyncio.sleep(0.01)  # as long as others may take to let go
+        return member_id, membership.share(member_id)
+
+    def heartbeat(self, group: str, member: MemberKey) -> Share:
+        return self._membership(group).heartbeat(*member, self.now_ms)
+
+    def watch(self, group: str, member_id: str) -> _Watch:
+        return _Watch(self, group, member_id)
+
+    async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
+        self._raise()
+        membership = self._membership(group)
+        whole = [self._partition(*place) for place in partitions]
+        self._apply(membership, membership.decide_release(*member, whole, self._routes.topics()))
+        return membership.share(member.member_id)
+
+    async def leave(self, group: str, member: MemberKey) -> None:
+        self._raise()
+        membership = self._membership(group)
+        self._apply(membership, membership.decide_leave(*member, self._routes.topics()))
+
+    def put_out(self, group: str, member_id: str) -> None:
+        """As if its session had ended."""
+        membership = self._membership(group)
+        generation = membership.share(member_id).generation
+        self._apply(membership, membership.decide_leave(member_id, generation, self._routes.topics()))
+
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPlace]:
+        found = []
+        for place in partitions:
+            stored = self.progress.lookup(group, self._key(place))
+            offset, metadata = (stored.offset, stored.metadata) if isinstance(stored, Found) else (None, "")
+            found.append(CommittedPlace(*place, offset, metadata))
+        return found
+
+    async def start_offset(
+        self,
+        group: str,
+        place: TopicPartition,
+        start: Start | StartTime,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+    ) -> int:
+        bounds = await self._consumer.bounds(*place)
+        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, Place(bounds))
+        assert isinstance(answer, int)
+        return answer
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        self._raise()
+        membership = self.memberships.get(group)
+        partitions = [self._partition(one.topic, one.partition) for one in commits]
+        if member is not None:
+            self._membership(group).check_owner(*member, partitions)
+        elif membership is not None and any(membership.owner(partition) for partition in partitions):
+            raise GroupActive(f"group={group} has members")
+        places = [TopicPartition(one.topic, one.partition) for one in commits]
+        keyed = [Commit(self._key(place), one.offset, one.metadata) for place, one in zip(places, commits, strict=True)]
+        ends = {self._key(place): (await self._consumer.bounds(*place)).max_offset for place in places}
+        for event in self.progress.decide_commit(group, keyed, ends, self.now_ms):
+            self.progress.apply(event)
+        self.commits.append(list(commits))
+
+    def documents(self, group: str | None = None, prefix: str = "") -> list[tuple[str, str, bytes]]:
+        return [
+            (of, key, content)
+            for (of, key), content in sorted(self.kept.items())
+            if group in (None, of) and key.startswith(prefix)
+        ]
+
+    async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
+        self._raise()
+        if content is None:
+            self.kept.pop((group, key), None)
+        else:
+            self.kept[group, key] = content
+
+    async def next_change(self) -> None:
+        await self._changed.wait()
+
+    def rebalance(self) -> None:
+        """The periodic look at topics."""
+        for membership in self.memberships.values():
+            self._apply(membership, membership.decide_rebalance(self._routes.topics()))
+
+    def _apply(self, membership: Membership, events: Sequence[MembershipEvent]) -> None:
+        for event in events:
+            membership.apply(event, self.now_ms)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _membership(self, group: str) -> Membership:
+        return self.memberships.setdefault(group, Membership(group, GroupConfig(), Sticky()))
+
+    def _partition(self, topic: str, partition: int) -> Partition:
+        return Partition(topic, self._routes.topic(topic).topic_id, partition)
+
+    def _key(self, place: TopicPartition) -> PartitionKey:
+        return PartitionKey(self._routes.topic(place.topic).topic_id, place.partition)
+
+    def _raise(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class _Watch:
+    def __init__(self, groups: FakeGroups, group: str, member_id: str) -> None:
+        self._groups = groups
+        self._group = group
+        self._member_id = member_id
+
+    async def changed(self, since: Share) -> Share:
+        while True:
+            share = self._groups.memberships[self._group].share(self._member_id)
+            if share != since:
+                return share
+            await self._groups.next_change()

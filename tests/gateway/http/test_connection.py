@@ -1,0 +1,114 @@
+"""gateway/http/connection.py: how many connections there may be, and how long a slow one lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from gateway.http.connection import Door
+from gateway.http.context import Gateway, GatewayStats
+from gateway.limits import Limits
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import fake_gateway
+from tests.gateway.security.kit import served, talk
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_door_counts_in_all_and_by_address() -> None:
+    stats = GatewayStats()
+    door = Door(Limits(connections_max=3, connections_per_address_max=2), stats)
+    assert [door.enter("a"), door.enter("a"), door.enter("a"), door.enter("b"), door.enter("c")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    door.leave("a")
+    assert door.enter("c")
+    assert (stats.connection_count, stats.connection_refused_count) == (3, 2)
+    for address in ("a", "b", "c"):
+        door.leave(address)
+    assert stats.connection_count == 0
+    assert not door._by_address
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return fake_gateway(FakeClock(), limits__connections_max=2, keepalive_timeout_ms=300, body_timeout_ms=300)[0]
+
+
+async def test_one_connection_too_many_is_told_and_room_comes_back(gateway: Gateway) -> None:
+    async with served(gateway) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(HEALTH)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        answer = await talk(port, b"")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in answer
+        assert b'"error_code":42950' in answer
+        assert gateway.stats.connection_refused_count == 1
+        held[0][1].close()
+        async with asyncio.timeout(5):
+            while gateway.stats.connection_count == 2:  # noqa: ASYNC110 -- a plain counter
+                await asyncio.sleep(0.01)
+        assert (await talk(port, HEALTH, timeout_s=0.2)).startswith(b"HTTP/1.1 200")
+        held[1][1].close()
+
+
+async def drip(port: int, first: bytes, drop: bytes) -> float:
+    """Seconds until the server ends a connection that goes on sending a little."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    started_s = time.monotonic()
+    writer.write(first)
+    ended = asyncio.ensure_future(reader.read())
+    try:
+        async with asyncio.timeout(20):
+            while not ended.done():
+                writer.write(drop)
+                await asyncio.wait((ended,), timeout=0.05)
+    finally:
+        writer.close()
+        ended.cancel()
+    return time.monotonic() - started_s
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"X-A: b\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"a"),
+        (b"G", b"E"),
+        (b"", b"\r\n"),
+    ],
+)
+async def test_headers_that_trickle_in_end_with_their_time(gateway: Gateway, first: bytes, drop: bytes) -> None:
+    async with served(gateway) as port:
+        assert await drip(port, first, drop) < 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "drop"),
+    [(b"Content-Length: 100000\r\n", b"a"), (b"Transfer-Encoding: chunked\r\n", b"1\r\na\r\n")],
+)
+async def test_bodies_that_trickle_in_end_with_their_time(headers: bytes, drop: bytes) -> None:
+    gateway, broker = fake_gateway(FakeClock(), keepalive_timeout_ms=300, body_timeout_ms=300)
+    await broker.create_topic("orders", 1)
+    first = b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + b"\r\n"
+    async with served(gateway) as port:
+        assert await drip(port, first, drop) < 8  # the time of the body, and aiohttp's five seconds of lingering
+        assert broker.stored_count == 0
+
+
+async def test_many_slow_clients_do_not_stop_the_others(gateway: Gateway) -> None:
+    gateway = replace(gateway, limits=replace(gateway.limits, connections_max=1000))
+    gateway = replace(gateway, config=replace(gateway.config, limits=gateway.limits))
+    async with served(gateway) as port:
+        slow = [asyncio.ensure_future(drip(port, b"GET / HTTP/1.1\r\n", b"X: y\r\n")) for _ in range(100)]
+        started_s = time.monotonic()
+        assert (await talk(port, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).startswith(
+            b"HTTP/1.1 200"
+        )
+        assert time.monotonic() - started_s < 2
+        assert max(await asyncio.gather(*slow)) < 5
