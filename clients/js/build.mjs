@@ -1,18 +1,28 @@
-// Builds dist/: mq.js (browsers, minified), node.js, type declarations. Prints the size that a browser downloads.
+// Builds dist/ (what is published) and build/ (the modules one by one, for the unit tests), and brings the browser's
+// bundle to where the gateway serves it from. Prints the size that a browser downloads, and fails when it is too large.
 import { execFileSync } from "node:child_process";
-import { rmSync } from "node:fs";
+import { copyFileSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
-import { readFileSync } from "node:fs";
 
 const GZIP_BYTES_MAX = 12 * 1024;
+const SERVED = "../../gateway/examples/mq.js";
 
 rmSync("dist", { recursive: true, force: true });
-const common = { bundle: true, format: "esm", target: "es2022", legalComments: "none" };
-await build({ ...common, entryPoints: ["src/index.ts"], outfile: "dist/mq.js", platform: "browser", minify: true });
-await build({ ...common, entryPoints: ["src/node.ts"], outfile: "dist/node.js", platform: "node" });
+rmSync("build", { recursive: true, force: true });
+const common = { format: "esm", target: "es2022", legalComments: "none", logLevel: "warning" };
+const bundle = { ...common, bundle: true };
+await build({ ...bundle, entryPoints: ["src/index.ts"], outfile: "dist/mq.js", platform: "browser", minify: true });
+await build({ ...bundle, entryPoints: ["src/node.ts"], outfile: "dist/node.js", platform: "node" });
+const modules = readdirSync("src").map((name) => `src/${name}`);
+await build({ ...common, entryPoints: modules, outdir: "build", platform: "node" });
 execFileSync(process.execPath, ["node_modules/typescript/bin/tsc"], { stdio: "inherit" });
+
 const bytes = readFileSync("dist/mq.js");
 const zipped = gzipSync(bytes, { level: 9 }).length;
 console.log(`dist/mq.js: ${bytes.length} bytes minified, ${zipped} bytes gzip (at most ${GZIP_BYTES_MAX})`);
-if (zipped > GZIP_BYTES_MAX) process.exit(1);
+if (zipped > GZIP_BYTES_MAX) {
+  console.error(`the bundle is ${zipped - GZIP_BYTES_MAX} bytes too large`);
+  process.exit(1);
+}
+if (!process.argv.includes("--dist-only")) copyFileSync("dist/mq.js", SERVED);

@@ -3,10 +3,14 @@ import { Connection, type ConnectionState, type TokenSource } from "./connection
 import { Closed, MqError } from "./errors.js";
 import { Http } from "./http.js";
 import type { Message } from "./message.js";
+import type { SubscribeOptions } from "./options.js";
 import { Producer, PRODUCER_DEFAULTS, type ProduceRecord, type ProducerOptions, type Receipt } from "./producer.js";
 import type { Inflaters, RawRecord } from "./record_batch.js";
 import type { SocketClass } from "./socket.js";
-import { Subscription, type SubscribeOptions } from "./subscription.js";
+import { Subscription } from "./subscription.js";
+
+/** How long `close` waits for what is on its way. */
+const CLOSE_TIMEOUT_MS = 10_000;
 
 export interface ConnectOptions extends Partial<ProducerOptions> {
   /** A token, or a function that gets one; the latter is asked again before it expires and at each connection. */
@@ -15,10 +19,11 @@ export interface ConnectOptions extends Partial<ProducerOptions> {
   client?: string;
   /** Bytes instead of JSON and base64 on the wire. Default false. */
   binary?: boolean;
-  /** Stop trying to connect for the first time; afterwards it closes the client. */
+  /** Stops trying to connect; afterwards it closes the client. */
   signal?: AbortSignal;
+  /** The connection has changed its state; `reason` says why it was lost or closed. */
   onState?: (state: ConnectionState, reason: Error | null) => void;
-  /** For raw batches that clients stored compressed. */
+  /** For raw batches that their senders compressed; Node has gzip by itself, and zstd from 22.15 on; browsers have gzip. */
   inflaters?: Inflaters;
   /** Another WebSocket than the platform's. */
   WebSocket?: SocketClass;
@@ -27,9 +32,12 @@ export interface ConnectOptions extends Partial<ProducerOptions> {
 export class Client {
   /** Topics, offsets, schedules and groups, over HTTP. */
   readonly http: Http;
-  private readonly connection: Connection;
-  private readonly producer: Producer;
-  private nextSub = 1;
+  readonly #connection: Connection;
+  readonly #producer: Producer;
+  readonly #subscriptions = new Set<Subscription<any>>();
+  #nextSub = 1;
+  #closing: Promise<void> | null = null;
+  #isFlushed = false;
 
   /** @internal */
   constructor(
@@ -39,51 +47,87 @@ export class Client {
   ) {
     const { token, client, binary = false, signal, onState } = options;
     this.http = new Http({ url, token, signal });
-    this.connection = new Connection({ url: socketUrl(url), token, client, binary, WebSocket: socketClass, onState });
+    this.#connection = new Connection({ url: socketUrl(url), token, client, binary, WebSocket: socketClass, onState });
     const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined));
-    this.producer = new Producer(this.connection, { ...PRODUCER_DEFAULTS, ...given }, binary);
-    signal?.addEventListener("abort", () => this.connection.close(new Closed("aborted")), { once: true });
+    this.#producer = new Producer(this.#connection, { ...PRODUCER_DEFAULTS, ...given }, binary);
+    signal?.addEventListener("abort", () => this.#abort(), { once: true });
   }
 
   /** @internal */
   async open(): Promise<this> {
-    if (this.options.signal?.aborted) this.connection.close(new Closed("aborted"));
-    else await this.connection.open();
+    const opened = this.#connection.open();
+    if (this.options.signal?.aborted === true) this.#abort();
+    await opened;
     return this;
   }
 
   get state(): ConnectionState {
-    return this.connection.state;
+    return this.#connection.state;
   }
 
-  /** Send one record, or several. Resolves when the server has them as safe as `acks` says: on disk, unless told otherwise. */
+  /** Send one record, or several that are stored together. Resolves when the server has them as safe as `acks` says. */
   produce(topic: string, record: ProduceRecord): Promise<Receipt>;
   produce(topic: string, records: readonly ProduceRecord[]): Promise<Receipt[]>;
-  async produce(topic: string, records: ProduceRecord | readonly ProduceRecord[]): Promise<Receipt | Receipt[]> {
-    if (Array.isArray(records)) return this.producer.send(topic, records);
-    const [receipt] = await this.producer.send(topic, [records as ProduceRecord]);
-    return receipt!;
+  produce(topic: string, records: ProduceRecord | readonly ProduceRecord[]): Promise<Receipt | Receipt[]> {
+    if (this.#isFlushed) return Promise.reject(new Closed("the client is being closed"));
+    if (Array.isArray(records)) return this.#producer.send(topic, records);
+    return this.#producer.sendOne(topic, records as ProduceRecord);
+  }
+
+  /** Resolves when another `produce` would be taken: for those who send without waiting for each receipt. */
+  room(): Promise<void> {
+    return this.#producer.room();
+  }
+
+  /** Whether `produce` would reject with QueueFull. */
+  get isFull(): boolean {
+    return this.#producer.isFull;
+  }
+
+  /** Send what waits for company, and resolve when everything is answered. */
+  flush(): Promise<void> {
+    return this.#producer.flush();
   }
 
   /** Consume. Iterate over what is returned, or give `onMessage`. */
   subscribe(options: SubscribeOptions<RawRecord> & { format: "batch" }): Subscription<RawRecord>;
   subscribe(options: SubscribeOptions<Message>): Subscription<Message>;
   subscribe(options: SubscribeOptions<any>): Subscription<any> {
-    if (options.format === "batch" && !this.options.binary) {
+    if (this.#closing !== null) throw new Closed("the client is being closed");
+    if (options.format === "batch" && this.options.binary !== true) {
       throw new MqError("raw batches need connect(url, { binary: true })");
     }
-    const subscription = new Subscription<any>(this.connection, `s${this.nextSub++}`, options, this.options.inflaters ?? {});
-    if (options.signal?.aborted) subscription.ended(new Closed("aborted"));
-    else this.connection.follow(subscription);
+    const name = `s${this.#nextSub++}`;
+    const subscription = new Subscription<any>(this.#connection, name, options, this.options.inflaters ?? {}, () =>
+      this.#subscriptions.delete(subscription),
+    );
+    this.#subscriptions.add(subscription);
+    if (options.signal?.aborted === true) void subscription.close();
+    else this.#connection.follow(subscription.follower);
     return subscription;
   }
 
-  /** Send what waits, commit and give back what subscriptions have, then close. */
-  async close(): Promise<void> {
-    this.producer.flushAll();
-    await Promise.all([...this.connection.followers.values()].map((one) => (one as Subscription<any>).close()));
-    if (this.connection.state === "open") await this.producer.idle();
-    this.connection.close();
+  /**
+   * Close the subscriptions (what their callbacks still send is sent), wait for the receipts of what was sent, then close
+   * the connection. What takes longer than 10 s is given up.
+   */
+  close(): Promise<void> {
+    this.#closing ??= this.#shut();
+    return this.#closing;
+  }
+
+  async #shut(): Promise<void> {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const late = new Promise<void>((resolve) => (timer = setTimeout(resolve, CLOSE_TIMEOUT_MS)));
+    await Promise.race([late, Promise.all([...this.#subscriptions].map((subscription) => subscription.close()))]);
+    this.#isFlushed = true;
+    if (this.#connection.state === "open") await Promise.race([late, this.#producer.flush()]);
+    clearTimeout(timer);
+    this.#connection.close();
+  }
+
+  #abort(): void {
+    this.#connection.close(new Closed("aborted"));
   }
 }
 

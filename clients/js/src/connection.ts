@@ -2,248 +2,278 @@
  * One conversation with the server over as many sockets as it takes: connects, says hello, resumes the session, matches
  * answers to commands, notices a dead peer, and comes back after every close that allows it.
  *
+ *     connecting ── hello answered ──> open ── lost ──> waiting ── after a while ──> connecting
+ *         └── refused, closed for good, or close() ──> closed
+ *
  * Invariants
- *     K1  a command is settled exactly once: with its answer, with ConnectionLost, or with Closed
- *     K2  what was not answered when a connection went is sent again on the next one, unless the caller said that the
- *         command must not be repeated (then it is rejected with ConnectionLost)
- *     K3  subscriptions are told of every new connection before any other command is sent on it
+ *     K1  a command is settled exactly once: with its answer, with ConnectionLost, or with what closed the connection
+ *     K2  what was not answered when a connection went is sent again on the next one, unless its sender said that it
+ *         must not be repeated: then it is rejected with ConnectionLost
+ *     K3  on a new connection, subscriptions are attached before any other command is sent
+ *     K4  an answer is dealt with before the next frame is looked at (`Command.answered`): what follows a `subscribe` or
+ *         `seek` often comes in the same packet
  */
 import { mayReconnect, waitMs } from "./backoff.js";
 import { Closed, ConnectionLost, Refused, Undecodable } from "./errors.js";
-import { binaryFrame, readFrame, type Fields, type Frame } from "./frames.js";
+import { msOf, objectOf, readFrame, type Fields, type Frame } from "./frames.js";
+import { call } from "./hooks.js";
 import type { Socket, SocketClass } from "./socket.js";
 
 const HELLO_TIMEOUT_MS = 10_000;
 const STABLE_MS = 5_000;
+const PING_MS = 25_000;
+const PING_MS_MIN = 100;
+const GRACE_MS = 15_000;
+const TAKEN_OVER = 4009;
+/** The session goes on, but this subscription begins anew. */
+const CANNOT_RESUME = 40961;
 const SUBPROTOCOL = "mq.v1.json";
 
+/** A token, or what gets one. */
 export type TokenSource = string | (() => string | Promise<string>);
 export type ConnectionState = "connecting" | "open" | "waiting" | "closed";
 
 export interface ConnectionOptions {
   url: string;
   token?: TokenSource | undefined;
-  /** A name for the server's logs. */
   client?: string | undefined;
-  /** Binary frames: values and keys as bytes, without base64. */
   binary: boolean;
   WebSocket: SocketClass;
   onState?: ((state: ConnectionState, reason: Error | null) => void) | undefined;
-  random?: () => number;
 }
 
-/** Whoever follows a subscription over connections. @internal */
+/** Whoever follows a subscription over connections. */
 export interface Follower {
   readonly sub: string;
   /** The last frame taken in, for `hello.resume`. */
   readonly seen: number;
-  /** A new connection: `state` is what the server kept of it; null: nothing, subscribe again. Returns when that is done. */
-  connected(state: Fields | null, send: (fields: Fields) => Promise<Fields>): Promise<void>;
+  /** A new connection: `state` is what the server kept of it; null: nothing, subscribe again. */
+  attach(state: Fields | null): void;
   push(frame: Frame): void;
   ended(error: Error): void;
 }
 
+/** How a command is sent. */
+export interface Command<T> {
+  /** The frame, given the command's id. */
+  encode(id: number): string | Uint8Array;
+  /** Whether it may be sent again when its answer was lost. Default true. */
+  repeatable?: boolean;
+  /** Called with the answer before the next frame is looked at (K4). Default: the answer itself. */
+  answered?: (answer: Fields) => T;
+}
+
 interface Pending {
-  fields: Fields;
-  parts: readonly Uint8Array[] | null;
+  encode(id: number): string | Uint8Array;
   repeatable: boolean;
   sent: boolean;
-  resolve: (answer: Fields) => void;
+  answered: (answer: Fields) => void;
   reject: (error: Error) => void;
 }
 
 export class Connection {
   readonly followers = new Map<string, Follower>();
   state: ConnectionState = "connecting";
-  /** What the last hello was answered with: limits, ping_ms, … */
-  welcome: Fields = {};
+  /** When the last connection was lost, epoch ms. */
+  lostAt = 0;
+  graceMs = GRACE_MS;
+  /** The server's clock less ours, as far as pongs tell. */
+  clockAheadMs = 0;
+  /** `limits` of the last hello's answer. */
+  limits: Fields = {};
 
-  private socket: Socket | null = null;
-  private readonly pending = new Map<number, Pending>();
-  private nextId = 1;
-  private session: string | null = null;
-  private failures = 0;
-  private openedAt = 0;
-  private reconnectAfterMs: number | null = null;
-  private timer: ReturnType<typeof setTimeout> | undefined;
-  private watchdog: ReturnType<typeof setInterval> | undefined;
-  private heardAt = 0;
-  private settled = false; // hello is answered and the followers are told
-  private closing: Error | null = null;
-  private firstOpen: { resolve: () => void; reject: (error: Error) => void } | null = null;
+  #socket: Socket | null = null;
+  readonly #pending = new Map<number, Pending>();
+  #nextId = 1;
+  #session: string | null = null;
+  #failures = 0;
+  #openedAt = 0;
+  #reconnectAfterMs = 0;
+  #isLeaving = false; // the server has said goaway: nothing more is sent on this connection
+  #pingMs = PING_MS;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #watchdog: ReturnType<typeof setInterval> | undefined;
+  #heardAt = 0;
+  #closing: Error | null = null;
+  #opening: { resolve: () => void; reject: (error: Error) => void } | null = null;
 
   constructor(private readonly options: ConnectionOptions) {}
 
   /** Resolves with the first answered hello; rejects when the server refuses for good. */
   open(): Promise<void> {
+    globalThis.addEventListener?.("online", this.#online);
     return new Promise((resolve, reject) => {
-      this.firstOpen = { resolve, reject };
-      void this.dial();
+      this.#opening = { resolve, reject };
+      void this.#dial();
     });
   }
 
-  /** Send a command and wait for its answer. With `parts` it goes as a binary frame. */
-  request(fields: Fields, parts: readonly Uint8Array[] | null = null, repeatable = true): Promise<Fields> {
-    if (this.closing !== null) return Promise.reject(this.closing);
-    return new Promise((resolve, reject) => {
-      const id = this.nextId++;
-      const pending: Pending = { fields: { id, ...fields }, parts, repeatable, sent: false, resolve, reject };
-      this.pending.set(id, pending);
-      if (this.settled) this.transmit(pending);
-    });
+  /** Send a command, now or when there is a connection, and wait for its answer. */
+  send<T = Fields>(command: Command<T>): Promise<T> {
+    if (this.#closing !== null) return Promise.reject(this.#closing);
+    const { promise, id } = this.#enqueue(command);
+    if (this.state === "open" && !this.#isLeaving) this.#transmit(id);
+    return promise;
+  }
+
+  /** Send a command of these fields. See `send`. */
+  request<T = Fields>(fields: Fields, how: Omit<Command<T>, "encode"> = {}): Promise<T> {
+    return this.send({ ...how, encode: (id) => JSON.stringify({ id, ...fields }) });
   }
 
   /** Send a command that needs no answer; dropped when there is no connection. */
   tell(fields: Fields): void {
-    if (this.settled) this.socket?.send(JSON.stringify(fields));
+    if (this.state === "open") this.#socket!.send(JSON.stringify(fields));
   }
 
   /** Begin to follow: now, or with the next connection. */
   follow(follower: Follower): void {
-    if (this.closing !== null) {
-      follower.ended(this.closing);
+    if (this.#closing !== null) {
+      follower.ended(this.#closing);
       return;
     }
     this.followers.set(follower.sub, follower);
-    if (this.settled) follower.connected(null, (fields) => this.request(fields, null, false)).catch(() => {});
-  }
-
-  /** Send now, before other commands, while a new connection is being settled. */
-  private first(fields: Fields): Promise<Fields> {
-    return new Promise((resolve, reject) => {
-      const id = this.nextId++;
-      const pending: Pending = { fields: { id, ...fields }, parts: null, repeatable: false, sent: false, resolve, reject };
-      this.pending.set(id, pending);
-      this.transmit(pending);
-    });
-  }
-
-  get bufferedBytes(): number {
-    return this.socket?.bufferedAmount ?? 0;
+    if (this.state === "open" && !this.#isLeaving) follower.attach(null);
   }
 
   /** End for good: nothing is sent any more, and every unanswered command is rejected. */
   close(error: Error = new Closed("the client was closed"), code = 1000): void {
-    if (this.closing !== null) return;
-    this.closing = error;
-    clearTimeout(this.timer);
-    this.drop(code);
-    for (const pending of this.pending.values()) pending.reject(error);
-    this.pending.clear();
-    for (const follower of [...this.followers.values()]) follower.ended(error);
+    if (this.#closing !== null) return;
+    this.#closing = error;
+    globalThis.removeEventListener?.("online", this.#online);
+    this.#drop(code);
+    for (const pending of this.#pending.values()) pending.reject(error);
+    this.#pending.clear();
+    const followers = [...this.followers.values()];
     this.followers.clear();
-    this.firstOpen?.reject(error);
-    this.firstOpen = null;
-    this.become("closed", code === 1000 ? null : error);
+    for (const follower of followers) follower.ended(error);
+    this.#opening?.reject(error);
+    this.#opening = null;
+    this.#become("closed", code === 1000 ? null : error);
   }
 
   // ------------------------------------------------------------------------------------------------- connecting
 
-  private async dial(): Promise<void> {
-    this.become("connecting", null);
+  async #dial(): Promise<void> {
+    this.#become("connecting", null);
     let token: string | undefined;
     try {
       token = typeof this.options.token === "function" ? await this.options.token() : this.options.token;
     } catch (error) {
-      this.lost(new ConnectionLost(`no token could be had: ${String(error)}`));
+      this.#lost(new ConnectionLost(`no token could be had: ${String(error)}`));
       return;
     }
-    if (this.closing !== null) return;
+    if (this.#closing !== null) return;
     let socket: Socket;
     try {
       socket = new this.options.WebSocket(this.options.url, [SUBPROTOCOL]);
     } catch (error) {
-      this.close(error as Error); // an impossible URL stays one
+      this.close(error as Error, 4500); // an impossible URL stays one
       return;
     }
-    this.socket = socket;
+    this.#socket = socket;
     socket.binaryType = "arraybuffer";
-    this.timer = setTimeout(() => this.lost(new ConnectionLost("the server did not answer")), HELLO_TIMEOUT_MS);
-    socket.onopen = () => void this.settle(socket, token);
-    socket.onmessage = (event) => {
-      if (this.socket === socket) this.received(event.data);
-    };
+    this.#timer = setTimeout(() => this.#lost(new ConnectionLost("the server did not answer")), HELLO_TIMEOUT_MS);
+    socket.onopen = () => this.#greet(token);
+    socket.onmessage = (event) => this.#received(event.data);
     socket.onerror = () => {}; // a close follows, and says more
-    socket.onclose = (event) => {
-      if (this.socket === socket) this.closed(event.code, event.reason);
-    };
+    socket.onclose = (event) => this.#closed(event.code, event.reason);
   }
 
-  private async settle(socket: Socket, token: string | undefined): Promise<void> {
-    if (this.socket !== socket) return;
-    const hello: Fields = { op: "hello", binary: this.options.binary };
-    if (token !== undefined) hello["token"] = token;
-    if (this.options.client !== undefined) hello["client"] = this.options.client;
-    if (this.session !== null) {
-      hello["resume"] = this.session;
+  #greet(token: string | undefined): void {
+    const { binary, client } = this.options;
+    const hello: Fields = { op: "hello", binary, token, client };
+    if (this.#session !== null) {
+      hello["resume"] = this.#session;
       hello["seen"] = Object.fromEntries([...this.followers.values()].map(({ sub, seen }) => [sub, seen]));
     }
-    try {
-      const welcome = await this.first(hello);
-      this.welcome = welcome;
-      this.session = welcome["session"] as string;
-      clearTimeout(this.timer);
-      const kept = welcome["resumed"] === true ? ((welcome["subs"] ?? {}) as Record<string, Fields>) : {};
-      await Promise.all([...this.followers.values()].map((one) => one.connected(kept[one.sub] ?? null, (fields) => this.first(fields))));
-    } catch (error) {
-      if (this.socket !== socket) return;
-      if (error instanceof Refused && !error.retriable) this.close(error);
-      else if (!(error instanceof ConnectionLost)) this.lost(error as Error);
-      return;
+    const { promise, id } = this.#enqueue({
+      encode: (id) => JSON.stringify({ id, ...hello }),
+      repeatable: false,
+      answered: (welcome) => this.#welcomed(welcome),
+    });
+    this.#transmit(id);
+    promise.catch((error: unknown) => {
+      if (error instanceof Refused) error.retriable ? this.#lost(error) : this.close(error, 4500);
+    });
+  }
+
+  #welcomed(welcome: Fields): void {
+    if (typeof welcome["session"] !== "string") throw new Undecodable("an answer to hello without a session");
+    this.#session = welcome["session"];
+    this.limits = objectOf(welcome["limits"] ?? {});
+    this.#pingMs = Math.max(PING_MS_MIN, msOf(welcome["ping_ms"], PING_MS));
+    this.graceMs = msOf(welcome["grace_ms"], GRACE_MS);
+    clearTimeout(this.#timer);
+    this.#watch();
+    this.#openedAt = Date.now();
+    this.#isLeaving = false;
+    this.state = "open"; // told to the application when all is sent
+    const kept = welcome["resumed"] === true ? objectOf(welcome["subs"] ?? {}) : {};
+    const ended = welcome["resumed"] === true ? objectOf(welcome["ended"] ?? {}) : {};
+    for (const [sub, follower] of [...this.followers]) {
+      const error = ended[sub] === undefined ? null : Refused.of(objectOf(ended[sub]));
+      if (error === null || error.code === CANNOT_RESUME) follower.attach(kept[sub] === undefined ? null : objectOf(kept[sub]));
+      else this.#end(sub, follower, error);
     }
-    if (this.socket !== socket) return;
-    this.settled = true;
-    this.openedAt = Date.now();
-    for (const pending of [...this.pending.values()]) if (!pending.sent) this.transmit(pending);
-    this.watch();
-    this.become("open", null);
-    this.firstOpen?.resolve();
-    this.firstOpen = null;
+    for (const sub of Object.keys(kept)) if (!this.followers.has(sub)) this.tell({ op: "unsubscribe", sub });
+    for (const [id, pending] of [...this.#pending]) if (!pending.sent) this.#transmit(id);
+    this.tell({ op: "ping" });
+    call(this.options.onState, "open", null);
+    this.#opening?.resolve();
+    this.#opening = null;
   }
 
   /** A peer that died without a word shows by silence; browsers do not show the server's pings. */
-  private watch(): void {
-    const pingMs = Number(this.welcome["ping_ms"] ?? 25_000);
-    this.heardAt = Date.now();
-    this.watchdog = setInterval(() => {
-      const silentMs = Date.now() - this.heardAt;
-      if (silentMs > 2 * pingMs) this.lost(new ConnectionLost(`nothing was heard for ${silentMs} ms`));
-      else if (silentMs > pingMs / 2) this.tell({ op: "ping" });
-    }, pingMs / 2);
-    (this.watchdog as { unref?: () => void }).unref?.();
+  #watch(): void {
+    this.#heardAt = Date.now();
+    this.#watchdog = setInterval(() => {
+      const silentMs = Date.now() - this.#heardAt;
+      if (silentMs > 2 * this.#pingMs) this.#lost(new ConnectionLost(`nothing was heard for ${silentMs} ms`));
+      else if (silentMs > this.#pingMs / 2) this.tell({ op: "ping" });
+    }, this.#pingMs / 2);
   }
 
-  private closed(code: number, reason: string): void {
-    const error = new ConnectionLost(`the connection was closed with ${code}${reason ? ` (${reason})` : ""}`);
-    if (mayReconnect(code)) this.lost(error);
-    else this.close(new Closed(`the server closed the connection with ${code}${reason ? `: ${reason}` : ""}`, code), code);
+  #closed(code: number, reason: string): void {
+    const told = `${code}${reason ? ` (${reason})` : ""}`;
+    if (code === TAKEN_OVER) this.#session = null; // two that resume one session would throw each other out for ever
+    if (mayReconnect(code)) this.#lost(new ConnectionLost(`the connection was closed with ${told}`));
+    else this.close(new Closed(`the server closed the connection with ${told}`, code), code);
   }
 
-  private lost(error: Error): void {
-    if (this.closing !== null) return;
-    this.drop(4000);
-    for (const [id, pending] of this.pending) {
+  #lost(error: Error): void {
+    if (this.#closing !== null) return;
+    this.#drop(4000);
+    if (this.state === "open") this.lostAt = Date.now();
+    for (const [id, pending] of this.#pending) {
       if (pending.sent && !pending.repeatable) {
-        this.pending.delete(id);
-        pending.reject(error instanceof ConnectionLost ? error : new ConnectionLost(String(error)));
+        this.#pending.delete(id);
+        pending.reject(error instanceof ConnectionLost ? error : new ConnectionLost(error.message));
       }
       pending.sent = false;
     }
-    this.failures = this.openedAt > 0 && Date.now() - this.openedAt > STABLE_MS ? 0 : this.failures + 1;
-    this.openedAt = 0;
-    const wait = waitMs(this.failures, this.options.random) + (this.reconnectAfterMs ?? 0);
-    this.reconnectAfterMs = null;
-    this.become("waiting", error);
-    this.timer = setTimeout(() => void this.dial(), wait);
+    const wasStable = this.#openedAt > 0 && Date.now() - this.#openedAt > STABLE_MS;
+    this.#failures = wasStable ? 1 : this.#failures + 1;
+    this.#openedAt = 0;
+    const wait = waitMs(this.#failures) + this.#reconnectAfterMs;
+    this.#reconnectAfterMs = 0;
+    this.#become("waiting", error);
+    if (this.#closing === null) this.#timer = setTimeout(() => void this.#dial(), wait); // the application may have closed
   }
 
+  /** The network is back: no need to wait any longer. */
+  readonly #online = (): void => {
+    if (this.state !== "waiting") return;
+    clearTimeout(this.#timer);
+    void this.#dial();
+  };
+
   /** Let go of the socket; nothing of it is heard any more. */
-  private drop(code: number): void {
-    clearTimeout(this.timer);
-    clearInterval(this.watchdog);
-    this.settled = false;
-    const socket = this.socket;
-    this.socket = null;
+  #drop(code: number): void {
+    clearTimeout(this.#timer);
+    clearInterval(this.#watchdog);
+    const socket = this.#socket;
+    this.#socket = null;
     if (socket === null) return;
     socket.onopen = socket.onmessage = socket.onclose = null;
     try {
@@ -253,62 +283,99 @@ export class Connection {
     }
   }
 
-  private become(state: ConnectionState, reason: Error | null): void {
+  #become(state: ConnectionState, reason: Error | null): void {
     if (state === this.state && reason === null) return;
     this.state = state;
-    this.options.onState?.(state, reason);
+    call(this.options.onState, state, reason);
   }
 
   // ---------------------------------------------------------------------------------------------------- frames
 
-  private transmit(pending: Pending): void {
-    const socket = this.socket;
-    if (socket === null) return;
-    pending.sent = true;
-    socket.send(pending.parts === null ? JSON.stringify(pending.fields) : binaryFrame(pending.fields, pending.parts));
+  #enqueue<T>(command: Command<T>): { promise: Promise<T>; id: number } {
+    const id = this.#nextId++;
+    const promise = new Promise<T>((resolve, reject) => {
+      const { answered = (answer: Fields) => answer as T } = command;
+      this.#pending.set(id, {
+        encode: command.encode,
+        repeatable: command.repeatable ?? true,
+        sent: false,
+        answered: (answer) => resolve(answered(answer)),
+        reject,
+      });
+    });
+    return { promise, id };
   }
 
-  private received(data: unknown): void {
-    this.heardAt = Date.now();
+  #transmit(id: number): void {
+    const pending = this.#pending.get(id)!;
+    let frame: string | Uint8Array;
+    try {
+      frame = pending.encode(id);
+    } catch (error) {
+      this.#pending.delete(id);
+      pending.reject(error as Error); // something that JSON cannot say
+      return;
+    }
+    pending.sent = true;
+    this.#socket!.send(frame);
+  }
+
+  #received(data: unknown): void {
+    this.#heardAt = Date.now();
     try {
       const frame = readFrame(data);
       const { id, op, sub } = frame.fields;
-      if (typeof id === "number") this.answered(id, frame.fields);
-      else if (typeof sub === "string") this.pushed(sub, op, frame);
-      else this.told(op, frame.fields);
+      if (typeof id === "number") this.#answered(id, frame.fields);
+      else if (typeof sub === "string") this.#pushed(sub, op, frame);
+      else this.#told(op, frame.fields);
     } catch (error) {
-      if (!(error instanceof Undecodable)) throw error;
-      this.close(error, 4500); // what we do not understand we must not guess at
+      // What we do not understand we must not guess at.
+      const cause = error instanceof Undecodable ? error : new Undecodable(`a frame that is not understood: ${String(error)}`);
+      this.close(cause, 4500);
     }
   }
 
-  private answered(id: number, fields: Fields): void {
-    const pending = this.pending.get(id);
+  #answered(id: number, fields: Fields): void {
+    const pending = this.#pending.get(id);
     if (pending === undefined) return;
-    this.pending.delete(id);
-    if (fields["ok"] === false) pending.reject(Refused.of(fields));
-    else pending.resolve(fields);
+    this.#pending.delete(id);
+    if (fields["ok"] !== true) {
+      pending.reject(Refused.of(fields));
+      return;
+    }
+    try {
+      pending.answered(fields);
+    } catch (error) {
+      pending.reject(error as Error);
+      throw error;
+    }
   }
 
-  private pushed(sub: string, op: unknown, frame: Frame): void {
+  #pushed(sub: string, op: unknown, frame: Frame): void {
     const follower = this.followers.get(sub);
     if (follower === undefined) return; // of a subscription that was given up
-    if (op === "error") {
-      this.followers.delete(sub);
-      follower.ended(Refused.of(frame.fields));
-    } else follower.push(frame);
+    if (op === "error") this.#end(sub, follower, Refused.of(frame.fields));
+    else follower.push(frame);
   }
 
-  private told(op: unknown, fields: Fields): void {
-    if (op === "goaway") this.reconnectAfterMs = Number(fields["reconnect_after_ms"] ?? 0);
-    else if (op === "auth_expiring") void this.refresh();
-    // "pong" has been heard; errors of commands without an id are of `tell`, whose effect nobody waits for
+  #end(sub: string, follower: Follower, error: Error): void {
+    this.followers.delete(sub);
+    follower.ended(error);
   }
 
-  private async refresh(): Promise<void> {
+  #told(op: unknown, fields: Fields): void {
+    if (op === "goaway") {
+      this.#isLeaving = true;
+      this.#reconnectAfterMs = msOf(fields["reconnect_after_ms"], 0);
+    } else if (op === "auth_expiring") void this.#renew();
+    else if (op === "pong") this.clockAheadMs = Number(fields["ts"]) - Date.now() || 0;
+    // errors of commands without an id are of `tell`, whose effect nobody waits for
+  }
+
+  async #renew(): Promise<void> {
     if (typeof this.options.token !== "function") return; // the same token would expire again
     try {
-      await this.request({ op: "auth", token: await this.options.token() });
+      await this.request({ op: "auth", token: await this.options.token() }, { repeatable: false });
     } catch {
       // the server closes with 4005 when the old one ends; the next connection asks for a token again
     }

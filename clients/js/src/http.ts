@@ -1,5 +1,5 @@
 /** What is asked over HTTP: topics, offsets, schedules, groups. One method a route of the server's native API. */
-import { Refused } from "./errors.js";
+import { ConnectionLost, Refused } from "./errors.js";
 import type { Fields } from "./frames.js";
 import type { TokenSource } from "./connection.js";
 
@@ -24,12 +24,12 @@ export interface Schedule extends Fields {
 }
 
 export class Http {
-  private readonly origin: string;
+  readonly #origin: string;
 
   constructor(private readonly options: HttpOptions) {
     const url = new URL(options.url);
     url.protocol = url.protocol.replace("ws", "http");
-    this.origin = url.origin;
+    this.#origin = url.origin;
   }
 
   topics(): Promise<Fields> {
@@ -100,7 +100,7 @@ export class Http {
     return this.call("POST", path`/mq/v1/groups/${group}/dlq` + ":redrive", { max_messages: maxMessages });
   }
 
-  /** Any other route. Rejects with Refused for every status from 400 on. */
+  /** Any other route. Rejects with Refused for every status from 400 on, and with ConnectionLost without an answer. */
   async call<T>(method: string, target: string, body?: unknown): Promise<T> {
     const { token, signal } = this.options;
     const headers: Record<string, string> = {};
@@ -110,8 +110,15 @@ export class Http {
     const request: RequestInit = { method, headers };
     if (body !== undefined) request.body = JSON.stringify(body);
     if (signal !== undefined) request.signal = signal;
-    const answer = await (this.options.fetch ?? fetch)(this.origin + target, request);
-    const text = await answer.text();
+    let answer: Response;
+    let text: string;
+    try {
+      answer = await (this.options.fetch ?? fetch)(this.#origin + target, request);
+      text = await answer.text();
+    } catch (error) {
+      if (signal?.aborted === true) throw error;
+      throw new ConnectionLost(`${method} ${target}: ${String((error as Error).cause ?? error)}`);
+    }
     let parsed: unknown = null;
     try {
       parsed = text === "" ? null : JSON.parse(text);

@@ -1,68 +1,103 @@
 /** One message of a text or binary `messages` frame, and how its consumer says what became of it. */
-import { fromBase64, text, type Fields } from "./frames.js";
+import { Undecodable } from "./errors.js";
+import { countOf, fromBase64, objectOf, text, utf8, type Fields } from "./frames.js";
 import type { Header } from "./record_batch.js";
 
-/** What a message needs of its subscription. @internal */
+/** What a message needs of its subscription. */
 export interface Settler {
   settle(op: "ack" | "nack" | "reject" | "extend", receipt: string, fields: Fields): Promise<string | null>;
-  markDone(message: Message): void;
+  ackPlace(message: { topic: string; partition: number; offset: number }): void;
 }
 
+type Part = Uint8Array | null | undefined;
+
 export class Message {
-  readonly topic: string;
-  readonly partition: number;
-  readonly offset: number;
-  /** Event time, epoch ms. */
-  readonly timestamp: number;
-  readonly storeTimestamp: number;
-  readonly tag: string | null;
-  /** Deliveries so far, this one included; 1 outside of queue mode. */
-  readonly attempt: number;
-  /** Queue mode: until when (epoch ms) the message is this consumer's. */
-  readonly visibleUntil: number | null;
-  readonly messageGroup: string | null;
-  /** A delayed message: when it was due (epoch ms), and the schedule it came from. */
-  readonly deliverAt: number | null;
-  readonly scheduleId: string | null;
+  /** The message as the server sent it. */
+  readonly raw: Fields;
+  readonly #settler: Settler;
+  readonly #key: Part;
+  readonly #value: Part;
 
   /** @internal */
-  constructor(
-    private readonly settler: Settler,
-    /** The message as it was sent. */
-    readonly raw: Fields,
-    private readonly keyBytes: Uint8Array | null | undefined,
-    private readonly valueBytes: Uint8Array | null | undefined,
-  ) {
-    this.topic = raw["topic"] as string;
-    this.partition = raw["partition"] as number;
-    this.offset = raw["offset"] as number;
-    this.timestamp = raw["timestamp"] as number;
-    this.storeTimestamp = raw["store_timestamp"] as number;
-    this.tag = (raw["tag"] as string | undefined) ?? null;
-    this.attempt = (raw["attempt"] as number | undefined) ?? 1;
-    this.visibleUntil = (raw["visible_until"] as number | undefined) ?? null;
-    this.messageGroup = (raw["message_group"] as string | undefined) ?? null;
-    this.deliverAt = (raw["deliver_at"] as number | undefined) ?? null;
-    this.scheduleId = (raw["schedule_id"] as string | undefined) ?? null;
+  constructor(settler: Settler, raw: Fields, key: Part, value: Part) {
+    this.raw = raw;
+    this.#settler = settler;
+    this.#key = key;
+    this.#value = value;
+  }
+
+  get topic(): string {
+    return this.raw["topic"] as string;
+  }
+
+  get partition(): number {
+    return this.raw["partition"] as number;
+  }
+
+  get offset(): number {
+    return this.raw["offset"] as number;
+  }
+
+  /** Event time, epoch ms. */
+  get timestamp(): number {
+    return this.raw["timestamp"] as number;
+  }
+
+  /** When the server stored it, epoch ms. */
+  get storeTimestamp(): number {
+    return this.raw["store_timestamp"] as number;
+  }
+
+  get tag(): string | null {
+    return (this.raw["tag"] as string | undefined) ?? null;
+  }
+
+  /** Which delivery this is; 1 the first time, and always outside of queue mode. */
+  get attempt(): number {
+    return (this.raw["attempt"] as number | undefined) ?? 1;
+  }
+
+  /** Queue mode: until when (epoch ms, the server's clock) the message is this consumer's. */
+  get visibleUntil(): number | null {
+    return (this.raw["visible_until"] as number | undefined) ?? null;
+  }
+
+  get messageGroup(): string | null {
+    return (this.raw["message_group"] as string | undefined) ?? null;
+  }
+
+  /** A delayed message: when it was due, epoch ms. */
+  get deliverAt(): number | null {
+    return (this.raw["deliver_at"] as number | undefined) ?? null;
+  }
+
+  /** A delayed message: the schedule it came from. */
+  get scheduleId(): string | null {
+    return (this.raw["schedule_id"] as string | undefined) ?? null;
+  }
+
+  /** Queue mode: what settles this delivery. */
+  get receipt(): string | null {
+    return (this.raw["receipt"] as string | undefined) ?? null;
   }
 
   /** The key: JSON where it is, else text, else bytes; null where there is none. */
   get key(): any {
-    return part(this.raw, "key", this.keyBytes);
+    return part(this.raw, "key", this.#key);
   }
 
   /** The value: JSON where it is, else text, else bytes; null for a tombstone. */
   get value(): any {
-    return part(this.raw, "value", this.valueBytes);
+    return part(this.raw, "value", this.#value);
   }
 
-  /** The value's bytes, as they were sent where the subscription is binary. */
+  /** The value's bytes; as they were sent where the subscription is binary, else JSON is written anew. */
   get bytes(): Uint8Array | null {
-    if (this.valueBytes !== undefined) return this.valueBytes;
-    const encoded = this.raw["value_b64"];
+    if (this.#value !== undefined) return this.#value;
+    const { value, value_text: plain, value_b64: encoded } = this.raw;
     if (typeof encoded === "string") return fromBase64(encoded);
-    const plain = this.raw["value_text"] ?? (this.raw["value"] == null ? null : JSON.stringify(this.raw["value"]));
-    return plain === null ? null : new TextEncoder().encode(plain as string);
+    if (typeof plain === "string") return utf8(plain);
+    return value == null ? null : utf8(JSON.stringify(value));
   }
 
   get headers(): Header[] {
@@ -71,43 +106,64 @@ export class Message {
   }
 
   /**
-   * Done with it. Queue mode: resolves when that is durable; rejects with Refused 40951 when the lease was over. Stream
-   * mode: the next commit covers everything up to this message (see `Subscription.commit` to wait for it).
+   * Done with it. Queue mode: resolves when that is durable; rejects with Refused 40951 when the lease was over (who does
+   * not wait for the promise need not care: the message comes again). Stream mode with `commit: "manual"`: the next
+   * commit covers everything of the partition up to this message; `Subscription.commit()` waits for it.
    */
-  async ack(): Promise<void> {
-    const receipt = this.receipt;
-    if (receipt === null) this.settler.markDone(this);
-    else await this.settler.settle("ack", receipt, {});
+  ack(): Promise<void> {
+    if (this.receipt !== null) return this.#settle("ack", {});
+    this.#settler.ackPlace(this);
+    return Promise.resolve();
   }
 
   /** Queue mode: not done; hand it out again after `delayMs`, or after the group's back-off. */
-  async nack(options: { delayMs?: number; reason?: string } = {}): Promise<void> {
-    await this.settler.settle("nack", this.leased(), { delay_ms: options.delayMs, reason: options.reason });
+  nack(options: { delayMs?: number; reason?: string } = {}): Promise<void> {
+    return this.#settle("nack", { delay_ms: options.delayMs, reason: options.reason });
   }
 
   /** Queue mode: never again; on to the group's dead letters. */
-  async reject(reason?: string): Promise<void> {
-    await this.settler.settle("reject", this.leased(), { reason });
+  reject(reason?: string): Promise<void> {
+    return this.#settle("reject", { reason });
   }
 
   /** Queue mode: keep it for `invisibleMs` from now. */
-  async extend(invisibleMs: number): Promise<void> {
-    const receipt = await this.settler.settle("extend", this.leased(), { invisible_ms: invisibleMs });
-    if (receipt !== null) this.raw["receipt"] = receipt;
+  extend(invisibleMs: number): Promise<void> {
+    return this.#settle("extend", { invisible_ms: invisibleMs });
   }
 
-  get receipt(): string | null {
-    return (this.raw["receipt"] as string | undefined) ?? null;
-  }
-
-  private leased(): string {
+  #settle(op: "ack" | "nack" | "reject" | "extend", fields: Fields): Promise<void> {
     const receipt = this.receipt;
-    if (receipt === null) throw new TypeError("only messages of queue mode are given back, rejected or extended");
-    return receipt;
+    if (receipt === null) return Promise.reject(new TypeError(`${op}: only messages of queue mode have a receipt`));
+    const settled = this.#settler.settle(op, receipt, fields).then((newReceipt) => {
+      if (newReceipt !== null) this.raw["receipt"] = newReceipt;
+    });
+    settled.catch(() => {});
+    return settled;
   }
 }
 
-function part(raw: Fields, name: string, bytes: Uint8Array | null | undefined): unknown {
+/** The messages of a frame. Raises Undecodable. */
+export function readMessages(settler: Settler, list: readonly unknown[], payload: Uint8Array | null): Message[] {
+  const messages = new Array<Message>(list.length);
+  let at = 0;
+  const take = (length: unknown): Uint8Array | null => {
+    if (length === null) return null;
+    const from = at;
+    at += countOf(length);
+    return payload!.subarray(from, at);
+  };
+  for (let index = 0; index < list.length; index++) {
+    const raw = objectOf(list[index]);
+    countOf(raw["offset"]);
+    const key = payload === null ? undefined : take(raw["key_len"]);
+    const value = payload === null ? undefined : take(raw["value_len"]);
+    messages[index] = new Message(settler, raw, key, value);
+  }
+  if (payload !== null && payload.length !== at) throw new Undecodable("a payload that is not as long as its parts");
+  return messages;
+}
+
+function part(raw: Fields, name: string, bytes: Part): unknown {
   if (bytes === undefined) {
     if (name in raw) return raw[name];
     const plain = raw[`${name}_text`];

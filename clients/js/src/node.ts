@@ -4,6 +4,9 @@ import { Client, type ConnectOptions } from "./client.js";
 import { NodeSocket } from "./node_socket.js";
 import type { Inflaters } from "./record_batch.js";
 
+/** Of one batch. */
+const INFLATED_BYTES_MAX = 256 * 1024 * 1024;
+
 export * from "./index.js";
 
 /** Connect to a server (`http://host:8082`, `wss://…`). Tries until it is reached, refused, or aborted. */
@@ -13,8 +16,9 @@ export function connect(url: string, options: ConnectOptions = {}): Promise<Clie
 }
 
 function ownInflaters(): Inflaters {
-  const inflaters: Inflaters = { gzip: (bytes) => zlib.gunzipSync(bytes) };
-  const zstd = (zlib as unknown as { zstdDecompressSync?: (bytes: Uint8Array) => Uint8Array }).zstdDecompressSync;
-  if (zstd !== undefined) inflaters.zstd = zstd; // from Node 22.15 on
+  const bound = { maxOutputLength: INFLATED_BYTES_MAX };
+  const inflaters: Inflaters = { gzip: (bytes) => zlib.gunzipSync(bytes, bound) };
+  const zstd = (zlib as unknown as { zstdDecompressSync?: typeof zlib.gunzipSync }).zstdDecompressSync;
+  if (zstd !== undefined) inflaters.zstd = (bytes) => zstd(bytes, bound); // from Node 22.15 on
   return inflaters;
 }

@@ -2,13 +2,27 @@
  * Sending: records that are sent within `lingerMs` go together, in batches bounded by count and bytes; each caller gets
  * the receipts of its own records. What waits or is on its way is bounded: beyond that `send` rejects at once.
  *
- * A send whose answer was lost with the connection is repeated only if every record of it carries a `msgId` (or the
- * client is `idempotent`, which makes them): then the server knows what it has stored already. Any other is rejected
- * with ConnectionLost, because it may have been stored.
+ * A record is encoded when it is sent: it may be changed afterwards, and what JSON cannot say is told to its sender alone.
+ *
+ * Invariants
+ *     P1  the records of one `send` travel in one command: all of them are stored, or none
+ *     P2  nothing is stored twice. What may have been stored is sent again only if every record of it carries a `msgId`
+ *         (or the client is `idempotent`, which makes them): then the server knows what it has. Any other is rejected
+ *         with ConnectionLost
+ *     P3  sends to one topic are stored in the order they were made, but for those that are refused and sent again
  */
-import { MqError, Refused } from "./errors.js";
+import { MqError, QueueFull, Refused, Undecodable } from "./errors.js";
 import type { Connection } from "./connection.js";
-import { toBase64, utf8, type Fields } from "./frames.js";
+import { arrayOf, binaryFrame, objectOf, toBase64, utf8, type Fields } from "./frames.js";
+
+/** Room in a frame for what is not records. */
+const COMMAND_BYTES = 4096;
+const FRAME_BYTES_MAX = 1024 * 1024;
+const RETRY_MS = 500;
+/** The store has stopped: what was sent may have been stored. */
+const READ_ONLY = 50350;
+/** Refusals that are about the whole command: no such topic, no such right. */
+const OF_ALL = new Set([401, 403, 404, 40101, 40301, 40401]);
 
 export interface ProduceRecord {
   /** JSON, or bytes. */
@@ -26,7 +40,7 @@ export interface ProduceRecord {
   deliverAt?: number | Date | string;
   /** Groups with `fifo` hand out the messages of one message group one after the other. */
   messageGroup?: string;
-  /** A second record of this id within the server's window (10 min) is not stored; its receipt says `duplicate`. */
+  /** A second record of this id within the server's window is not stored; its receipt says `duplicate`. */
   msgId?: string;
 }
 
@@ -34,20 +48,29 @@ export interface Receipt {
   partition: number;
   /** null while the record is scheduled. */
   offset: number | null;
+  /** Of a delayed record: what `http.cancelSchedule` and its like take. */
   scheduleId: string | null;
-  /** Epoch ms, of a scheduled record. */
+  /** Of a delayed record, epoch ms. */
   deliverAt: number | null;
   duplicate: boolean;
 }
 
 export interface ProducerOptions {
+  /** How long a record waits for company. Default 2. */
   lingerMs: number;
+  /** Records of a command that has several sends. Default 1,000. */
   batchRecords: number;
+  /** The same in bytes. Default 1 MiB. */
   batchBytes: number;
-  /** Records that may wait or be on their way. */
+  /** Records that may wait or be on their way. Default 20,000. */
   recordsMax: number;
+  /** The same in bytes. Default 64 MiB. */
   bytesMax: number;
+  /** Give each record an id, so that a send is safe to repeat when its answer was lost. Default false. */
   idempotent: boolean;
+  /** How long a send that the server could not take for now (full disk, overload, rate limit) is tried again. Default 30,000. */
+  retryMs: number;
+  /** What a receipt promises: `flushed` (on disk, the default) or `written`. */
   acks?: "flushed" | "written" | undefined;
 }
 
@@ -55,38 +78,55 @@ export const PRODUCER_DEFAULTS: ProducerOptions = {
   lingerMs: 2,
   batchRecords: 1_000,
   batchBytes: 1024 * 1024,
-  recordsMax: 100_000,
+  recordsMax: 20_000,
   bytesMax: 64 * 1024 * 1024,
   idempotent: false,
+  retryMs: 30_000,
 };
+
+/** Fields that go as they are, and what the protocol calls them. */
+const NAMES = [
+  ["partition", "partition"],
+  ["timestamp", "timestamp"],
+  ["tag", "tag"],
+  ["delayMs", "delay_ms"],
+  ["messageGroup", "message_group"],
+  ["msgId", "msg_id"],
+] as const;
 
 /** The records of one `send`, as they go on the wire. */
 interface Call {
-  records: Fields[];
+  /** JSON objects with commas between them. */
+  text: string;
   parts: Uint8Array[];
+  count: number;
   bytes: number;
   repeatable: boolean;
-  resolve: (receipts: Receipt[]) => void;
+  /** Its receipts are those from `at` on. */
+  resolve: (receipts: readonly Receipt[], at: number) => void;
   reject: (error: Error) => void;
 }
 
-/** Calls that go together. */
+/** Calls that go together. `form`: how values are written. */
 interface Batch {
   topic: string;
-  isBytes: boolean;
+  form: Form;
   calls: Call[];
-  recordCount: number;
+  count: number;
   bytes: number;
   timer: ReturnType<typeof setTimeout> | undefined;
 }
 
+type Form = "json" | "base64" | "payload";
+
 export class Producer {
-  private readonly filling = new Map<string, Batch>();
-  private readonly onTheirWay = new Set<Promise<void>>();
-  private waitingRecords = 0;
-  private waitingBytes = 0;
-  private readonly prefix = Math.random().toString(36).slice(2) + Date.now().toString(36);
-  private nextMsgId = 1;
+  readonly #filling = new Map<string, Batch>();
+  readonly #onTheirWay = new Set<Promise<void>>();
+  #waitingRecords = 0;
+  #waitingBytes = 0;
+  #roomWaiters: (() => void)[] = [];
+  readonly #prefix = [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(36)).join("");
+  #nextMsgId = 1;
 
   constructor(
     private readonly connection: Connection,
@@ -94,117 +134,193 @@ export class Producer {
     private readonly binary: boolean,
   ) {}
 
-  /** Receipts in the order of the records, all from one command. Rejects with Refused, ConnectionLost, Closed, MqError. */
+  /** Receipts in the order of the records. Rejects with Refused, ConnectionLost, QueueFull, Closed, MqError. */
   send(topic: string, records: readonly ProduceRecord[]): Promise<Receipt[]> {
-    const { recordsMax, bytesMax, batchRecords, batchBytes, lingerMs } = this.options;
     if (records.length === 0) return Promise.resolve([]);
-    if (this.waitingRecords > 0 && (this.waitingRecords + records.length > recordsMax || this.waitingBytes > bytesMax)) {
-      return Promise.reject(new MqError(`${this.waitingRecords} records wait to be sent; await what was sent before`));
-    }
+    return new Promise((resolve, reject) => {
+      this.#take(topic, records, (receipts, at) => resolve(receipts.slice(at, at + records.length)), reject);
+    });
+  }
+
+  /** The same for one record. */
+  sendOne(topic: string, record: ProduceRecord): Promise<Receipt> {
+    return new Promise((resolve, reject) => {
+      this.#take(topic, [record], (receipts, at) => resolve(receipts[at]!), reject);
+    });
+  }
+
+  /** Raises what is wrong with the records, or that there is no room for them. */
+  #take(topic: string, records: readonly ProduceRecord[], resolve: Call["resolve"], reject: Call["reject"]): void {
     const isBytes = records.some(({ key, value }) => key instanceof Uint8Array || value instanceof Uint8Array);
-    const key = `${topic} ${isBytes}`;
-    let batch = this.filling.get(key);
-    if (batch !== undefined && batch.recordCount + records.length > batchRecords) {
-      this.flush(key, batch);
+    const form = isBytes ? (this.binary ? "payload" : "base64") : "json";
+    const call: Call = { text: "", parts: [], count: records.length, bytes: 0, repeatable: true, resolve, reject };
+    for (const record of records) this.#add(call, record, form);
+    call.bytes = call.text.length;
+    for (const part of call.parts) call.bytes += part.length;
+    this.#checkSize(call);
+    this.#checkRoom(call);
+    this.#waitingRecords += call.count;
+    this.#waitingBytes += call.bytes;
+    this.#join(topic, form, call);
+  }
+
+  /** Resolves when another send would be taken. */
+  async room(): Promise<void> {
+    while (this.isFull) await new Promise<void>((resolve) => this.#roomWaiters.push(resolve));
+  }
+
+  get isFull(): boolean {
+    return this.#waitingRecords >= this.options.recordsMax || this.#waitingBytes >= this.options.bytesMax;
+  }
+
+  /** Send what waits for company, and resolve when everything is answered. */
+  async flush(): Promise<void> {
+    for (const [key, batch] of [...this.#filling]) this.#depart(key, batch);
+    while (this.#onTheirWay.size > 0) await Promise.allSettled(this.#onTheirWay);
+  }
+
+  #add(call: Call, record: ProduceRecord, form: Form): void {
+    const { key, value, headers, deliverAt } = record;
+    const fields: Fields = {};
+    if (form === "json") {
+      if (key != null) fields["key"] = key;
+      fields["value"] = value ?? null;
+    } else {
+      const parts = [bytesOf(key), bytesOf(value)];
+      if (form === "base64") [fields["key"], fields["value"]] = parts.map((part) => part && toBase64(part));
+      else {
+        [fields["key_len"], fields["value_len"]] = parts.map((part) => part && part.length);
+        for (const part of parts) if (part !== null) call.parts.push(part);
+      }
+    }
+    for (const [name, written] of NAMES) if (record[name] !== undefined) fields[written] = record[name];
+    if (headers !== undefined) fields["headers"] = headersOf(headers);
+    if (deliverAt !== undefined) fields["deliver_at"] = deliverAt instanceof Date ? deliverAt.getTime() : deliverAt;
+    if (record.msgId === undefined && this.options.idempotent) fields["msg_id"] = `${this.#prefix}-${this.#nextMsgId++}`;
+    if (fields["msg_id"] === undefined) call.repeatable = false;
+    const text = JSON.stringify(fields);
+    call.text = call.text === "" ? text : `${call.text},${text}`;
+  }
+
+  /** A frame that is too large would end the connection, and that of everything else on it. */
+  #checkSize(call: Call): void {
+    const limit = this.#frameBytesMax - COMMAND_BYTES;
+    let { bytes } = call;
+    if (bytes * 3 > limit) bytes += utf8(call.text).length - call.text.length; // a character has up to three bytes
+    if (bytes > limit) throw new MqError(`${bytes} bytes in one send; the server takes ${limit}`);
+  }
+
+  #checkRoom(call: Call): void {
+    const { recordsMax, bytesMax } = this.options;
+    if (this.#waitingRecords === 0) return;
+    if (this.#waitingRecords + call.count <= recordsMax && this.#waitingBytes + call.bytes <= bytesMax) return;
+    throw new QueueFull(`${this.#waitingRecords} records (${this.#waitingBytes} bytes) wait to be sent: await client.room()`);
+  }
+
+  get #frameBytesMax(): number {
+    return Number(this.connection.limits["max_frame"] ?? FRAME_BYTES_MAX);
+  }
+
+  #join(topic: string, form: Form, call: Call): void {
+    const { batchRecords, lingerMs } = this.options;
+    const batchBytes = Math.min(this.options.batchBytes, (this.#frameBytesMax - COMMAND_BYTES) / 3);
+    const key = `${form} ${topic}`;
+    let batch = this.#filling.get(key);
+    if (batch !== undefined && (batch.count + call.count > batchRecords || batch.bytes + call.bytes > batchBytes)) {
+      this.#depart(key, batch);
       batch = undefined;
     }
     if (batch === undefined) {
-      const made: Batch = { topic, isBytes, calls: [], recordCount: 0, bytes: 0, timer: undefined };
-      made.timer = setTimeout(() => this.flush(key, made), lingerMs);
-      this.filling.set(key, made);
+      const made: Batch = { topic, form, calls: [], count: 0, bytes: 0, timer: undefined };
+      made.timer = setTimeout(() => this.#depart(key, made), lingerMs);
+      this.#filling.set(key, made);
       batch = made;
     }
-    const mine = batch;
-    const promise = new Promise<Receipt[]>((resolve, reject) => {
-      const call: Call = { records: [], parts: [], bytes: 0, repeatable: true, resolve, reject };
-      for (const record of records) this.add(call, record, isBytes);
-      mine.calls.push(call);
-      mine.recordCount += records.length;
-      mine.bytes += call.bytes;
-      this.waitingRecords += records.length;
-      this.waitingBytes += call.bytes;
-    });
-    if (batch.recordCount >= batchRecords || batch.bytes >= batchBytes) this.flush(key, batch);
-    return promise;
+    batch.calls.push(call);
+    batch.count += call.count;
+    batch.bytes += call.bytes;
+    if (batch.count >= batchRecords || batch.bytes >= batchBytes) this.#depart(key, batch);
   }
 
-  /** Send what waits for company now. */
-  flushAll(): void {
-    for (const [key, batch] of [...this.filling]) this.flush(key, batch);
-  }
-
-  /** Resolves when nothing waits to be sent or answered. */
-  async idle(): Promise<void> {
-    while (this.onTheirWay.size > 0) await Promise.allSettled(this.onTheirWay);
-  }
-
-  private add(call: Call, record: ProduceRecord, isBytes: boolean): void {
-    const fields: Fields = {};
-    if (isBytes && this.binary) {
-      const key = bytesOf(record.key);
-      const value = bytesOf(record.value);
-      fields["key_len"] = key === null ? null : key.length;
-      fields["value_len"] = value === null ? null : value.length;
-      if (key !== null) call.parts.push(key);
-      if (value !== null) call.parts.push(value);
-      call.bytes += 64 + (key?.length ?? 0) + (value?.length ?? 0);
-    } else {
-      fields["key"] = isBytes ? base64Of(record.key) : (record.key ?? undefined);
-      fields["value"] = isBytes ? base64Of(record.value) : record.value;
-      call.bytes += 64 + roughBytes(fields["value"]);
-    }
-    if (record.partition !== undefined) fields["partition"] = record.partition;
-    if (record.headers !== undefined) fields["headers"] = headersOf(record.headers);
-    if (record.timestamp !== undefined) fields["timestamp"] = record.timestamp;
-    if (record.tag !== undefined) fields["tag"] = record.tag;
-    if (record.delayMs !== undefined) fields["delay_ms"] = record.delayMs;
-    if (record.deliverAt !== undefined) {
-      fields["deliver_at"] = record.deliverAt instanceof Date ? record.deliverAt.getTime() : record.deliverAt;
-    }
-    if (record.messageGroup !== undefined) fields["message_group"] = record.messageGroup;
-    const msgId = record.msgId ?? (this.options.idempotent ? `${this.prefix}-${this.nextMsgId++}` : undefined);
-    if (msgId === undefined) call.repeatable = false;
-    else fields["msg_id"] = msgId;
-    call.records.push(fields);
-  }
-
-  private flush(key: string, batch: Batch): void {
-    if (this.filling.get(key) === batch) this.filling.delete(key);
+  #depart(key: string, batch: Batch): void {
+    if (this.#filling.get(key) === batch) this.#filling.delete(key);
     clearTimeout(batch.timer);
-    const sending = this.transmit(batch.topic, batch.isBytes, batch.calls);
-    this.onTheirWay.add(sending);
-    void sending.then(() => this.onTheirWay.delete(sending));
+    const sending = this.#transmit(batch.topic, batch.form, batch.calls, Date.now() + this.options.retryMs);
+    this.#onTheirWay.add(sending);
+    void sending.then(() => this.#onTheirWay.delete(sending));
   }
 
-  private async transmit(topic: string, isBytes: boolean, calls: Call[]): Promise<void> {
-    const records = calls.flatMap((call) => call.records);
-    const command: Fields = { op: "produce", topic, records };
-    if (isBytes && !this.binary) command["format"] = "binary";
-    if (this.options.acks !== undefined) command["acks"] = this.options.acks;
-    const parts = isBytes && this.binary ? calls.flatMap((call) => call.parts) : null;
-    const repeatable = calls.every((call) => call.repeatable);
+  /** Send, until all calls are settled. Never rejects. */
+  async #transmit(topic: string, form: Form, calls: readonly Call[], until: number): Promise<void> {
     try {
-      const answer = await this.connection.request(command, parts, repeatable);
-      const offsets = answer["offsets"] as Fields[];
+      const answer = await this.connection.send({
+        encode: (id) => this.#frame(id, topic, form, calls),
+        repeatable: calls.every((call) => call.repeatable),
+      });
+      const offsets = arrayOf(answer["offsets"]).map(receiptOf);
+      const count = calls.reduce((sum, call) => sum + call.count, 0);
+      if (offsets.length !== count) throw new Undecodable(`${offsets.length} receipts for ${count} records`);
       let at = 0;
-      for (const call of calls) call.resolve(offsets.slice(at, (at += call.records.length)).map(receiptOf));
+      for (const call of calls) {
+        call.resolve(offsets, at);
+        at += call.count;
+      }
     } catch (error) {
-      if (error instanceof Refused && !error.retriable && calls.length > 1) {
-        // One bad record refuses all that travelled with it, and nothing was stored: let each answer for itself.
-        await Promise.all(calls.map((call) => this.transmit(topic, isBytes, [call])));
-        return;
+      const again = this.#afterwards(error as Error, calls, until);
+      if (again.length > 0) {
+        if (error instanceof Refused && error.retriable) await sleep(error.retryAfterMs ?? RETRY_MS);
+        for (const some of again) await this.#transmit(topic, form, some, until);
+        const kept = new Set(again.flat());
+        calls = calls.filter((call) => !kept.has(call));
       }
       for (const call of calls) call.reject(error as Error);
     }
-    this.waitingRecords -= records.length;
-    for (const call of calls) this.waitingBytes -= call.bytes;
+    for (const call of calls) {
+      this.#waitingRecords -= call.count;
+      this.#waitingBytes -= call.bytes;
+    }
+    if (!this.isFull) for (const waiter of this.#roomWaiters.splice(0)) waiter();
+  }
+
+  /** After a command was refused, and nothing of it was stored: which of its calls are to be sent again, and how. */
+  #afterwards(error: Error, calls: readonly Call[], until: number): Call[][] {
+    if (!(error instanceof Refused)) return [];
+    if (error.retriable) {
+      const isSafe = error.code !== READ_ONLY || calls.every((call) => call.repeatable);
+      return isSafe && Date.now() < until ? [[...calls]] : [];
+    }
+    // One bad record refuses all that travelled with it: the others go without it, or each for itself.
+    if (calls.length === 1 || OF_ALL.has(error.code)) return [];
+    const guilty = guiltyOf(error, calls);
+    return guilty.size === 0 ? calls.map((call) => [call]) : [calls.filter((call) => !guilty.has(call))];
+  }
+
+  #frame(id: number, topic: string, form: Form, calls: readonly Call[]): string | Uint8Array {
+    const command: Fields = { id, op: "produce", topic, acks: this.options.acks };
+    if (form === "base64") command["format"] = "binary";
+    const texts = calls.map((call) => call.text).join(",");
+    const text = `${JSON.stringify(command).slice(0, -1)},"records":[${texts}]}`;
+    return form === "payload" ? binaryFrame(text, calls.flatMap((call) => call.parts)) : text;
   }
 }
 
-function receiptOf(offset: Fields): Receipt {
+/** The calls whose records the refusal names (`records[3]: …`). */
+function guiltyOf(error: Refused, calls: readonly Call[]): Set<Call> {
+  const numbers = error.validationErrors.map((rule) => Number(/^records\[(\d+)\]/.exec(rule)?.[1] ?? NaN));
+  const guilty = new Set<Call>();
+  for (const number of numbers) {
+    let left = number;
+    const call = calls.find(({ count }) => (left -= count) < 0);
+    if (call !== undefined) guilty.add(call);
+  }
+  return guilty;
+}
+
+function receiptOf(written: unknown): Receipt {
+  const offset = objectOf(written);
   return {
     partition: offset["partition"] as number,
-    offset: (offset["offset"] as number | null) ?? null,
+    offset: (offset["offset"] as number | null | undefined) ?? null,
     scheduleId: (offset["schedule_id"] as string | undefined) ?? null,
     deliverAt: (offset["deliver_at"] as number | undefined) ?? null,
     duplicate: offset["duplicate"] === true,
@@ -216,22 +332,12 @@ function bytesOf(part: unknown): Uint8Array | null {
   return part instanceof Uint8Array ? part : utf8(JSON.stringify(part));
 }
 
-function base64Of(part: unknown): string | null {
-  const bytes = bytesOf(part);
-  return bytes === null ? null : toBase64(bytes);
-}
-
 function headersOf(headers: Record<string, string | Uint8Array | null>): Fields[] {
   return Object.entries(headers).map(([key, value]) =>
     typeof value === "string" ? { key, text: value } : { key, value: value === null ? null : toBase64(value) },
   );
 }
 
-/** Good enough to bound memory, without a second encoding. */
-function roughBytes(value: unknown): number {
-  if (typeof value === "string") return value.length;
-  if (typeof value !== "object" || value === null) return 8;
-  let size = 2;
-  for (const name in value) size += name.length + 4 + roughBytes((value as Fields)[name]);
-  return size;
+function sleep(ms: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, ms));
 }

@@ -6,147 +6,126 @@
  *              a partition is given up.
  *     queue    single messages on lease: `message.ack()`, `nack`, `reject`, `extend`.
  *
- * Credit bounds what waits here: at most `credit` messages are sent that the consumer has not taken. So a slow consumer
- * needs no more memory, and slows nobody else.
+ * A message is *given* when the iterator (or callback) hands it out, and *done* when the consumer asks for the next one,
+ * or with `commit: "manual"` when it acks.
  *
- * A message is *given* when the iterator (or callback) hands it out and *done* when the consumer asks for the next one
- * (or says `ack()` itself, with `commit: "manual"`).
+ * Invariants
+ *     S1  a slow consumer has at most `credit` messages waiting here (`window.ts`), and slows nobody else
+ *     S2  reader, stream: a message is given at most once, as long as its partition stays here: over lost connections,
+ *         lost sessions and restarts of the server
+ *     S3  stream: what is committed is done
  */
-import { Closed, ConnectionLost, Refused } from "./errors.js";
+import { Closed, ConnectionLost, Refused, Undecodable } from "./errors.js";
 import type { Connection, Follower } from "./connection.js";
-import { Places } from "./cursor.js";
-import type { Fields, Frame } from "./frames.js";
-import { Message, type Settler } from "./message.js";
-import { decodeBatches, RawRecord, type Inflaters } from "./record_batch.js";
+import { arrayOf, countOf, msOf, objectOf, type Fields, type Frame } from "./frames.js";
+import { call, uncaught } from "./hooks.js";
+import { Inbox, type Held } from "./inbox.js";
+import { readMessages, type Message, type Settler } from "./message.js";
+import type { From, Mode, SubscribeOptions } from "./options.js";
+import { partitionsOf, Places, readCursor, readPartitions, type Partitions, type Place } from "./places.js";
+import { decodeBatches, type Inflaters, type RawRecord } from "./record_batch.js";
+import { Settling } from "./settling.js";
+import { Window } from "./window.js";
 
 const CREDIT = 2_000;
-const RECEIPTS_PER_COMMAND = 10_000;
+const CREDIT_BATCH = 10_000;
+const CREDIT_QUEUE = 200;
+const COMMIT_INTERVAL_MS = 1_000;
 const RETRY_MS = 1_000;
+const DRAIN_MS = 10_000;
+/** How long `close` waits for calls of `onMessage`: one that waits for `close` itself would wait for ever. */
+const CLOSE_TIMEOUT_MS = 5_000;
 
-export type Mode = "reader" | "stream" | "queue";
-export type Start = "earliest" | "latest" | { timestamp: number };
-export type From = Start | string | Record<string, Record<number, number>>;
-export type Partitions = Record<string, number[]>;
-
-export interface SubscribeOptions<M = Message> {
-  topics?: string | string[];
-  /** A regular expression over whole topic names, instead of `topics`. */
-  pattern?: string;
-  group?: string;
-  /** Default: `reader`, and `stream` with a group. */
-  mode?: Mode;
-  /** Stream: the member's name. With the same one a restarted program takes its own partitions again. */
-  member?: string;
-  /** Reader: where to begin. A string that is no word is a cursor. Default `latest`. */
-  from?: From;
-  /** Stream, queue: where a new group begins. Default `latest`. */
-  start?: Start;
-  /** Only messages with one of these tags. */
-  tags?: string[];
-  /** `batch`: raw batches, for speed; the messages are `RawRecord`s then. Default: what the connection speaks. */
-  format?: "json" | "binary" | "batch";
-  /** Messages that may wait here. Default 2,000. */
-  credit?: number;
-  creditBytes?: number;
-  /** Messages of one frame at most. */
-  batch?: number;
-  /** Queue: how long a message is this consumer's. */
-  invisibleMs?: number;
-  /** Queue: messages are done as soon as they are sent. At most once. */
-  autoAck?: boolean;
-  /** Stream: `auto` (default) commits what the consumer is done with; `manual` what it acks or commits itself. */
-  commit?: "auto" | "manual";
-  commitIntervalMs?: number;
-  signal?: AbortSignal;
-  /**
-   * Called with each message, one after the other. Queue mode: returning acks it, throwing gives it back. Other modes:
-   * throwing ends the subscription. Without it, iterate over the subscription.
-   */
-  onMessage?: (message: M) => unknown;
-  onAssigned?: (partitions: Partitions) => void;
-  /** `lost`: another member has them already. */
-  onRevoked?: (partitions: Partitions, lost: boolean) => void;
-  /** Every partition has reached its end for the first time. */
-  onCaughtUp?: () => void;
-  /** The subscription is over; null when it was closed here. */
-  onEnd?: (error: Error | null) => void;
-}
-
-interface Item {
+/** What a message or a raw record is known by. */
+export interface Item {
   readonly topic: string;
   readonly partition: number;
   readonly offset: number;
 }
 
-/** A frame, and how much of it the consumer has taken. */
-interface Held<M> {
-  items: M[];
-  at: number;
-  bytes: number;
-  /** What the frame cost of the credit. */
-  count: number;
-}
-
-export class Subscription<M extends Item = Message> implements Follower, Settler, AsyncIterable<M> {
-  /** The last frame taken in. @internal */
-  seen = 0;
+export class Subscription<M extends Item = Message> implements AsyncIterable<M> {
   readonly mode: Mode;
-  /** Stream: the member's name, once subscribed. */
-  member: string | null;
-  /** Resolves once the server has accepted the subscription; rejects if it refuses. */
+  /** Stream: the member's name. */
+  readonly member: string;
+  /** Resolves once the server has accepted the subscription; rejects if it never does. */
   readonly ready: Promise<void>;
 
-  private readonly held: Held<M>[] = [];
-  private waiter: (() => void) | null = null;
-  private end: { error: Error | null } | null = null;
-  private readonly places = new Places(); // reader: where to go on
-  private epochs: unknown;
-  private readonly given = new Places(); // stream: next offsets, of what the consumer has or had in hand
-  private readonly done = new Places();
-  private readonly committed = new Places();
-  private readonly revoking = new Map<string, { topic: string; partition: number }>();
-  private lastGiven: readonly M[] = [];
-  private returned = { messages: 0, bytes: 0 };
-  private arriving: Promise<void> | null = null; // of a compressed batch
-  private committing: Promise<void> | null = null;
-  private commitTimer: ReturnType<typeof setInterval> | undefined;
-  private settling = new Map<string, { fields: Fields; receipts: string[]; waiters: Waiter[] }>();
-  private accept!: () => void;
-  private refuse!: (error: Error) => void;
+  /** The connection's view of this. @internal */
+  readonly follower: Follower & { seen: number };
+
+  readonly #inbox = new Inbox<M>();
+  readonly #places = new Places();
+  readonly #settling: Settling;
+  readonly #messages: Window;
+  readonly #bytes: Window | null;
+  /** Credit returns by itself (queue mode: when a message is settled), not by permits. */
+  readonly #autoCredit: boolean;
+  #epochs: unknown;
+  #isPaused = false;
+  #isCaughtUp = false;
+  #isAccepted = false;
+  #isAttached = false; // this connection knows the subscription
+  #attempt = 0;
+  #inHand: Place | null = null;
+  #era = 0; // frames that are still being inflated belong to one
+  #inflating: Promise<void> | null = null;
+  #committing: Promise<void> | null = null;
+  #commitTimer: ReturnType<typeof setInterval> | undefined;
+  #closing: Promise<void> | null = null;
+  #workers: Promise<void> | null = null; // calls of onMessage
+  #end: { error: Error | null } | null = null;
+  #accept!: () => void;
+  #refuse!: (error: Error) => void;
 
   /** @internal */
   constructor(
     private readonly connection: Connection,
-    readonly sub: string,
+    sub: string,
     private readonly options: SubscribeOptions<M>,
     private readonly inflaters: Inflaters,
+    private readonly onOver: () => void,
   ) {
     this.mode = options.mode ?? (options.group === undefined ? "reader" : "stream");
-    this.member = options.member ?? null;
+    this.member = options.member ?? `js-${randomName()}`;
+    this.follower = {
+      sub,
+      seen: 0,
+      attach: (state) => this.#attach(state),
+      push: (frame) => this.#push(frame),
+      ended: (error) => this.#finish(error instanceof Closed && error.code === 1000 ? null : error),
+    };
+    this.#settling = new Settling((fields) => this.#ask(fields));
+    this.#messages = new Window(options.credit ?? this.#creditDefault());
+    this.#bytes = options.creditBytes === undefined ? null : new Window(options.creditBytes);
+    this.#autoCredit = this.mode === "queue" && options.autoAck !== true;
     this.ready = new Promise((resolve, reject) => {
-      this.accept = resolve;
-      this.refuse = reject;
+      this.#accept = resolve;
+      this.#refuse = reject;
     });
     this.ready.catch(() => {}); // whoever iterates gets the error there
     options.signal?.addEventListener("abort", () => void this.close(), { once: true });
-    if (this.mode === "stream" && !options.autoAck) {
-      this.commitTimer = setInterval(() => void this.commit().catch(() => {}), options.commitIntervalMs ?? 1_000);
-      (this.commitTimer as { unref?: () => void }).unref?.();
+    if (this.mode === "stream" && options.autoAck !== true) {
+      const everyMs = options.commitIntervalMs ?? COMMIT_INTERVAL_MS;
+      this.#commitTimer = setInterval(() => void this.commit().catch(() => {}), everyMs);
     }
-    if (options.onMessage) void this.consume(options.onMessage);
+    if (options.onMessage !== undefined) this.#workers = this.#consume(options.onMessage);
   }
 
-  /** Reader: where it goes on, as a cursor. */
+  /** Reader: where it goes on, as a cursor for `from`: behind the last message given. */
   get cursor(): string {
-    return this.places.toString();
+    return this.#places.cursor((place) => place.given);
   }
 
   // -------------------------------------------------------------------------------------------- for the consumer
 
+  /**
+   * The messages, one by one. Leaving the loop, by `break` or an exception, closes the subscription; the message in hand
+   * then counts as not done, unless it was acked.
+   */
   async *[Symbol.asyncIterator](): AsyncGenerator<M, void, void> {
     try {
       for (;;) {
-        const message = this.takeOne() ?? (await this.waitOne());
+        const message = this.#takeOne() ?? (await this.#nextOne());
         if (message === null) return;
         yield message;
       }
@@ -159,12 +138,16 @@ export class Subscription<M extends Item = Message> implements Follower, Settler
   async *batches(): AsyncGenerator<readonly M[], void, void> {
     try {
       for (;;) {
-        this.finishGiven();
-        while (this.held.length === 0) if (!(await this.wait())) return;
-        const held = this.held.shift()!;
+        this.#finishInHand();
+        const held = this.#inbox.first;
+        if (held === undefined) {
+          if (!(await this.#more())) return;
+          continue;
+        }
         const items = held.at === 0 ? held.items : held.items.slice(held.at);
-        this.give(items);
-        this.giveBack(held.count - held.at, held.bytes);
+        this.#give(held.place, items.at(-1)!);
+        this.#inbox.shift();
+        this.#release(held);
         yield items;
       }
     } finally {
@@ -172,442 +155,517 @@ export class Subscription<M extends Item = Message> implements Follower, Settler
     }
   }
 
+  /** Stream: everything of the partition up to this message is done. */
+  ack(message: Item): void {
+    const place = this.#places.get(message.topic, message.partition);
+    if (place === undefined || message.offset < place.done || message.offset >= place.given) return;
+    place.done = message.offset + 1;
+    this.#releaseDrained();
+  }
+
   /** Stream: commit what is done; resolves when that is durable. */
   async commit(): Promise<void> {
-    while (this.committing !== null) await this.committing;
-    const changed = this.done.without(this.committed);
-    if (changed.size === 0 || this.end !== null) return;
-    this.committing = this.sendCommit(changed).finally(() => {
-      this.committing = null;
+    while (this.#committing !== null) await this.#committing;
+    if (this.#end !== null || !this.#isAccepted) return;
+    this.#committing = this.#sendCommit([...this.#places]).finally(() => {
+      this.#committing = null;
     });
-    await this.committing;
+    await this.#committing;
   }
 
-  /** Go on from another place. Messages that wait here are dropped. */
+  /** Go on from another place; messages that wait here are dropped. Stream: the next commit tells the group. */
   async seek(to: From): Promise<void> {
     await this.ready;
-    const answer = await this.connection.request({ op: "seek", sub: this.sub, to });
-    this.dropHeld(() => true);
-    this.places.merge(String(answer["cursor"] ?? ""));
-    for (const table of [this.given, this.done, this.committed]) table.clear();
+    await this.connection.request<void>(
+      { op: "seek", sub: this.follower.sub, to },
+      {
+        answered: (answer) => {
+          this.#era++;
+          this.#inHand = null;
+          this.#isCaughtUp = false;
+          this.#forget(() => true);
+          for (const { topic, partition, offset } of readCursor(answer["cursor"])) {
+            this.#places.get(topic, partition)?.seek(offset, true);
+          }
+        },
+      },
+    );
   }
 
+  /** Receive no more messages until `resume`; what is on its way still comes. */
   async pause(): Promise<void> {
-    await this.connection.request({ op: "pause", sub: this.sub });
+    this.#isPaused = true;
+    await this.#ask({ op: "pause" });
   }
 
   async resume(): Promise<void> {
-    await this.connection.request({ op: "resume", sub: this.sub });
+    this.#isPaused = false;
+    await this.#ask({ op: "resume" });
   }
 
-  /** Commit what is done, give back what is not, and end. */
-  async close(): Promise<void> {
-    if (this.end !== null) return;
-    try {
-      this.finishGiven();
-      if (this.mode === "stream" && this.connection.state === "open") await this.commit();
-    } catch {
-      // those who come after get it again
-    }
-    if (this.end !== null) return;
-    const open = this.connection.state === "open";
-    this.connection.followers.delete(this.sub);
-    this.finish(null);
-    if (open) await this.connection.request({ op: "unsubscribe", sub: this.sub }, null, false).catch(() => {});
+  /** Wait for the calls of `onMessage` that are running, commit what is done, give back what is not, and end. */
+  close(): Promise<void> {
+    this.#closing ??= this.#shut();
+    return this.#closing;
   }
 
   // ------------------------------------------------------------------------------------------ for the connection
 
-  /** @internal */
-  async connected(state: Fields | null, send: (fields: Fields) => Promise<Fields>): Promise<void> {
-    if (state !== null) {
-      this.kept(state);
-      return;
-    }
-    this.seen = 0;
-    if (this.mode !== "reader") this.dropHeld(() => true); // leases and partitions begin anew
-    try {
-      const answer = await send(this.command());
-      this.member = (answer["member"] as string | undefined) ?? this.member;
-      this.epochs = answer["epochs"];
-      if (typeof answer["cursor"] === "string") {
-        this.places.merge(answer["cursor"]);
-        for (const table of [this.given, this.done, this.committed]) table.clear();
-      }
-      this.accept();
-      if (this.mode === "stream") this.options.onAssigned?.(answer["partitions"] as Partitions);
-    } catch (error) {
-      if (error instanceof ConnectionLost) throw error;
-      if (error instanceof Refused && error.retriable) {
-        setTimeout(() => {
-          if (this.end === null && this.connection.state === "open") {
-            this.connected(null, (fields) => this.connection.request(fields, null, false)).catch(() => {});
-          }
-        }, error.retryAfterMs ?? RETRY_MS);
-        return;
-      }
-      this.connection.followers.delete(this.sub);
-      this.ended(error as Error);
+  #attach(state: Fields | null): void {
+    this.#attempt++;
+    this.#isAttached = false;
+    if (state !== null) this.#kept(state);
+    else {
+      this.connection
+        .request<void>(this.#command(), { repeatable: false, answered: (answer) => this.#subscribed(answer) })
+        .catch((error: unknown) => this.#notSubscribed(error as Error));
     }
   }
 
-  /** @internal */
-  push(frame: Frame): void {
-    const { fields, payload } = frame;
+  #push({ fields, payload }: Frame): void {
     switch (fields["op"]) {
       case "messages":
-        this.seen = fields["seq"] as number;
-        this.takeIn(this.messagesOf(fields, payload), Number(fields["bytes"] ?? 0));
+        if (this.#isNext(fields["seq"])) this.#takeIn(fields, payload);
         break;
       case "batch":
-        this.seen = fields["seq"] as number;
-        this.takeInBatch(fields, payload!);
+        if (this.#isNext(fields["seq"])) this.#takeInBatch(fields, payload);
         break;
       case "assigned":
-        this.places.merge(String(fields["cursor"] ?? ""));
-        this.forget(fields["partitions"] as Partitions);
-        this.options.onAssigned?.(fields["partitions"] as Partitions);
+        this.#goOn(readCursor(fields["cursor"]), false);
+        call(this.options.onAssigned, readPartitions(fields["partitions"]));
         break;
       case "revoked":
-        this.revoked(fields["partitions"] as Partitions, fields["lost"] === true);
+        this.#revoked(readPartitions(fields["partitions"]), fields["lost"] === true ? null : msOf(fields["drain_ms"], DRAIN_MS));
         break;
       case "caught_up":
-        this.options.onCaughtUp?.();
+        if (!this.#isCaughtUp) call(this.options.onCaughtUp);
+        this.#isCaughtUp = true;
         break;
     }
   }
 
-  /** @internal */
-  ended(error: Error): void {
-    this.finish(error);
+  /** Frames are numbered; one that is missing is not to be passed over in silence. */
+  #isNext(seq: unknown): boolean {
+    const { follower } = this;
+    if (countOf(seq) <= follower.seen) return false;
+    if (seq !== follower.seen + 1) throw new Undecodable(`frame ${String(seq)} after frame ${follower.seen}`);
+    follower.seen++;
+    return true;
   }
 
-  /** @internal */
-  settle(op: "ack" | "nack" | "reject" | "extend", receipt: string, fields: Fields): Promise<string | null> {
-    if (this.end !== null) return Promise.reject(this.end.error ?? new Closed("the subscription is closed"));
-    const key = op + JSON.stringify(fields);
-    let batch = this.settling.get(key);
-    if (batch === undefined || batch.receipts.length >= RECEIPTS_PER_COMMAND) {
-      batch = { fields: { op, sub: this.sub, ...fields }, receipts: [], waiters: [] };
-      this.settling.set(key, batch);
-      const mine = batch;
-      setTimeout(() => void this.sendSettled(key, mine), 0); // what is settled in one turn goes in one command
+  #command(): Fields {
+    const { options, mode } = this;
+    const isKnown = [...this.#places].length > 0;
+    this.follower.seen = 0;
+    if (mode === "stream") {
+      this.#era++;
+      this.#forget(() => true); // it comes again, from what is committed on
+      for (const place of this.#places) place.next = place.given;
     }
-    const { receipts, waiters } = batch;
-    return new Promise((resolve, reject) => {
-      receipts.push(receipt);
-      waiters.push({ resolve, reject });
-    });
-  }
-
-  /** @internal */
-  markDone(message: Item): void {
-    this.markOne(message);
-    this.releaseDrained();
-  }
-
-  // ----------------------------------------------------------------------------------------------------- inside
-
-  private command(): Fields {
-    const { options } = this;
-    const command: Fields = {
+    // Leases of a session that is over went back to the group; those of a server that was restarted are still ours.
+    if (mode === "queue" && Date.now() - this.connection.lostAt > this.connection.graceMs) this.#forget(() => true);
+    return {
       op: "subscribe",
-      sub: this.sub,
-      mode: this.mode,
+      sub: this.follower.sub,
+      mode,
       topics: typeof options.topics === "string" ? [options.topics] : options.topics,
       pattern: options.pattern,
       group: options.group,
-      member: this.mode === "stream" ? (this.member ?? undefined) : undefined,
+      member: mode === "stream" ? this.member : undefined,
+      from: mode === "reader" ? (isKnown ? this.#places.cursor((place) => place.next) : options.from) : undefined,
+      epochs: mode === "reader" && isKnown && options.pattern === undefined ? this.#epochs : undefined,
+      start: mode === "reader" ? undefined : options.start,
       filter: options.tags === undefined ? undefined : `tag:${options.tags.join("||")}`,
       format: options.format,
-      credit: Math.max(0, this.window - this.heldCount()),
-      credit_bytes: options.creditBytes,
-      auto_credit: this.mode === "queue",
+      credit: this.#autoCredit ? this.#messages.size : this.#messages.opened(),
+      credit_bytes: this.#autoCredit ? this.#bytes?.size : this.#bytes?.opened(),
+      auto_credit: this.#autoCredit,
       auto_ack: options.autoAck,
       invisible_ms: options.invisibleMs,
       batch: options.batch,
     };
-    if (this.mode !== "reader") command["start"] = options.start;
-    else if (this.places.size > 0) {
-      command["from"] = this.cursor;
-      if (options.pattern === undefined) command["epochs"] = this.epochs;
-    } else command["from"] = options.from;
-    return command;
   }
 
-  private get window(): number {
-    return this.options.credit ?? CREDIT;
+  #subscribed(answer: Fields): void {
+    this.#epochs = answer["epochs"];
+    this.#isAttached = true;
+    if (this.#isPaused) this.connection.tell({ op: "pause", sub: this.follower.sub });
+    this.#goesOn(answer, true);
   }
 
-  private heldCount(): number {
-    let count = 0;
-    for (const held of this.held) count += held.count - held.at;
-    return count;
-  }
-
-  /** The session was resumed: compare what the server has with what is here. */
-  private kept(state: Fields): void {
-    if (this.mode === "stream") {
-      const mine = state["partitions"] as Partitions;
-      this.dropHeld(({ topic, partition }) => !(mine[topic] ?? []).includes(partition));
-    }
-    if (this.mode !== "queue") {
-      this.returned = { messages: 0, bytes: 0 }; // a permit may have been lost on its way
-      const missing = this.window - this.heldCount() - Number(state["credit"] ?? 0);
-      if (missing > 0) this.returned.messages = missing;
-      if (this.options.creditBytes !== undefined) {
-        const bytes = this.held.reduce((sum, held) => sum + held.bytes, 0);
-        this.returned.bytes = Math.max(0, this.options.creditBytes - bytes - Number(state["credit_bytes"] ?? 0));
-      }
-      setTimeout(() => this.permit(), 0); // once the connection is open for all
-    }
-    this.accept();
-  }
-
-  private messagesOf(fields: Fields, payload: Uint8Array | null): M[] {
-    const raws = fields["messages"] as Fields[];
-    const messages = new Array<M>(raws.length);
-    let at = 0;
-    const take = (length: unknown): Uint8Array | null => {
-      if (typeof length !== "number") return null;
-      at += length;
-      return payload!.subarray(at - length, at);
-    };
-    for (let index = 0; index < raws.length; index++) {
-      const raw = raws[index]!;
-      const key = payload === null ? undefined : take(raw["key_len"]);
-      const value = payload === null ? undefined : take(raw["value_len"]);
-      messages[index] = new Message(this, raw, key, value) as unknown as M;
-    }
-    return messages;
-  }
-
-  private takeInBatch(fields: Fields, payload: Uint8Array): void {
-    const count = fields["count"] as number;
-    const bytes = Number(fields["bytes"] ?? 0);
-    const topic = fields["topic"] as string;
-    const partition = fields["partition"] as number;
-    const next = fields["next_offset"] as number;
-    const add = (records: RawRecord[]): void => this.takeIn(records as unknown as M[], bytes, count, [topic, partition, next]);
-    const records = decodeBatches(payload, topic, partition, fields["offset"] as number, this.inflaters);
-    if (this.arriving === null && Array.isArray(records)) {
-      add(records);
+  #notSubscribed(error: Error): void {
+    if (error instanceof ConnectionLost || this.#end !== null) return; // the next connection attaches again
+    if (error instanceof Refused && error.retriable) {
+      const attempt = this.#attempt;
+      setTimeout(() => {
+        // Else the next connection attaches again, or has done so.
+        if (this.#end === null && attempt === this.#attempt && this.connection.state === "open") this.#attach(null);
+      }, error.retryAfterMs ?? RETRY_MS);
       return;
     }
-    const before: Promise<void> = this.arriving ?? Promise.resolve();
-    const mine = before
-      .then(async () => add(await records))
-      .catch((error: unknown) => this.fail(error as Error))
-      .finally(() => {
-        if (this.arriving === mine) this.arriving = null;
-      });
-    this.arriving = mine;
+    this.connection.followers.delete(this.follower.sub);
+    this.#finish(error);
   }
 
-  private takeIn(items: M[], bytes: number, count = items.length, place?: [string, number, number]): void {
-    if (this.end !== null) return;
-    const last = items.at(-1);
-    if (place !== undefined) this.places.set(...place);
-    else if (this.mode === "reader" && last !== undefined) this.places.set(last.topic, last.partition, last.offset + 1);
-    if (last === undefined) this.giveBack(count, bytes); // a batch of which nothing is left
-    else this.held.push({ items, at: 0, bytes, count });
-    this.waiter?.();
-  }
-
-  private takeOne(): M | undefined {
-    this.finishGiven();
-    const held = this.held[0];
-    if (held === undefined) return undefined;
-    const item = held.items[held.at++]!;
-    this.give([item]);
-    const isLast = held.at === held.items.length;
-    if (isLast) this.held.shift();
-    this.giveBack(isLast ? held.count - held.items.length + 1 : 1, isLast ? held.bytes : 0);
-    return item;
-  }
-
-  private async waitOne(): Promise<M | null> {
-    for (;;) {
-      if (!(await this.wait())) return null;
-      const item = this.takeOne();
-      if (item !== undefined) return item;
+  /** The session was resumed: `state` is what the server has of this subscription. */
+  #kept(state: Fields): void {
+    this.#isAttached = true;
+    if (!this.#autoCredit) {
+      this.#messages.resumed(Number(state["credit"] ?? 0));
+      this.#bytes?.resumed(Number(state["credit_bytes"] ?? 0));
+      this.#permit();
     }
+    if ((state["paused"] === true) !== this.#isPaused) {
+      this.connection.tell({ op: this.#isPaused ? "pause" : "resume", sub: this.follower.sub });
+    }
+    this.#goesOn(state, false);
+  }
+
+  /** What `subscribe` and `hello` answer alike: the partitions there are now, and where they go on. */
+  #goesOn(state: Fields, isFresh: boolean): void {
+    if (this.mode !== "queue") {
+      const partitions = readPartitions(state["partitions"]);
+      const isHere = ({ topic, partition }: Place): boolean => (partitions[topic] ?? []).includes(partition);
+      // One that is being given up is not named; the session still has it, and says so again.
+      const lost = [...this.#places].filter((place) => !isHere(place) && (isFresh || !place.isRevoked));
+      if (!isFresh) void this.#sendCommit(lost).catch(() => {}); // its revocation may have begun meanwhile
+      this.#lose(lost);
+      const news = this.#goOn(readCursor(state["cursor"]), isFresh);
+      if (this.mode === "stream") {
+        const told = lost.filter((place) => !place.isRevoked);
+        if (told.length > 0) call(this.options.onRevoked, partitionsOf(told), true);
+        if (news.length > 0 || !this.#isAccepted) call(this.options.onAssigned, partitionsOf(news));
+      }
+    }
+    this.#isAccepted = true;
+    this.#accept();
+  }
+
+  /**
+   * Messages of these partitions follow; returns those that were not here. To a fresh subscription the cursor says what
+   * is committed, to one that goes on what was sent.
+   */
+  #goOn(cursor: ReturnType<typeof readCursor>, isFresh: boolean): Place[] {
+    const news: Place[] = [];
+    for (const { topic, partition, offset } of cursor) {
+      const place = this.#places.get(topic, partition);
+      if (place === undefined) news.push(this.#places.set(topic, partition, offset));
+      else if (this.mode === "stream") {
+        place.isRevoked = false;
+        if (!isFresh && offset >= place.next) place.next = offset; // more where a filter leaves records out
+        else {
+          this.#forget((held) => held.place === place);
+          place.rejoin(offset);
+        }
+      }
+    }
+    return news;
+  }
+
+  /** `drainMs` null: another member has them already. */
+  #revoked(partitions: Partitions, drainMs: number | null): void {
+    const concerned = [...this.#places].filter(({ topic, partition }) => (partitions[topic] ?? []).includes(partition));
+    const told = concerned.filter((place) => !place.isRevoked);
+    if (drainMs === null) this.#lose(concerned);
+    else {
+      const by = Date.now() + drainMs;
+      for (const place of told) Object.assign(place, { isRevoked: true, drainBy: by });
+      void sleep(drainMs).then(() => this.#drained(told.filter((place) => place.drainBy === by)));
+      if (concerned.length === 0) void this.#ask({ op: "release", partitions }, false).catch(() => {}); // given up already
+    }
+    if (told.length > 0) call(this.options.onRevoked, partitionsOf(told), drainMs === null);
+    this.#releaseDrained();
+  }
+
+  /** The time to finish revoked partitions is over: the server has taken those that are left. */
+  #drained(places: readonly Place[]): void {
+    const late = places.filter((place) => place.isRevoked && !place.isGone);
+    if (late.length === 0 || this.#end !== null) return;
+    this.#lose(late);
+    call(this.options.onRevoked, partitionsOf(late), true);
+  }
+
+  #lose(places: readonly Place[]): void {
+    for (const place of places) this.#places.drop(place);
+    if (places.length > 0) this.#forget((held) => held.place !== null && held.place.isGone);
+  }
+
+  // ------------------------------------------------------------------------------------------------- frames, credit
+
+  #takeIn(fields: Fields, payload: Uint8Array | null): void {
+    const messages = readMessages(this, arrayOf(fields["messages"]), payload);
+    const bytes = countOf(fields["bytes"]);
+    const last = messages.at(-1);
+    if (last === undefined) return;
+    const next = this.mode === "queue" ? null : last.offset + 1;
+    const held = this.#arrived(last.topic, last.partition, next, messages.length, bytes);
+    this.#hold(held, messages as unknown as M[]);
+  }
+
+  #takeInBatch(fields: Fields, payload: Uint8Array | null): void {
+    const from = countOf(fields["offset"]);
+    const next = countOf(fields["next_offset"]);
+    const topic = String(fields["topic"]);
+    const partition = countOf(fields["partition"]);
+    if (payload === null || next < from) throw new Undecodable("a batch without its records");
+    const records = decodeBatches(payload, topic, partition, from, this.inflaters);
+    const held = this.#arrived(topic, partition, next, countOf(fields["count"]), countOf(fields["bytes"]));
+    if (this.#inflating === null && Array.isArray(records)) {
+      this.#hold(held, records as unknown as M[]);
+      return;
+    }
+    const era = this.#era;
+    const before: Promise<void> = this.#inflating ?? Promise.resolve();
+    const mine = before
+      .then(async () => {
+        const inflated = await records;
+        this.#hold(held, era === this.#era ? (inflated as unknown as M[]) : []);
+      })
+      .catch((error: unknown) => this.#fail(error as Error))
+      .finally(() => {
+        if (this.#inflating === mine) this.#inflating = null;
+      });
+    this.#inflating = mine;
+  }
+
+  /** Book a frame. `next`: the offset behind it; null in queue mode, where a frame is of any partitions. */
+  #arrived(topic: string, partition: number, next: number | null, count: number, bytes: number): Held<M> {
+    this.#messages.received(count);
+    this.#bytes?.received(bytes);
+    const place = next === null ? null : (this.#places.get(topic, partition) ?? null);
+    if (place !== null) {
+      place.next = next!;
+      place.frames++;
+    }
+    return { items: [], at: 0, place, count, bytes };
+  }
+
+  /** Keep what a frame has that is to be given; nothing of a partition that is not ours, or that was given before. */
+  #hold(held: Held<M>, items: readonly M[]): void {
+    const { place } = held;
+    if (this.#end !== null || place?.isGone === true || (place === null && this.mode !== "queue")) items = [];
+    else if (place !== null && items.length > 0 && items[0]!.offset < place.given) {
+      items = items.filter((item) => item.offset >= place.given);
+    }
+    held.items = items;
+    if (items.length > 0) this.#inbox.add(held);
+    else this.#release(held);
+  }
+
+  /** A frame is taken, or dropped: return what is left of its credit. */
+  #release(held: Held<M>): void {
+    if (held.place !== null) held.place.frames--;
+    this.#giveBack(held.count - held.at, held.bytes);
+  }
+
+  #giveBack(messages: number, bytes: number): void {
+    if (this.#autoCredit) return;
+    this.#messages.taken(messages);
+    this.#bytes?.taken(bytes);
+    if (this.#messages.isDue || this.#bytes?.isDue === true) this.#permit();
+  }
+
+  #permit(): void {
+    if (!this.#isAttached || this.connection.state !== "open") return; // the next connection compares accounts
+    const command: Fields = { op: "permit", sub: this.follower.sub, messages: this.#messages.returned() };
+    if (this.#bytes !== null) command["bytes"] = this.#bytes.returned();
+    if (command["messages"] !== 0 || command["bytes"]) this.connection.tell(command);
+  }
+
+  /** Drop frames that wait here. */
+  #forget(isDropped: (held: Held<M>) => boolean): void {
+    for (const held of this.#inbox.drop(isDropped)) this.#release(held);
+  }
+
+  // ------------------------------------------------------------------------------------------------------ consuming
+
+  #takeOne(): M | null {
+    this.#finishInHand();
+    for (;;) {
+      const held = this.#inbox.first;
+      if (held === undefined || this.#closing !== null) return null;
+      const item = held.items[held.at]!;
+      const isGiven = this.mode !== "queue" || !this.#isOver(item);
+      if (isGiven) this.#give(held.place, item);
+      if (held.at + 1 === held.items.length) {
+        this.#inbox.shift();
+        this.#release(held);
+      } else {
+        held.at++;
+        this.#giveBack(1, 0);
+      }
+      if (isGiven) return item;
+    }
+  }
+
+  async #nextOne(): Promise<M | null> {
+    while (await this.#more()) {
+      const item = this.#takeOne();
+      if (item !== null) return item;
+    }
+    return null;
   }
 
   /** Wait for a frame; false when none will come. Raises what ended the subscription. */
-  private async wait(): Promise<boolean> {
-    if (this.held.length > 0) return true;
-    if (this.end === null) await new Promise<void>((resolve) => (this.waiter = resolve));
-    this.waiter = null;
-    if (this.held.length > 0) return true;
-    if (this.end?.error) throw this.end.error;
-    return this.end === null;
+  async #more(): Promise<boolean> {
+    while (this.#inbox.first === undefined || this.#closing !== null) {
+      if (this.#end?.error) throw this.#end.error;
+      if (this.#end !== null || this.#closing !== null) return false;
+      await this.#inbox.changed();
+    }
+    return true;
   }
 
-  private give(items: readonly M[]): void {
-    this.lastGiven = items;
-    if (this.mode === "stream") for (const item of lastOfEach(items)) this.given.set(item.topic, item.partition, item.offset + 1);
+  /** Queue: the lease is over: the message comes again, here or elsewhere. */
+  #isOver(item: M): boolean {
+    const until = (item as unknown as Message).visibleUntil;
+    return until !== null && until <= Date.now() + this.connection.clockAheadMs;
+  }
+
+  #give(place: Place | null, last: M): void {
+    if (place === null) return;
+    place.given = last.offset + 1;
+    this.#inHand = place;
   }
 
   /** The consumer has asked for more: it is done with what it had. */
-  private finishGiven(): void {
-    if (this.mode !== "stream" || this.lastGiven.length === 0) return;
-    if (this.options.commit !== "manual") for (const item of lastOfEach(this.lastGiven)) this.markOne(item);
-    this.lastGiven = [];
-    this.releaseDrained();
+  #finishInHand(): void {
+    const place = this.#inHand;
+    if (place === null) return;
+    this.#inHand = null;
+    if (this.options.commit === "manual") return;
+    place.done = place.given;
+    if (place.isRevoked) this.#releaseDrained();
   }
 
-  private markOne(item: Item): void {
-    if ((this.done.get(item.topic, item.partition) ?? 0) <= item.offset) {
-      this.done.set(item.topic, item.partition, item.offset + 1);
-    }
-  }
-
-  private giveBack(messages: number, bytes: number): void {
-    if (this.mode === "queue") return; // settling returns the credit
-    this.returned.messages += messages;
-    this.returned.bytes += bytes;
-    if (this.returned.messages * 2 >= this.window || this.held.length === 0) this.permit();
-  }
-
-  private permit(): void {
-    const { messages, bytes } = this.returned;
-    if ((messages === 0 && bytes === 0) || this.connection.state !== "open") return;
-    this.returned = { messages: 0, bytes: 0 };
-    const command: Fields = { op: "permit", sub: this.sub, messages };
-    if (this.options.creditBytes !== undefined) command["bytes"] = bytes;
-    this.connection.tell(command);
-  }
-
-  private dropHeld(isDropped: (item: Item) => boolean): void {
-    for (let index = this.held.length - 1; index >= 0; index--) {
-      const held = this.held[index]!;
-      if (isDropped(held.items[held.at]!)) {
-        this.held.splice(index, 1);
-        this.giveBack(held.count - held.at, held.bytes);
+  async #consume(onMessage: (message: M) => unknown): Promise<void> {
+    const count = this.mode === "queue" ? (this.options.concurrency ?? 1) : 1;
+    const workers = Array.from({ length: count }, async () => {
+      for (;;) {
+        const message = this.#takeOne() ?? (await this.#nextOne());
+        if (message === null) return;
+        if (this.mode === "queue" && this.options.autoAck !== true) await this.#work(message as unknown as Message, onMessage);
+        else await onMessage(message);
       }
+    });
+    try {
+      await Promise.all(workers);
+    } catch (error) {
+      this.#inHand = null; // it is not done
+      this.#fail(error as Error);
+      if (this.options.onEnd === undefined) uncaught(error);
     }
   }
 
-  private revoked(partitions: Partitions, lost: boolean): void {
-    const gone = ({ topic, partition }: { topic: string; partition: number }): boolean =>
-      (partitions[topic] ?? []).includes(partition);
-    this.dropHeld(gone);
-    if (lost) this.forget(partitions);
-    else if (this.mode === "stream") {
-      for (const [topic, numbers] of Object.entries(partitions)) {
-        for (const partition of numbers) this.revoking.set(`${topic}:${partition}`, { topic, partition });
-      }
+  /** Queue: what becomes of a message is what becomes of the call. Credit bounds the acks on their way. */
+  async #work(message: Message, onMessage: (message: M) => unknown): Promise<void> {
+    try {
+      await onMessage(message as unknown as M);
+      void message.ack();
+    } catch (error) {
+      void message.nack({ reason: String(error).slice(0, 200) });
     }
-    this.options.onRevoked?.(partitions, lost);
-    this.releaseDrained();
   }
 
-  private forget(partitions: Partitions): void {
-    for (const [topic, numbers] of Object.entries(partitions)) {
-      for (const partition of numbers) {
-        for (const table of [this.given, this.done, this.committed]) table.delete(topic, partition);
-        this.revoking.delete(`${topic}:${partition}`);
-      }
-    }
+  // ------------------------------------------------------------------------------------------------------- settling
+
+  /** @internal */
+  settle(op: "ack" | "nack" | "reject" | "extend", receipt: string, fields: Fields): Promise<string | null> {
+    if (this.#end !== null) return Promise.reject(this.#end.error ?? new Closed("the subscription is closed"));
+    return this.#settling.settle(op, receipt, fields);
+  }
+
+  /** @internal */
+  ackPlace(message: Item): void {
+    this.ack(message);
+  }
+
+  #ask(fields: Fields, repeatable = true): Promise<Fields> {
+    const { op, ...rest } = fields;
+    return this.connection.request({ op, sub: this.follower.sub, ...rest }, { repeatable });
+  }
+
+  /** Commit what is new of these. Rejects with Refused. */
+  async #sendCommit(given: readonly Place[]): Promise<void> {
+    const places = given.filter((place) => place.done !== place.committed);
+    if (places.length === 0 || this.mode !== "stream" || this.options.autoAck === true) return;
+    const offsets = new Map(places.map((place) => [place, place.done]));
+    const cursor = places.map((place) => `${place.topic}:${place.partition}=${place.done}`).join(";");
+    // While the subscription is being closed nobody waits for another connection.
+    const answer = await this.#ask({ op: "ack", cursor }, this.#closing === null);
+    const results = arrayOf(answer["results"]).map(objectOf);
+    let refused: Fields | null = null;
+    places.forEach((place, index) => {
+      const result = objectOf(results[index]);
+      if (result["ok"] === true) place.committed = offsets.get(place)!;
+      else refused = result;
+    });
+    if (refused !== null) throw Refused.of(refused);
   }
 
   /** Give up revoked partitions of which the consumer has nothing in hand. */
-  private releaseDrained(): void {
-    if (this.revoking.size === 0) return;
-    const drained: Partitions = {};
-    for (const [key, { topic, partition }] of this.revoking) {
-      if ((this.given.get(topic, partition) ?? 0) > (this.done.get(topic, partition) ?? 0)) continue;
-      (drained[topic] ??= []).push(partition);
-      this.revoking.delete(key);
-    }
-    if (Object.keys(drained).length === 0) return;
-    void this.commit()
+  #releaseDrained(): void {
+    const drained = [...this.#places].filter((place) => place.isRevoked && place.frames === 0 && place.given <= place.done);
+    if (drained.length === 0) return;
+    const partitions = partitionsOf(drained);
+    for (const place of drained) this.#places.drop(place);
+    void this.#sendCommit(drained)
       .catch(() => {}) // then the next owner gets them again
-      .then(() => this.connection.request({ op: "release", sub: this.sub, partitions: drained }, null, false))
-      .then(() => this.forget(drained))
+      .then(() => this.#ask({ op: "release", partitions }, false))
       .catch(() => {}); // a lost connection: the server says again what it wants back
   }
 
-  private async sendCommit(changed: Places): Promise<void> {
-    const cursor = changed.toString();
-    const answer = await this.connection.request({ op: "ack", sub: this.sub, cursor });
-    const results = (answer["results"] ?? []) as Fields[];
-    const refused = results.find((result) => result["ok"] === false);
-    for (const result of results) {
-      const topic = result["topic"] as string;
-      const partition = result["partition"] as number;
-      const offset = changed.get(topic, partition);
-      if (result["ok"] !== false && offset !== undefined) this.committed.set(topic, partition, offset);
-      else this.forget({ [topic]: [partition] });
+  // ------------------------------------------------------------------------------------------------------------ end
+
+  async #shut(): Promise<void> {
+    if (this.#end !== null) return;
+    const { connection, follower } = this;
+    this.#inbox.wake();
+    if (this.#workers === null) this.#inHand = null; // not done: nobody can say whether the loop was left because of it
+    else await Promise.race([this.#workers, sleep(CLOSE_TIMEOUT_MS)]);
+    if (connection.state === "open") {
+      this.#settling.flush();
+      if (this.mode === "stream") await this.commit().catch(() => {}); // else those who come after get it again
     }
-    if (refused !== undefined) throw Refused.of(refused);
+    if (this.#end !== null) return;
+    connection.followers.delete(follower.sub);
+    const isOpen = connection.state === "open";
+    this.#finish(null);
+    if (isOpen) await this.#ask({ op: "unsubscribe" }, false).catch(() => {});
   }
 
-  private async sendSettled(key: string, batch: { fields: Fields; receipts: string[]; waiters: Waiter[] }): Promise<void> {
-    if (this.settling.get(key) === batch) this.settling.delete(key);
-    const { fields, receipts, waiters } = batch;
-    try {
-      const answer = await this.connection.request({ ...fields, receipts });
-      const results = answer["results"] as Fields[];
-      waiters.forEach((waiter, index) => {
-        const result = results[index]!;
-        if (result["ok"] === true) waiter.resolve((result["new_receipt"] as string | undefined) ?? null);
-        else waiter.reject(Refused.of(result));
-      });
-    } catch (error) {
-      for (const waiter of waiters) waiter.reject(error as Error);
-    }
+  #fail(error: Error): void {
+    if (this.#end !== null) return;
+    this.connection.followers.delete(this.follower.sub);
+    this.connection.tell({ op: "unsubscribe", sub: this.follower.sub });
+    this.#finish(error);
   }
 
-  private async consume(onMessage: (message: M) => unknown): Promise<void> {
-    try {
-      for await (const message of this) {
-        try {
-          await onMessage(message);
-        } catch (error) {
-          if (this.mode !== "queue" || this.options.autoAck) throw error;
-          await (message as unknown as Message).nack({ reason: String(error) }).catch(() => {});
-          continue;
-        }
-        if (this.mode === "queue" && !this.options.autoAck) {
-          await (message as unknown as Message).ack().catch(() => {}); // its lease was over: it comes again
-        }
-      }
-    } catch (error) {
-      this.fail(error as Error);
-    }
+  #finish(error: Error | null): void {
+    if (this.#end !== null) return;
+    this.#end = { error };
+    // A reader may still have what has come; the others could not settle it, and after close() nobody wants it.
+    if (error === null || this.mode !== "reader") this.#inbox.drop(() => true);
+    clearInterval(this.#commitTimer);
+    this.#refuse(error ?? new Closed("the subscription is closed"));
+    this.#inbox.wake();
+    this.onOver();
+    call(this.options.onEnd, error);
   }
 
-  private fail(error: Error): void {
-    if (this.end !== null) return;
-    this.connection.followers.delete(this.sub);
-    this.connection.tell({ op: "unsubscribe", sub: this.sub });
-    this.finish(error);
-  }
-
-  private finish(error: Error | null): void {
-    if (this.end !== null) return;
-    this.end = { error };
-    if (error === null) this.held.length = 0; // closed here: nobody wants them
-    clearInterval(this.commitTimer);
-    this.refuse(error ?? new Closed("the subscription is closed"));
-    this.waiter?.();
-    this.options.onEnd?.(error);
+  #creditDefault(): number {
+    const wanted = this.mode === "queue" ? CREDIT_QUEUE : this.options.format === "batch" ? CREDIT_BATCH : CREDIT;
+    return Math.min(wanted, Number(this.connection.limits["max_credit"] ?? wanted));
   }
 }
 
-interface Waiter {
-  resolve: (receipt: string | null) => void;
-  reject: (error: Error) => void;
+function sleep(ms: number): Promise<void> {
+  return new Promise((resolve) => {
+    const timer: unknown = setTimeout(resolve, ms);
+    (timer as { unref?: () => void }).unref?.();
+  });
 }
 
-/** The last item of each partition; the items of a frame are nearly always of one. */
-function lastOfEach<M extends Item>(items: readonly M[]): Iterable<M> {
-  const last = items.at(-1);
-  if (last === undefined) return [];
-  if (items[0]!.topic === last.topic && items[0]!.partition === last.partition) return [last];
-  const found = new Map<string, M>();
-  for (const item of items) found.set(`${item.topic}:${item.partition}`, item);
-  return found.values();
+function randomName(): string {
+  return [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
