@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark_mq.catalog import Catalog
 from pyspark_mq.client import Client
 from pyspark_mq.errors import MqError, OptionError
+from pyspark_mq.json_values import JsonValues
 from pyspark_mq.offsets import (
     EARLIEST,
     LATEST,
@@ -35,15 +36,18 @@ class BatchReader(DataSourceReader):
     a new `load()`.
     """
 
-    def __init__(self, options: Options, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: Options, columns: tuple[str, ...], values: JsonValues | None = None) -> None:
         if isinstance(options.starting, Latest) or _names(options.starting, LATEST):
             raise OptionError("startingOffsets=latest (-1) is for streams: a batch that begins at the end has no rows")
         if isinstance(options.ending, Earliest) or _names(options.ending, EARLIEST):
             raise OptionError(
                 "endingOffsets=earliest (-2) is not legal: a batch that ends at the beginning has no rows"
             )
+        if options.group is not None:
+            raise OptionError("groupId is for streams: it reports how far one is, and a batch is done when it is done")
         self._options = options
         self._columns = columns
+        self._values = values
 
     def partitions(self) -> list[Task]:
         """Look up bounds and times, and cut what lies between into tasks."""
@@ -61,7 +65,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor; see `reading.read`."""
-        return read(self._options, self._columns, partition)
+        return read(self._options, self._columns, partition, self._values)
 
     def _ranges(self, topics: Topics, start: Offsets, end: Offsets) -> Iterator[Range]:
         for topic, state in topics.items():

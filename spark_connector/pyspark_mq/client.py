@@ -1,9 +1,11 @@
-"""The server over HTTP: what topics hold, and record batches as they are stored.
+"""The server over HTTP: what topics hold, and record batches as they are stored, in both directions.
 
-Uses only the standard library, so that nothing but this package has to be on the executors. All requests are reads
-and may be repeated: a broken connection, a time-out or a temporary refusal is tried again, with growing pauses, until
-`retry_timeout_ms` has passed since the first attempt, at each of the given URLs in turn. So neither one lost packet
-nor a restart of the server kills a query.
+Uses only the standard library, so that nothing but this package has to be on the executors. All requests are reads,
+or sends whose headers let the server tell a repeat, so each may be repeated: a broken connection, a time-out or a
+temporary refusal is tried again, with growing pauses, until `retry_timeout_ms` has passed since the first attempt, at
+each of the given URLs in turn. So neither one lost packet nor a restart of the server kills a query.
+
+TLS: the CA's certificates travel as text (`Endpoint.ca_pem`), so no executor needs the file.
 
 Idle connections are kept per process and server (`ConnectionPool`): Spark's Python workers live on from task to task.
 """
@@ -17,7 +19,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -28,6 +30,7 @@ from pyspark_mq.offsets import Bounds, TopicState
 log = logging.getLogger(__name__)
 
 BATCH_MEDIA_TYPE = "application/vnd.mq.batch"
+JSON_MEDIA_TYPE = "application/vnd.kafka.binary.v2+json"
 
 REQUEST_TIMEOUT_MS = 30_000
 RETRY_TIMEOUT_MS = 60_000
@@ -45,6 +48,8 @@ _NOT_FOUND = frozenset({40401, 40402, 40403})
 """Error codes for an unknown topic or partition. A 404 with another one comes from something that is not our server:
 it must not be taken for a deleted topic."""
 
+_GROUP_NOT_FOUND = 40405
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -52,6 +57,9 @@ class Endpoint:
 
     urls: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
+    ca_pem: str | None = field(default=None, repr=False)
+    """Certificates of the authorities to trust, and no others; None: those this machine trusts."""
+
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
 
@@ -63,6 +71,13 @@ class Fetched(NamedTuple):
     next_offset: int
     bounds: Bounds
     epoch: str
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
 
 
 class _Reply(NamedTuple):
@@ -82,27 +97,27 @@ class ConnectionPool:
     """Idle connections by server. Not shared with a forked child, and empty after pickling."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[int, str], list[http.client.HTTPConnection]] = {}
+        self._idle: dict[tuple[int, str, str | None], list[http.client.HTTPConnection]] = {}
 
     def __reduce__(self) -> tuple[type[ConnectionPool], tuple[()]]:
         return ConnectionPool, ()
 
-    def take(self, base: str, timeout_s: float) -> tuple[http.client.HTTPConnection, bool]:
+    def take(self, base: str, timeout_s: float, ca_pem: str | None) -> tuple[http.client.HTTPConnection, bool]:
         """A connection to use alone, and whether it has been used before (so that the server may have closed it)."""
-        idle = self._idle.get((os.getpid(), base))
+        idle = self._idle.get((os.getpid(), base, ca_pem))
         if idle:
             try:
                 connection = idle.pop()
             except IndexError:  # another thread was faster
-                return _connect(base, timeout_s), False
+                return _connect(base, timeout_s, ca_pem), False
             if connection.sock is not None:
                 connection.sock.settimeout(timeout_s)
                 return connection, True
-        return _connect(base, timeout_s), False
+        return _connect(base, timeout_s, ca_pem), False
 
-    def give_back(self, base: str, connection: http.client.HTTPConnection) -> None:
+    def give_back(self, base: str, ca_pem: str | None, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose response has been read to its end."""
-        idle = self._idle.setdefault((os.getpid(), base), [])
+        idle = self._idle.setdefault((os.getpid(), base, ca_pem), [])
         if len(idle) < IDLE_CONNECTIONS_MAX:
             idle.append(connection)
         else:
@@ -120,17 +135,17 @@ PROCESS_POOL = ConnectionPool()
 """What clients use unless they are given another."""
 
 
-def _connect(base: str, timeout_s: float) -> http.client.HTTPConnection:
+def _connect(base: str, timeout_s: float, ca_pem: str | None) -> http.client.HTTPConnection:
     parts = urlsplit(base)
     assert parts.hostname is not None, "options.py lets only URLs with a host pass"
     if parts.scheme == "https":
-        context = ssl.create_default_context()
+        context = ssl.create_default_context(cadata=ca_pem)
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
     return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
 
 
 class Client:
-    """Reads from one server (or several that are equal). For one thread; make one where it is used.
+    """One server (or several that are equal). For one thread; make one where it is used.
 
     Every method raises ServerUnavailable when the server cannot be reached for `retry_timeout_ms`, and ServerError
     when it refuses for good.
@@ -194,19 +209,65 @@ class Client:
         except (TypeError, ValueError) as error:
             raise MqError(f"{self._base}{path} answered without the headers of an mq server: {error}") from error
 
+    def send_batch(self, topic: str, partition: int, batch: bytes, identity: Mapping[str, str]) -> bool:
+        """Append one batch; durable on return. True: it is a repeat, by the `identity` headers, and was there."""
+        path = f"/topics/{quote(topic, safe='')}/partitions/{partition}"
+        reply = self._post(path, batch, {"Content-Type": BATCH_MEDIA_TYPE, **identity})
+        return self._repeated_count(reply) > 0
+
+    def send_json(self, topic: str, body: bytes, identity: Mapping[str, str]) -> int:
+        """Send records as JSON with base64; durable on return. How many of them are repeats, and were there."""
+        reply = self._post(f"/topics/{quote(topic, safe='')}", body, {"Content-Type": JSON_MEDIA_TYPE, **identity})
+        return self._repeated_count(reply)
+
+    def move_group(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Say that a group is at an offset of a partition: it has all records before it. Durable on return.
+
+        A group that does not exist is made first.
+        """
+        body = json.dumps({"topic": topic, "to": offset, "partitions": [partition]}).encode()
+        path = f"/mq/v1/groups/{quote(group, safe='')}/offsets:reset"
+        headers = {"Content-Type": "application/json"}
+        try:
+            self._post(path, body, headers)
+        except ServerError as error:
+            if error.error_code != _GROUP_NOT_FOUND:
+                raise
+            self._make_group(group)
+            self._post(path, body, headers)
+
+    def _make_group(self, group: str) -> None:
+        """A group begins with its first consumer instance; the instance may go at once."""
+        consumers = f"/consumers/{quote(group, safe='')}"
+        headers = {"Content-Type": "application/vnd.kafka.v2+json"}
+        reply = self._post(consumers, b'{"auto.commit.enable": "false"}', headers)
+        instance = _field(self._json(reply), "instance_id", str)
+        path = f"{consumers}/instances/{quote(instance, safe='')}"
+        self._exchange(_Request("DELETE", path, {"Accept": "application/json"}))
+
+    def _repeated_count(self, reply: _Reply) -> int:
+        receipts = _field(self._json(reply), "offsets", list)
+        return sum(isinstance(receipt, dict) and bool(receipt.get("duplicate")) for receipt in receipts)
+
     @property
     def _base(self) -> str:
         return self._endpoint.urls[self._base_index]
 
     def _get(self, path: str, accept: str = "application/json") -> _Reply:
-        """GET with retries; see the module's docstring."""
+        return self._exchange(_Request("GET", path, {"Accept": accept}))
+
+    def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> _Reply:
+        return self._exchange(_Request("POST", path, {"Accept": "application/json", **headers}, body))
+
+    def _exchange(self, request: _Request) -> _Reply:
+        """Request and answer, with retries; see the module's docstring."""
         give_up_at = self._monotonic() + self._endpoint.retry_timeout_ms / 1000
         pause_s = PAUSE_FIRST_S
         while True:
             try:
-                return self._attempt(path, accept)
+                return self._attempt(request)
             except ssl.SSLCertVerificationError as error:
-                raise ServerUnavailable(f"{self._base} is not trusted: {error}") from error
+                raise ServerUnavailable(f"{self._base} is not trusted: {error}; see the option caFile") from error
             except (OSError, http.client.HTTPException) as error:
                 reason, wanted_s = f"{type(error).__name__}: {error}", 0.0
             except _Temporary as refusal:
@@ -215,31 +276,32 @@ class Client:
             wait_s = max(wanted_s, pause_s * random.uniform(0.5, 1.0))
             if self._monotonic() + wait_s > give_up_at:
                 raise ServerUnavailable(
-                    f"no answer from {self._base}{path} within {self._endpoint.retry_timeout_ms} ms of attempts "
-                    f"(option retryTimeoutMs); the last one failed with {reason}"
+                    f"no answer from {self._base}{request.path} within {self._endpoint.retry_timeout_ms} ms of "
+                    f"attempts (option retryTimeoutMs); the last one failed with {reason}"
                 )
-            log.warning("%s%s failed, next attempt in %.1f s: %s", self._base, path, wait_s, reason)
+            log.warning("%s%s failed, next attempt in %.1f s: %s", self._base, request.path, wait_s, reason)
             self._base_index = (self._base_index + 1) % len(self._endpoint.urls)
             self._sleep(wait_s)
             pause_s = min(2 * pause_s, PAUSE_LONGEST_S)
 
-    def _attempt(self, path: str, accept: str) -> _Reply:
+    def _attempt(self, request: _Request) -> _Reply:
         timeout_s = self._endpoint.request_timeout_ms / 1000
         while True:
-            connection, used_before = self._pool.take(self._base, timeout_s)
+            connection, used_before = self._pool.take(self._base, timeout_s, self._endpoint.ca_pem)
             try:
-                return self._exchange(connection, path, accept)
+                return self._once(connection, request)
             except (ConnectionError, http.client.BadStatusLine):
                 # The server may close an idle connection at any time: that is no failure, one on a new one is.
                 if not used_before:
                     raise
 
-    def _exchange(self, connection: http.client.HTTPConnection, path: str, accept: str) -> _Reply:
-        headers = {"Accept": accept}
+    def _once(self, connection: http.client.HTTPConnection, request: _Request) -> _Reply:
+        headers = dict(request.headers)
         if self._endpoint.token is not None:
             headers["Authorization"] = f"Bearer {self._endpoint.token}"
         try:
-            connection.request("GET", urlsplit(self._base).path.rstrip("/") + path, headers=headers)
+            path = urlsplit(self._base).path.rstrip("/") + request.path
+            connection.request(request.method, path, request.body, headers)
             response = connection.getresponse()
             body = response.read()
         except BaseException:
@@ -248,10 +310,10 @@ class Client:
         if response.will_close:
             connection.close()
         else:
-            self._pool.give_back(self._base, connection)
-        if response.status == 200:
+            self._pool.give_back(self._base, self._endpoint.ca_pem, connection)
+        if response.status in (200, 204):
             return _Reply(body, response.headers)
-        raise _refusal(self._base + path, response, body)
+        raise _refusal(self._base + request.path, response, body)
 
     def _json(self, reply: _Reply) -> object:
         try:

@@ -1,4 +1,5 @@
-"""Names of pyspark 4.2 that 4.0 and 4.1 lack: there, streams have no rate limit and AvailableNow is one batch."""
+"""Names that older pysparks lack: before 4.2 streams have no rate limit and AvailableNow is one batch, and 4.0 cannot
+write streams."""
 
 from __future__ import annotations
 
@@ -39,8 +40,21 @@ except ImportError:
         """As above."""
 
 
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+    STREAM_WRITES = True
+except ImportError:
+    STREAM_WRITES = False
+
+    class DataSourceStreamArrowWriter:  # type: ignore[no-redef]
+        """Stands in for the class of pyspark 4.1; never used."""
+
+
 __all__ = [
     "ADMISSION_CONTROL",
+    "STREAM_WRITES",
+    "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",

@@ -89,6 +89,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "tag": pa.string(),
     "deliverAt": pa.timestamp("us", tz="UTC"),
     "scheduleId": pa.string(),
+    "messageId": pa.string(),
 }
 """Every column there is, with the Arrow type that Spark expects of it."""
 
@@ -136,7 +137,7 @@ def find_batches(body: bytes) -> Batches:
 
 
 def decode(
-    batches: Batches, *, topic: str, partition: int, start: int, end: int, columns: Sequence[str]
+    batches: Batches, *, topic: str, partition: int, epoch: str = "", start: int, end: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """The records with offsets in [start, end) as Arrow, with the given columns of ARROW_TYPES, in that order (D2).
 
@@ -156,7 +157,7 @@ def decode(
             records = _parse(section)
             low, high = np.searchsorted(records.offsets, (start, end))
             if low < high:
-                yield _to_arrow(section.buffer, records.rows(slice(low, high)), topic, partition, columns)
+                yield _to_arrow(section.buffer, records.rows(slice(low, high)), (topic, partition, epoch), columns)
     except IndexError as error:
         raise MalformedBody(
             f"records of {topic}/{partition} in [{start}, {end}) run over the end of a batch"
@@ -332,7 +333,8 @@ def _sizes(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-def _to_arrow(buffer: bytes, records: _Records, topic: str, partition: int, columns: Sequence[str]) -> pa.RecordBatch:
+def _to_arrow(buffer: bytes, records: _Records, place: tuple[str, int, str], columns: Sequence[str]) -> pa.RecordBatch:
+    topic, partition, epoch = place
     count = len(records.offsets)
     arrays: dict[str, pa.Array] = {}
 
@@ -353,6 +355,9 @@ def _to_arrow(buffer: bytes, records: _Records, topic: str, partition: int, colu
         "partition": lambda: constant(partition, "partition"),
         "offset": lambda: pa.array(records.offsets),
         "timestamp": lambda: _timestamps(records.timestamps_ms),
+        "messageId": lambda: pc.binary_join_element_wise(
+            f"{epoch}-{partition}", pa.array(records.offsets).cast(pa.string()), "-"
+        ),
         "timestampType": lambda: pa.array(records.timestamp_types.astype(np.int32)),
     }
     return pa.RecordBatch.from_arrays(

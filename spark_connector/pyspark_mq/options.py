@@ -1,4 +1,4 @@
-"""What a user may choose: names as in Spark's Kafka source wherever the meaning is the same.
+"""What a user may choose: names as in Spark's Kafka source and sink wherever the meaning is the same.
 
 Names are case-insensitive, as everywhere in Spark, and every value is a string. A name that is not in `NAMES`, or a
 value that does not parse, is an OptionError that says what is valid: an option that is silently ignored would be
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from pyspark_mq.client import REQUEST_TIMEOUT_MS, RETRY_TIMEOUT_MS, Endpoint
 from pyspark_mq.errors import OptionError
+from pyspark_mq.identity import EPOCH_MAX, WRITE_ID_CHARS_MAX, is_write_id
 from pyspark_mq.offsets import (
     EARLIEST,
     LATEST,
@@ -36,9 +39,10 @@ from pyspark_mq.offsets import (
 
 T = TypeVar("T")
 
+CONNECTION_NAMES = ("url", "token", "caFile", "requestTimeoutMs", "retryTimeoutMs")
+
 NAMES = (
-    "url",
-    "token",
+    *CONNECTION_NAMES,
     "subscribe",
     "subscribePattern",
     "assign",
@@ -59,14 +63,22 @@ NAMES = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "fetchBytes",
-    "requestTimeoutMs",
-    "retryTimeoutMs",
+    "groupId",
+    "valueFormat",
+    "mode",
 )
+"""Options of reads."""
+
+WRITE_NAMES = (*CONNECTION_NAMES, "topic", "writeId", "writeEpoch", "sortRows")
+"""Options of writes."""
+
+SPARKS_OWN_NAMES = ("path", "queryname", "checkpointlocation")
+"""What Spark hands over besides; `path` is the argument of `load` and `save`."""
 
 KAFKA_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """Columns when nothing else is asked for; `includeHeaders` adds "headers"."""
 
-EXTRA_COLUMNS = ("headers", "tag", "deliverAt", "scheduleId")
+EXTRA_COLUMNS = ("headers", "tag", "deliverAt", "scheduleId", "messageId")
 """Columns that must be asked for."""
 
 MiB = 1024 * 1024
@@ -75,6 +87,18 @@ FETCH_BYTES_MAX = 64 * MiB
 TRIGGER_DELAY_MAX_MS = 15 * 60_000
 
 _DELAY_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def check_names(given: Mapping[str, str]) -> None:
+    """Raises OptionError for a name that is neither for reads nor for writes."""
+    _Values(given, tuple(dict.fromkeys((*NAMES, *WRITE_NAMES))))
+
+
+def is_about_reading(given: Mapping[str, str]) -> bool:
+    """True when the options say what to read, and nothing about a write."""
+    names = {name.lower() for name in given}
+    to_write = {name.lower() for name in WRITE_NAMES} - {name.lower() for name in NAMES}
+    return bool(names & {"subscribe", "subscribepattern", "assign"}) and not names & to_write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +117,19 @@ class Options:
     records_per_trigger_min: int | None = None
     trigger_delay_max_ms: int = TRIGGER_DELAY_MAX_MS
     fetch_bytes: int = FETCH_BYTES
+    group: str | None = None
+    json_values: bool = False
+    fail_fast: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
         """Check and parse the options of a reader. Raises OptionError."""
-        values = _Values(given)
+        values = _Values(given, NAMES)
+        json_values = values.choice("valueFormat", ("binary", "json")) == "json"
+        if json_values and (ours := values.given("columns", "includeHeaders")):
+            raise OptionError(f"option {ours[0]} is not for valueFormat=json: there the schema names all columns")
+        if values.given("mode") and not json_values:
+            raise OptionError("option mode is for valueFormat=json: it says what becomes of values that do not fit")
         return cls(
             endpoint=_endpoint(values),
             selection=_selection(values),
@@ -115,18 +147,51 @@ class Options:
             records_per_trigger_min=values.count("minOffsetsPerTrigger"),
             trigger_delay_max_ms=values.parsed("maxTriggerDelay", _duration_ms) or TRIGGER_DELAY_MAX_MS,
             fetch_bytes=min(values.count("fetchBytes") or FETCH_BYTES, FETCH_BYTES_MAX),
+            group=values.get("groupId"),
+            json_values=json_values,
+            fail_fast=values.choice("mode", ("permissive", "failfast")) == "failfast",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Options of one `save()` or `start()`, parsed and checked."""
+
+    endpoint: Endpoint
+    topic: str | None = None
+    """For all rows; None: the rows have a column of that name."""
+
+    write_id: str | None = None
+    """What the user calls this write, so that a later run of it is a repeat."""
+
+    write_epoch: int = 0
+    sort_rows: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> WriteOptions:
+        """Check and parse the options of a writer. Raises OptionError."""
+        values = _Values(given, WRITE_NAMES)
+        options = cls(
+            endpoint=_endpoint(values),
+            topic=values.get("topic") or values.get("path"),
+            write_id=values.parsed("writeId", _write_id),
+            write_epoch=values.parsed("writeEpoch", _epoch) or 0,
+            sort_rows=values.flag("sortRows", default=False),
+        )
+        if values.given("writeEpoch") and options.write_id is None:
+            raise OptionError("option writeEpoch counts the writes of a writeId: give that one too")
+        return options
 
 
 class _Values:
     """The raw values by option name, and how to parse them with a good message."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        names = {name.lower(): name for name in NAMES}
-        unknown = sorted(name for name in given if name.lower() not in names and name.lower() != "path")
+    def __init__(self, given: Mapping[str, str], legal: Sequence[str]) -> None:
+        names = {name.lower(): name for name in (*legal, *SPARKS_OWN_NAMES)}
+        unknown = sorted(name for name in given if name.lower() not in names)
         if unknown:
-            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; the options are {', '.join(NAMES)}")
-        self._values = {names.get(name.lower(), "path"): value for name, value in given.items()}
+            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; the options are {', '.join(legal)}")
+        self._values = {names[name.lower()]: value for name, value in given.items()}
 
     def get(self, name: str) -> str | None:
         return self._values.get(name)
@@ -198,9 +263,32 @@ def _endpoint(values: _Values) -> Endpoint:
     return Endpoint(
         urls=urls,
         token=values.get("token"),
+        ca_pem=values.parsed("caFile", _ca),
         request_timeout_ms=values.count("requestTimeoutMs") or REQUEST_TIMEOUT_MS,
         retry_timeout_ms=values.count("retryTimeoutMs") or RETRY_TIMEOUT_MS,
     )
+
+
+def _ca(path: str) -> str:
+    """The text of a file of certificates, read here on the driver."""
+    try:
+        text = Path(path).read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, UnicodeDecodeError, ssl.SSLError) as error:
+        raise ValueError(f"it is a file with certificates in PEM, on the driver: {error}") from error
+    return text
+
+
+def _write_id(text: str) -> str:
+    if not is_write_id(text):
+        raise ValueError(f"it is 1 to {WRITE_ID_CHARS_MAX} visible ASCII characters, without quotes and backslashes")
+    return text
+
+
+def _epoch(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) > EPOCH_MAX:
+        raise ValueError(f"it is a whole number from 0 to {EPOCH_MAX}")
+    return int(text)
 
 
 def _selection(values: _Values) -> Selection:

@@ -22,6 +22,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark_mq.client import Client
 from pyspark_mq.decode import Batches, decode, find_batches
 from pyspark_mq.errors import DataLossError, MalformedBody, NotFound, OutOfRange
+from pyspark_mq.json_values import JsonValues
 from pyspark_mq.offsets import Range
 from pyspark_mq.options import Options
 
@@ -45,22 +46,26 @@ class _Piece(NamedTuple):
     batches: Batches
 
 
-def read(options: Options, columns: tuple[str, ...], task: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of a task, as Arrow batches with these columns.
+def read(
+    options: Options, columns: tuple[str, ...], task: InputPartition, values: JsonValues | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The records of a task, as Arrow batches with these columns, or with those that `values` makes of them.
 
     Raises DataLossError when records of the task are gone and `fail_on_data_loss` is set, and the client's errors.
     """
     if not isinstance(task, Task):  # Spark's stand-in for an empty plan
         return
     for piece in _ahead(_pieces(Client(options.endpoint), options, task.ranges)):
-        yield from decode(
+        decoded = decode(
             piece.batches,
             topic=piece.range.topic,
             partition=piece.range.partition,
+            epoch=piece.range.epoch,
             start=piece.offset,
             end=piece.range.end,
             columns=columns,
         )
+        yield from decoded if values is None else (values.to_rows(rows, str(piece.range)) for rows in decoded)
 
 
 def report_loss(message: str, *, fail: bool) -> None:

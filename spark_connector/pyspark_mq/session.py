@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from types import ModuleType
 
 from pyspark import SparkContext, cloudpickle
 from pyspark.sql import SparkSession
@@ -37,7 +38,12 @@ def register(spark: SparkSession, *, ship_code: bool = False) -> None:
     what Spark needs for any Python data source (numpy and pyarrow).
     """
     if ship_code:
-        for name, module in list(sys.modules.items()):
-            if name == "pyspark_mq" or name.startswith("pyspark_mq."):
-                cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        for module in shipped_modules():
+            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     spark.dataSource.register(MqDataSource)
+
+
+def shipped_modules() -> list[ModuleType]:
+    """What is sent along: all modules of this package. (So none of them may hold what cannot be pickled, such as a
+    `struct.Struct`, or is pickled by name whatever one asks for, such as a function with an `lru_cache`.)"""
+    return [module for name, module in sys.modules.items() if name.partition(".")[0] == "pyspark_mq"]

@@ -1,4 +1,4 @@
-"""The data source Spark finds by the name "mq": which columns, and which reader."""
+"""The data source Spark finds by the name "mq": which columns, and which reader or writer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from pyspark_mq.batch import BatchReader
-from pyspark_mq.compat import ADMISSION_CONTROL
+from pyspark_mq.compat import ADMISSION_CONTROL, STREAM_WRITES
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options import Options
+from pyspark_mq.json_values import JsonValues
+from pyspark_mq.options import Options, WriteOptions, check_names, is_about_reading
+from pyspark_mq.rows import Column, columns_to_write
 from pyspark_mq.stream import StreamReader
+from pyspark_mq.writer import BatchWriter, StreamWriter
 
 _SQL_TYPES = {
     "key": "binary",
@@ -26,16 +29,20 @@ _SQL_TYPES = {
     "tag": "string",
     "deliverAt": "timestamp",
     "scheduleId": "string",
+    "messageId": "string",
 }
 """Every column there is, with its type as Spark's `simpleString` writes it."""
 
 
 class MqDataSource(DataSource):
-    """`format("mq")`. Options are parsed at `load()`, so a wrong one is reported there."""
+    """`format("mq")`. Options are checked at `load()` and `save()`, so a wrong one is reported there."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = Options.parse(dict(options))
+        self._given = dict(options)
+        check_names(self._given)
+        if is_about_reading(self._given):
+            Options.parse(self._given)  # Spark may ask for a reader much later
 
     @classmethod
     def name(cls) -> str:
@@ -44,17 +51,49 @@ class MqDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns asked for by `columns` and `includeHeaders`; Spark does not ask when the user gives a schema."""
-        return ", ".join(f"`{name}` {_SQL_TYPES[name]}" for name in self._options.columns)
+        options = Options.parse(self._given)
+        if options.json_values:
+            raise OptionError("valueFormat=json needs to know the fields: .schema('id BIGINT, name STRING')")
+        return ", ".join(f"`{name}` {_SQL_TYPES[name]}" for name in options.columns)
 
     def reader(self, schema: StructType) -> BatchReader:
         """A reader of what the topics hold now."""
-        return BatchReader(self._options, columns_of(schema))
+        options = Options.parse(self._given)
+        return BatchReader(options, *_to_read(schema, options))
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """A reader of what arrives."""
-        if not ADMISSION_CONTROL and self._options.records_per_trigger_max is not None:
+        options = Options.parse(self._given)
+        if not ADMISSION_CONTROL and options.records_per_trigger_max is not None:
             warnings.warn("pyspark before 4.2 has no rate limit: maxOffsetsPerTrigger is ignored", stacklevel=2)
-        return StreamReader(self._options, columns_of(schema))
+        return StreamReader(options, *_to_read(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """A writer of one batch job."""
+        if overwrite:
+            raise OptionError('a topic cannot be overwritten, only added to: use .mode("append")')
+        options = WriteOptions.parse(self._given)
+        return BatchWriter(options, _to_write(schema, options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """A writer of one micro-batch. In complete mode (`overwrite`) each adds the whole result."""
+        if not STREAM_WRITES:
+            raise OptionError("writing a stream needs pyspark 4.1 or later; with 4.0 write in foreachBatch")
+        options = WriteOptions.parse(self._given)
+        return StreamWriter(options, _to_write(schema, options))
+
+
+def _to_read(schema: StructType, options: Options) -> tuple[tuple[str, ...], JsonValues | None]:
+    """Which of our columns are read, and what is made of them."""
+    if not options.json_values:
+        return columns_of(schema), None
+    values = JsonValues(schema, fail_fast=options.fail_fast)
+    return values.columns, values
+
+
+def _to_write(schema: StructType, options: WriteOptions) -> tuple[Column, ...]:
+    fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    return columns_to_write(fields, topic_given=options.topic is not None)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ from pyspark_mq.catalog import Catalog
 from pyspark_mq.client import Client
 from pyspark_mq.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 from pyspark_mq.errors import OptionError
+from pyspark_mq.json_values import JsonValues
+from pyspark_mq.lag import LagReporter
 from pyspark_mq.offsets import (
     Latest,
     Offsets,
@@ -76,12 +78,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One stream. Spark drives it from one thread; see the module's docstring for what runs where."""
 
     def __init__(
-        self, options: Options, columns: tuple[str, ...], *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        options: Options,
+        columns: tuple[str, ...],
+        values: JsonValues | None = None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if options.ending is not None:
             raise OptionError("endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch reads only")
         self._options = options
         self._columns = columns
+        self._values = values
         self._monotonic = monotonic
         self._starting = options.starting or Latest()
         self._catalog = Catalog(Client(options.endpoint), options.selection)
@@ -90,10 +98,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamOffset | None = None
         self._pinned = False
         self._last_trigger_s: float | None = None
+        self._lag: LagReporter | None = None
 
-    def __reduce__(self) -> tuple[type[StreamReader], tuple[Options, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[StreamReader], tuple[Options, tuple[str, ...], JsonValues | None]]:
         """Executors get a reader in its first state: they only call `read`."""
-        return StreamReader, (self._options, self._columns)
+        return StreamReader, (self._options, self._columns, self._values)
 
     def initialOffset(self) -> _Json:
         """Where a new query begins. Asked more than once, it answers the same."""
@@ -149,13 +158,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor; see `reading.read`."""
-        return read(self._options, self._columns, partition)
+        return read(self._options, self._columns, partition, self._values)
 
     def commit(self, end: _Json) -> None:
-        """Progress lives in Spark's checkpoint: there is nothing to tell the server."""
+        """Progress lives in Spark's checkpoint; the server is told only for the lag of `groupId`."""
+        if self._options.group is not None:
+            if self._lag is None:
+                self._lag = LagReporter(Client(self._options.endpoint), self._options.group)
+            self._lag.report(StreamOffset.from_json(end).offsets)
 
     def stop(self) -> None:
-        """Nothing is held open."""
+        """The query has ended."""
+        if self._lag is not None:
+            self._lag.close()
 
     def _latest_without_start(self) -> _Json:
         """For pyspark 4.0 and 4.1, where this comes before `initialOffset`; S1 then needs both to agree."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +31,9 @@ DISCONNECT = "disconnect"
 
 CUT = "cut"
 """A fault: the right answer, but only half of its body arrives."""
+
+LOST = "lost"
+"""A fault: what was sent is stored, but the connection is closed without an answer."""
 
 Fault = Answer | str
 
@@ -61,8 +64,14 @@ class FakeServer:
 
     topics: dict[str, FakeTopic] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    post_faults: list[Fault] = field(default_factory=list)
+    """The same for what is sent, before `faults`."""
+
     requests: list[str] = field(default_factory=list)
     tokens: list[str | None] = field(default_factory=list)
+    sent: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    """Path, headers and body of each POST that was new."""
+
     connections: int = 0
     url: str = ""
     _epoch: int = 0
@@ -101,6 +110,16 @@ class FakeServer:
             case _:
                 return _json(404, {"error_code": 404, "message": "HTTP 404 Not Found", "retriable": False})
 
+    def take(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """The right answer to a POST. What has the same path and identity as an earlier one is a repeat."""
+        identity = {name: value for name, value in headers.items() if name in _IDENTITY}
+        is_repeat = any((path, identity) == (known, by) for known, by, _ in self.sent)
+        if not is_repeat:
+            self.sent.append((path, identity, body))
+        receipt = {"partition": 0, "offset": None, **({"duplicate": True} if is_repeat else {})}
+        count = len(json.loads(body)["records"]) if "json" in headers["Content-Type"] else 1
+        return _json(200, {"offsets": [receipt] * count})
+
     def _offsets(self, name: str, time_ms: str | None) -> tuple[int, dict[str, str], bytes]:
         topic = self.topics.get(name)
         if topic is None:
@@ -138,6 +157,9 @@ class FakeServer:
         return 200, headers, body
 
 
+_IDENTITY = frozenset(("Mq-Producer", "Mq-Sequence", "Idempotency-Key"))
+
+
 def _json(status: int, document: dict[str, object]) -> tuple[int, dict[str, str], bytes]:
     return status, {"Content-Type": "application/json"}, json.dumps(document).encode()
 
@@ -156,17 +178,27 @@ def serving() -> Iterator[FakeServer]:
             super().setup()
 
         def do_GET(self) -> None:
+            self._answer(lambda: fake.answer(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(lambda: fake.take(self.path, dict(self.headers.items()), body))
+
+        def _answer(self, right: Callable[[], tuple[int, dict[str, str], bytes]]) -> None:
             fake.requests.append(self.path)
             fake.tokens.append(self.headers.get("Authorization"))
-            fault = fake.faults.pop(0) if fake.faults else None
-            if fault == DISCONNECT:
+            faults = fake.post_faults if self.command == "POST" and fake.post_faults else fake.faults
+            fault = faults.pop(0) if faults else None
+            if fault in (DISCONNECT, LOST):
+                if fault == LOST:
+                    right()
                 self.close_connection = True
                 return
             if isinstance(fault, Answer):
                 status, headers, body = _json(fault.status, fault.body)
                 headers |= dict(fault.headers)
             else:
-                status, headers, body = fake.answer(self.path)
+                status, headers, body = right()
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

@@ -66,6 +66,7 @@ def test_options_choose_what_is_read(server: FakeServer, options: dict[str, str]
         ({"startingOffsets": "latest"}, "startingOffsets=latest"),
         ({"startingOffsets": '{"a":{"0":-1,"1":0}}'}, "startingOffsets=latest"),
         ({"endingOffsets": "earliest"}, "endingOffsets=earliest"),
+        ({"groupId": "g"}, "groupId is for streams"),
         (
             {"startingOffsets": '{"a":{"0":9,"1":0}}', "endingOffsets": '{"a":{"0":8,"1":1}}'},
             "at 9, after its end at 8",

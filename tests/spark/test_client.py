@@ -138,8 +138,8 @@ def test_topics_with_odd_names_are_escaped(server: FakeServer, clock: Clock) -> 
 def test_a_pool_is_empty_after_pickling(server: FakeServer, clock: Clock) -> None:
     pool = clock.pool
     client(clock, server.url).topic_names()
-    _, used_before = copy.copy(pool).take(server.url, 1)
+    _, used_before = copy.copy(pool).take(server.url, 1, None)
     assert not used_before
-    connection, used_before = pool.take(server.url, 1)
+    connection, used_before = pool.take(server.url, 1, None)
     assert used_before
     connection.close()

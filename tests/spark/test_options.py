@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql.types import LongType, StructType
 from pyspark_mq.errors import OptionError
+from pyspark_mq.identity import EPOCH_MAX
 from pyspark_mq.offsets import Assign, AtTime, AtTimes, Earliest, Exact, Latest, Subscribe, SubscribePattern
-from pyspark_mq.options import NAMES, Options
+from pyspark_mq.options import NAMES, WRITE_NAMES, Options, WriteOptions, check_names, is_about_reading
 from pyspark_mq.source import columns_of
 
 BASE = {"url": "http://h:1", "subscribe": "t"}
@@ -31,7 +32,6 @@ def test_every_option_arrives() -> None:
             "endingOffsets": '{"t":{"0":5,"1":-1}}',
             "startingOffsetsByTimestampStrategy": "LATEST",
             "failOnDataLoss": "False",
-            "includeHeaders": "true",
             "minPartitions": "3",
             "maxRecordsPerPartition": "10",
             "minRecordsPerPartition": "2",
@@ -41,13 +41,17 @@ def test_every_option_arrives() -> None:
             "fetchBytes": "1000",
             "requestTimeoutMs": "7",
             "retryTimeoutMs": "8",
+            "groupId": "g",
+            "valueFormat": "JSON",
+            "mode": "failfast",
         }
     )
+    assert (options.group, options.json_values, options.fail_fast) == ("g", True, True)
     assert options.selection == Assign({"t": (0, 1)})
     assert (options.starting, options.ending) == (Earliest(), Exact({"t": {0: 5, 1: -1}}))
     assert options.no_match_is_latest
     assert not options.fail_on_data_loss
-    assert options.columns[-1] == "headers"
+    assert Options.parse({**BASE, "includeHeaders": "true"}).columns[-1] == "headers"
     assert (options.split.tasks_min, options.split.records_max, options.split.records_min) == (3, 10, 2)
     assert (options.records_per_trigger_max, options.records_per_trigger_min) == (100, 50)
     assert (options.trigger_delay_max_ms, options.fetch_bytes) == (30_000, 1000)
@@ -108,11 +112,55 @@ def test_an_unknown_option_is_an_error_that_lists_all() -> None:
         ({**BASE, "maxTriggerDelay": "5 weeks"}, "such as 15m"),
         ({**BASE, "columns": "value,valeu"}, "out of key, value"),
         ({**BASE, "columns": "value,Value"}, "each once"),
+        ({**BASE, "caFile": "/no/such/file"}, "certificates in PEM, on the driver"),
+        ({**BASE, "caFile": __file__}, "certificates in PEM, on the driver"),
+        ({**BASE, "valueFormat": "avro"}, "one of binary, json"),
+        ({**BASE, "valueFormat": "json", "mode": "dropmalformed"}, "one of permissive, failfast"),
+        ({**BASE, "mode": "failfast"}, "mode is for valueFormat=json"),
+        ({**BASE, "valueFormat": "json", "columns": "key"}, "columns is not for valueFormat=json"),
     ],
 )
 def test_a_wrong_value_is_an_error_that_says_what_is_right(given: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         Options.parse(given)
+
+
+WRITE = {"url": "http://h:1", "topic": "t"}
+
+
+def test_every_option_of_a_write_arrives() -> None:
+    given = {**WRITE, "writeId": "w", "writeEpoch": str(EPOCH_MAX), "sortRows": "true", "checkpointlocation": "/x"}
+    options = WriteOptions.parse(given)
+    assert (options.topic, options.write_id, options.write_epoch, options.sort_rows) == ("t", "w", EPOCH_MAX, True)
+    assert WriteOptions.parse({"url": "http://h", "path": "t"}).topic == "t"
+    assert WriteOptions.parse({"url": "http://h"}).topic is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({**WRITE, "subscribe": "t"}, "unknown option 'subscribe'; the options are url, .*, writeId"),
+        ({**WRITE, "writeId": "a b"}, "visible ASCII characters"),
+        ({**WRITE, "writeId": "w", "writeEpoch": str(EPOCH_MAX + 1)}, f"from 0 to {EPOCH_MAX}"),
+        ({**WRITE, "writeEpoch": "1"}, "give that one too"),
+        ({**WRITE, "sortRows": "1"}, "one of true, false"),
+    ],
+)
+def test_a_wrong_option_of_a_write_says_what_is_right(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        WriteOptions.parse(given)
+
+
+def test_a_name_that_is_neither_for_reads_nor_for_writes_is_known_before_it_is_known_which() -> None:
+    check_names(dict.fromkeys((*NAMES, *WRITE_NAMES, "path", "queryName"), ""))
+    with pytest.raises(OptionError, match="unknown option 'topics'"):
+        check_names({"topics": "t"})
+
+
+def test_what_says_where_to_write_is_not_about_reading() -> None:
+    assert is_about_reading({"url": "u", "Subscribe": "t"})
+    assert not is_about_reading({"url": "u", "subscribe": "t", "TOPIC": "t"})
+    assert not is_about_reading({"url": "u"})
 
 
 def test_columns_may_be_named_in_any_case_and_order() -> None:

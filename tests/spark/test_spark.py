@@ -118,6 +118,36 @@ def test_a_failing_server_costs_time_but_no_records(spark: SparkSession) -> None
         assert frame.selectExpr("count(*)", "count(distinct value)").first() == (100, 100)
 
 
+JSON_VALUES = [
+    '{"id": 1, "name": "a", "price": 1.5, "on": true, "tags": ["x", null], "at": "2026-01-02T03:04:05Z"}',
+    '{"in": {"y": 1}}',
+    '{"id": null, "price": 2, "tags": [], "in": {}}',
+    '{"id": 9223372036854775807, "price": "NaN", "other": [1]}',
+    '{"id": "1"}',
+    '{"id": 1.5}',
+    '{"in": {"y": 5, "z": 6}, "name": ""}',
+    "{}",
+    "",
+    "nonsense",
+    '{"id": 1',
+]
+
+
+def test_json_values_are_what_from_json_makes_of_them(spark: SparkSession, mq: Server, topic: str) -> None:
+    mq.send(topic, 0, [Message(value=text.encode()) for text in JSON_VALUES] + [Message(value=None)])
+    schema = "id LONG, name STRING, price DOUBLE, `on` BOOLEAN, tags ARRAY<STRING>, at TIMESTAMP, `in` STRUCT<y: INT>"
+    reader = spark.read.format("mq").options(url=mq.url, subscribe=topic, valueFormat="json")
+    ours = reader.schema(f"{schema}, _offset LONG").load().orderBy("_offset").drop("_offset").collect()
+    rows = load(spark, mq.url, subscribe=topic).orderBy("offset")
+    theirs = rows.select(F.from_json(F.col("value").cast("string"), schema).alias("v")).select("v.*").collect()
+    assert [str(row) for row in ours] == [str(row) for row in theirs]
+
+
+def test_json_values_need_a_schema(spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException, match=r"needs to know the fields: \.schema"):
+        load(spark, "http://127.0.0.1:1", subscribe="t", valueFormat="json")
+
+
 def stream(spark: SparkSession, mq: Server, topic: str, **options: str) -> DataFrame:
     return spark.readStream.format("mq").options(url=mq.url, subscribe=topic, **options).load()
 
