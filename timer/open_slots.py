@@ -104,6 +104,8 @@ class OpenSlots:
         self._slots: dict[int, _Slot] = {}
         self._order: list[int] = []  # heap of the open slots' seconds
         self._partial: set[int] = set()
+        self._late: set[Key] = set()  # in the heap, though not above what was popped: came late, or put back
+        self._leaving: set[Key] = set()  # popped last, and neither done nor put back yet
         # Schedules that were late when they arrived hang in the slot that was the read mark then, so this one, and
         # no later one, may hold some that were due before its second.
         self._add(read_mark_s, delivered_from, _LOWEST)
@@ -128,6 +130,8 @@ class OpenSlots:
         if item < slot.bound:
             slot.outstanding_count += 1
             self._push(item)
+            if item[:3] <= slot.popped:
+                self._late.add(item[:3])
             if len(self._heap) > self._count_max:
                 self._evict()
         elif slot.loading:
@@ -179,6 +183,8 @@ class OpenSlots:
             due += heap[:count]
             del heap[:count]
         is_withdrawn = False
+        self._leaving = {item[:3] for item in due}
+        self._late -= self._leaving
         for slot_s, last in {item[3]: item for item in due}.items():  # of each slot the last one: it is the largest
             slot = self._slots[slot_s]
             is_withdrawn = is_withdrawn or bool(slot.withdrawn)
@@ -197,12 +203,12 @@ class OpenSlots:
             slot.withdrawn.add(item[:3])
 
     def is_waiting(self, item: Item) -> bool:
-        """Whether a schedule that hangs in a slot before the write mark is still to fire. Not while what was
-        popped is being delivered."""
+        """Whether a schedule that hangs in a slot before the write mark is still to fire, or is leaving just now."""
         slot = self._slots.get(item[3])
         if slot is None or item[:3] in slot.withdrawn:
             return False
-        return item[:3] > slot.popped or item in self._heap  # popped in order, but some come late or are put back
+        key = item[:3]
+        return key > slot.popped or key in self._late or key in self._leaving
 
     @property
     def withdrawn_count(self) -> int:
@@ -213,12 +219,16 @@ class OpenSlots:
         """Return items that could not be delivered now."""
         for item in items:
             self._push(item)
+        keys = {item[:3] for item in items}
+        self._late |= keys
+        self._leaving -= keys
 
     def done(self, items: list[Item]) -> None:
         """Items whose delivery (or roll, or drop) is durable."""
         slots = self._slots
         for item in items:
             slots[item[3]].outstanding_count -= 1
+        self._leaving.difference_update(item[:3] for item in items)
 
     def advance(self, now_s: int) -> None:
         """Move the read mark past slots whose second is over and whose schedules are all done."""

@@ -185,6 +185,7 @@ def _rebuild_wheel(
         if wheel.hang(unit.slot_s, position) != unit.previous:
             raise Corrupt("timerlog", position, f"the unit does not follow the last one of its slot {unit.slot_s}")
         if unit.magic & MAGIC_DELETE:
+            wheel.release(unit.slot_s)
             continue
         if sources and (source := Source(unit.entry_position, unit.record_index)) in sources:
             hung[source] = unit.slot_s

@@ -10,23 +10,26 @@ There is no index; nothing is kept in memory for it. What is used instead:
                move counts as a new acceptance. Going on from the cursor misses nothing that stays pending; a schedule
                that rolls meanwhile may be met twice.
 
+Listing and counting wait for no delivery and yield every few hundred units: whoever draws a chart of what is pending
+every second delays nobody. A lookup by id waits for the end of a go, so that its answer is final.
+
 An id that has no unit any more was delivered if the log shows its delivery, at or after its due time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import NamedTuple
 
-from store.errors import Overloaded, StoreError
+from store.errors import Corrupt, Overloaded, StoreError
 from store.limits import MiB
-from store.types import Boundary, Bounds, Delay, Entry, QueueKey, ReadResult
+from store.types import Boundary, Delay, QueueKey
 from timer.changes import Standing
-from timer.delivery import TIMER_QUEUE, Bodies, Picked, pick
-from timer.open_slots import Item
+from timer.delivery import TIMER_QUEUE, Picked, pick
 from timer.schedule import ScheduleId
-from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit, unpack_units
+from timer.state import TimerState, item_of
+from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
 
 UNITS_PER_PAGE_MAX = 1_000_000
 """Units looked at for one page; a page may be short, even empty, and still not the last one."""
@@ -34,21 +37,15 @@ UNITS_PER_PAGE_MAX = 1_000_000
 KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 """Bytes of records read for one page when only a key is asked for."""
 
-_TRIES = 20
-_TURN_UNITS = 1024
+TRIES = 20
+"""How often a schedule is looked for that is copied at the same time."""
+
+PATIENCE_MS = 5000
+"""How long a change or a look waits for what was accepted before it to hang in the wheel."""
+
+_TURN_UNITS = 256  # looked at between two turns of the event loop
 _EVIDENCE_BYTES_MAX = 64 * MiB
 _EVIDENCE_READ_BYTES = 4 * MiB
-
-
-class ScheduleLog(Protocol):
-    """What is asked of the store."""
-
-    @property
-    def end_position(self) -> int: ...
-    def bounds(self, queue: QueueKey) -> Bounds: ...
-    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int) -> ReadResult: ...
-    async def read_entry(self, position: int) -> Entry: ...
-    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int: ...
 
 
 class Schedule(NamedTuple):
@@ -79,49 +76,41 @@ class Query(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Schedules in the order of acceptance, their units' positions, and the cursor to go on from (None: the end)."""
+    """Schedules in the order of acceptance, and the cursor to go on from (None: the end)."""
 
     schedules: list[Schedule]
-    positions: list[int]
     next_cursor: int | None
 
 
 class Schedules:
-    """Looks pending schedules up. `standing_of` tells what became of a unit at this moment; `settled` waits until no
-    delivery is half done; `caught_up` until everything accepted before the call hangs in the wheel; `copied_count`
-    changes whenever a copy took the place of another."""
+    """Looks pending schedules up. Changes nothing."""
 
-    def __init__(
-        self,
-        log: ScheduleLog,
-        timer_log: TimerLog,
-        bodies: Bodies,
-        *,
-        standing_of: Callable[[Unit], Standing],
-        settled: asyncio.Lock,
-        caught_up: Callable[[], Awaitable[None]],
-        copied_count: Callable[[], int],
-        read_mark_s: Callable[[], int],
-    ) -> None:
-        self._log = log
-        self._timer_log = timer_log
-        self._bodies = bodies
-        self._standing_of = standing_of
-        self._settled = settled
-        self._caught_up = caught_up
-        self._copied_count = copied_count
-        self._read_mark_s = read_mark_s
+    def __init__(self, state: TimerState) -> None:
+        self._state = state
         self._searching = asyncio.Lock()  # one search over everything at a time
+
+    async def show(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
+        """What became of a schedule, and the schedule itself while it is pending. Raises Overloaded, Corrupt."""
+        for _ in range(TRIES):
+            found = await self.find(schedule)
+            if found.standing is not Standing.PENDING:
+                return found.standing, None
+            try:
+                return found.standing, await self.read(found.position)
+            except Corrupt:
+                if self._state.standing_of(self._state.timer_log.read(found.position)) is Standing.PENDING:
+                    raise
+        raise Overloaded("the schedule is being copied all the time; try again")
 
     async def find(self, schedule: ScheduleId) -> Found:
         """What the id leads to: PENDING, DELIVERED or UNKNOWN. Raises Overloaded, Corrupt."""
-        for _ in range(_TRIES):
-            copied_count = self._copied_count()
+        for _ in range(TRIES):
+            copied_count = self._copied_count
             await self._caught_up()
             found = await self._find(schedule)
             if found is not None and found.standing in (Standing.PENDING, Standing.DELIVERED):
                 return found
-            if self._copied_count() == copied_count:  # else it may have been copied behind our back
+            if self._copied_count == copied_count:  # else it may have been copied behind our back
                 if found is None and await self._was_delivered(schedule):
                     return Found(Standing.DELIVERED)
                 return Found(Standing.UNKNOWN)
@@ -129,9 +118,9 @@ class Schedules:
 
     async def read(self, position: int) -> Schedule:
         """The schedule of a unit. Raises what the log raises."""
-        unit = self._timer_log.read(position)
-        body = await self._bodies.get(unit.entry_position)
-        picked = pick(_item(unit), body)
+        unit = self._state.timer_log.read(position)
+        body = await self._state.bodies.get(unit.entry_position)
+        picked = pick(item_of(unit), body)
         delay = picked.delay
         origin = delay.origin_position, delay.origin_index
         accepted_ms = None
@@ -146,79 +135,102 @@ class Schedules:
 
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
         """The next schedules from a cursor on, at most `limit`. Raises what the log raises."""
+        positions, next_cursor = await self.positions(query, cursor=cursor, limit=limit)
+        return Page([await self.read(position) for position in positions], next_cursor)
+
+    async def positions(self, query: Query, *, cursor: int = 0, limit: int) -> tuple[list[int], int | None]:
+        """As `page`, but where the units are. Records are read only when a key is asked for."""
         await self._caught_up()
-        schedules: list[Schedule] = []
         positions: list[int] = []
         unit_count = body_bytes = 0
-        last_body = -1
-        for start, chunk in self._timer_log.chunks(cursor - cursor % UNIT_BYTES):
-            async for position in self._pending(self._candidates(start, chunk, query)):
-                if len(schedules) == limit or body_bytes > KEY_BYTES_PER_PAGE_MAX:
-                    return Page(schedules, positions, position)
+        last_entry = -1
+        async for end, pending in self._look_through(query, cursor):
+            for position, _ in pending:
+                if len(positions) == limit or body_bytes > KEY_BYTES_PER_PAGE_MAX:
+                    return positions, position
                 if query.keys is not None:
-                    unit = self._timer_log.read(position)
-                    if unit.entry_position != last_body:
-                        last_body = unit.entry_position
+                    unit = self._state.timer_log.read(position)
+                    if unit.entry_position != last_entry:
+                        last_entry = unit.entry_position
                         body_bytes += unit.entry_size
-                schedule = await self.read(position)
-                if query.keys is None or schedule.record.record.key in query.keys:
-                    schedules.append(schedule)
-                    positions.append(position)
-            unit_count += len(chunk) // UNIT_BYTES
+                    if (await self.read(position)).record.record.key not in query.keys:
+                        continue
+                positions.append(position)
+            unit_count += _TURN_UNITS
             if unit_count >= UNITS_PER_PAGE_MAX:
-                return Page(schedules, positions, start + len(chunk))
-            await asyncio.sleep(0)
-        return Page(schedules, positions, None)
+                return positions, end
+        return positions, None
 
     async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
         """How many pending schedules are due in each [bounds[i], bounds[i + 1]); the bounds are equally far apart.
-        Looks at every unit: a second for four million. A key is not looked at. Raises Overloaded, Corrupt."""
+        Looks at every unit: a second for two million. A key is not looked at. Raises Overloaded, Corrupt."""
         await self._caught_up()
         first_ms, end_ms = bounds_ms[0], bounds_ms[-1]
         width_ms = bounds_ms[1] - first_ms
         counts = [0] * (len(bounds_ms) - 1)
+        query = query._replace(
+            from_ms=max(first_ms, query.from_ms), to_ms=end_ms if query.to_ms is None else min(end_ms, query.to_ms)
+        )
         async with self._searching:
-            for start, chunk in self._timer_log.chunks(self._timer_log.start):
-                async with self._settled:
-                    for position in self._candidates(start, chunk, query):
-                        unit = self._timer_log.read(position)
-                        if first_ms <= unit.due_ms < end_ms and self._standing_of(unit) is Standing.PENDING:
-                            counts[(unit.due_ms - first_ms) // width_ms] += 1
-                await asyncio.sleep(0)
+            async for _, pending in self._look_through(query, 0):
+                for _, due_ms in pending:
+                    counts[(due_ms - first_ms) // width_ms] += 1
         return counts
 
-    async def _pending(self, positions: Sequence[int]) -> AsyncIterator[int]:
-        """Those of some units that are pending. Many at a time: while overdue schedules fire, each wait for
-        `settled` is as long as a go of deliveries."""
-        for first in range(0, len(positions), _TURN_UNITS):
-            async with self._settled:
-                pending = [
-                    position
-                    for position in positions[first : first + _TURN_UNITS]
-                    if self._standing_of(self._timer_log.read(position)) is Standing.PENDING
-                ]
-            for position in pending:
-                yield position
+    async def _look_through(self, query: Query, cursor: int) -> AsyncIterator[tuple[int, list[tuple[int, int]]]]:
+        """All units from a cursor on, those of one turn of the event loop at a time: where they end, and position and
+        due time of those that are pending and meant. A schedule counts as pending until its delivery is durable, and
+        as changed while its change is being made durable."""
+        for start, chunk in self._state.timer_log.chunks(cursor - cursor % UNIT_BYTES):
+            for at in range(0, len(chunk), _TURN_UNITS * UNIT_BYTES):
+                part = chunk[at : at + _TURN_UNITS * UNIT_BYTES]
+                yield start + at + len(part), list(self._pending(start + at, part, query))
+                await asyncio.sleep(0)
 
-    def _candidates(self, start: int, chunk: bytes, query: Query) -> list[int]:
-        """Positions of units that may be pending and meant."""
-        read_mark_s = self._read_mark_s()
+    def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int]]:
+        """Position and due time of those among some units that are pending and meant."""
+        state = self._state
+        read_mark_s, write_mark_s = state.open.read_mark_s, state.open.write_mark_s
         topic_ids, from_ms = query.topic_ids, query.from_ms
         to_ms = (1 << 63) if query.to_ms is None else query.to_ms
-        return [
-            start + number * UNIT_BYTES
-            for number, (_, _, magic, due_ms, _, _, _, its_topic_id, slot_s, _) in enumerate(unpack_units(chunk))
-            if slot_s >= read_mark_s
-            and not magic & MAGIC_DELETE
-            and (topic_ids is None or its_topic_id in topic_ids)
-            and from_ms <= due_ms < to_ms
-        ]
+        changed, consumed, is_marked = state.changed, state.consumed_hung, state.timer_log.is_marked
+        position = start - UNIT_BYTES
+        for _, _, magic, due_ms, entry_position, _, record_index, topic_id, slot_s, _ in unpack_units(units):
+            position += UNIT_BYTES
+            if (
+                slot_s >= read_mark_s
+                and not magic & MAGIC_DELETE
+                and (topic_ids is None or topic_id in topic_ids)
+                and from_ms <= due_ms < to_ms
+            ):
+                if slot_s < write_mark_s or is_marked(position):
+                    if state.standing_of(state.timer_log.read(position)) is Standing.PENDING:
+                        yield position, due_ms
+                elif (source := (entry_position, record_index)) not in changed and source not in consumed:
+                    yield position, due_ms
+
+    @property
+    def _copied_count(self) -> int:
+        """Changes whenever a copy took the place of another."""
+        return self._state.metrics.rolled_count + self._state.metrics.moved_count
+
+    async def _caught_up(self) -> None:
+        """Wait until all records accepted before the call hang in the wheel. Raises Overloaded when that takes long."""
+        state = self._state
+        end = state.log.bounds(TIMER_QUEUE).max_offset
+        try:
+            async with asyncio.timeout(PATIENCE_MS / 1000):
+                while state.queue_offset < end:
+                    state.hung.clear()
+                    await state.hung.wait()
+        except TimeoutError:
+            raise Overloaded("accepted schedules wait to be hung into the wheel") from None
 
     async def _find(self, schedule: ScheduleId) -> Found | None:
         """What the newest copy of a schedule says; None when there is no unit of it."""
         origin = schedule.position, schedule.record_index
-        position = self._timer_log.find(*origin)
-        if position is not None and self._timer_log.read(position).due_ms == schedule.due_ms:
+        position = self._state.timer_log.find(*origin)
+        if position is not None and self._state.timer_log.read(position).due_ms == schedule.due_ms:
             found = await self._stands(position)
             if found.standing not in (Standing.ROLLED, Standing.MOVED):
                 return found
@@ -226,7 +238,7 @@ class Schedules:
             delays: Sequence[Delay] = ()
             entry_position = -1
             match_count = 0
-            for match in self._timer_log.search_due(schedule.due_ms):
+            for match in self._state.timer_log.search_due(schedule.due_ms):
                 match_count += 1
                 if match is None or match_count % _TURN_UNITS == 0:
                     await asyncio.sleep(0)
@@ -236,7 +248,7 @@ class Schedules:
                 if unit.entry_position != entry_position:
                     entry_position = unit.entry_position
                     try:
-                        delays = (await self._log.read_entry(entry_position)).delays
+                        delays = (await self._state.log.read_entry(entry_position)).delays
                     except StoreError:
                         if (await self._stands(position)).standing is Standing.PENDING:
                             raise
@@ -248,15 +260,15 @@ class Schedules:
         return None
 
     async def _stands(self, position: int) -> Found:
-        async with self._settled:
-            return Found(self._standing_of(self._timer_log.read(position)), position)
+        async with self._state.leaving:
+            return Found(self._state.standing_of(self._state.timer_log.read(position)), position)
 
     async def _was_delivered(self, schedule: ScheduleId) -> bool:
         """Whether the log shows the delivery of a schedule that has no unit any more, near its due time."""
-        if schedule.position >= self._log.end_position:
+        if schedule.position >= self._state.log.end_position:
             return False
         try:
-            entry = await self._log.read_entry(schedule.position)
+            entry = await self._state.log.read_entry(schedule.position)
         except StoreError:
             return False  # retention has taken it, or it never was
         if entry.queue != TIMER_QUEUE or schedule.record_index >= len(entry.delays):
@@ -266,9 +278,9 @@ class Schedules:
         written = schedule.text.encode("ascii")
         read_bytes = 0
         try:
-            offset = await self._log.offset_for_time(queue, schedule.due_ms, Boundary.LOWER)
+            offset = await self._state.log.offset_for_time(queue, schedule.due_ms, Boundary.LOWER)
             while read_bytes < _EVIDENCE_BYTES_MAX:
-                result = await self._log.read(queue, offset, max_bytes=_EVIDENCE_READ_BYTES)
+                result = await self._state.log.read(queue, offset, max_bytes=_EVIDENCE_READ_BYTES)
                 if not result.entries:
                     return False
                 for entry in result.entries:
@@ -279,7 +291,3 @@ class Schedules:
         except StoreError:  # the topic is gone
             return False
         return False
-
-
-def _item(unit: Unit) -> Item:
-    return unit.due_ms, unit.entry_position, unit.record_index, unit.slot_s, False

@@ -201,6 +201,10 @@ class TimerLog:
         )  # fmt: skip
         self._marks[position] = facts + _CRC.pack(crc32c(facts, position & _SEED_MASK))
 
+    def is_marked(self, position: int) -> bool:
+        """Whether the unit at `position` has a mark that is not written yet."""
+        return position in self._marks
+
     def find(self, entry_position: int, record_index: int) -> int | None:
         """The position of the unit of one accepted record, by bisection (L1); None when it has none."""
         wanted = entry_position, record_index

@@ -25,6 +25,7 @@ second s at byte (s % 1,209,600) * 32. Big-endian:
 
 Invariants
     W1  A slot of zeros was never used and reads as empty; any other slot must pass its magic when it is loaded.
+        Second 0 of the epoch is never used.
     W2  The file holds no fact of its own: the timer log names the slot of every unit, and the wheel is rebuilt from
         it after a crash. So the file is written only at a clean stop, page by page, dirty pages only.
 """
@@ -63,7 +64,7 @@ assert _PAGES * PAGE_BYTES == WHEEL_BYTES
 
 
 class Chain(NamedTuple):
-    """What hangs in one second: timer-log positions of the oldest and newest unit, and how many there are."""
+    """What hangs in one second: timer-log positions of the oldest and newest unit, and how many of them wait."""
 
     first: int
     last: int
@@ -74,7 +75,7 @@ EMPTY_CHAIN = Chain(NOWHERE, NOWHERE, 0)
 
 
 class Survey(NamedTuple):
-    """What all seconds from a mark on hold: units, and the oldest timer-log position among them (or NOWHERE)."""
+    """What all seconds from a mark on hold: units that wait, and the oldest timer-log position there (or NOWHERE)."""
 
     unit_count: int
     oldest: int
@@ -107,8 +108,22 @@ class Wheel:
         previous: int = last
         return previous
 
+    def release(self, slot_s: int) -> None:
+        """Count one unit of a second less: it does not wait any more. It stays in the chain."""
+        index = slot_s % SLOTS
+        number = index // _PAGE_SLOTS
+        page = self._pages.get(number)
+        if page is None:
+            page = self._load(number)
+        at = index % _PAGE_SLOTS * SLOT_BYTES
+        time_s, first, last, count = _FACTS.unpack_from(page, at)
+        if time_s == slot_s:
+            facts = _FACTS.pack(time_s, first, last, count - 1)
+            _SLOT.pack_into(page, at, time_s, first, last, count - 1, crc32c(facts) ^ _MAGIC)
+            self._dirty.add(number)
+
     def at(self, slot_s: int) -> Chain:
-        """What hangs in a second; EMPTY_CHAIN when its place belongs to another lap."""
+        """What hangs in a second; EMPTY_CHAIN when its place belongs to another lap, or nothing in it waits."""
         index = slot_s % SLOTS
         number = index // _PAGE_SLOTS
         page = self._pages.get(number)
@@ -138,7 +153,7 @@ class Wheel:
         return None
 
     def survey(self, from_s: int) -> Survey:
-        """Count what hangs in all seconds from `from_s` on, and find its oldest unit.
+        """Count what waits in all seconds from `from_s` on, and find the oldest unit that hangs there.
 
         Reads the whole file, about 0.1 s, without keeping it. Raises Corrupt (W1).
         """
@@ -148,7 +163,7 @@ class Wheel:
             page = self._peek(number)
             if page != _EMPTY_PAGE:
                 for time_s, first, _, count, _ in _SLOT.iter_unpack(page):
-                    if time_s >= from_s and count:
+                    if time_s >= from_s and time_s:  # where nothing waits a chain may go on, too
                         total += count
                         oldest = first if oldest == NOWHERE else min(oldest, first)
         return Survey(total, oldest)

@@ -20,7 +20,7 @@ from rich.table import Table
 from gateway.app import GC_ALLOCATIONS
 from loadtest.bench import machine
 from loadtest.bench.timer_peers import peer_rows
-from loadtest.bench.timer_work import Row, accept_and_busy, flat_and_recovery, lateness
+from loadtest.bench.timer_work import Row, TooSlow, accept_and_busy, flat_and_recovery, lateness
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 HEADINGS = ("work", "measured", "goal", "met")
@@ -53,7 +53,8 @@ def as_markdown(conditions: dict[str, object], rows: list[Row]) -> str:
         "  disk and the machine are.",
         "- *flat*: CPU of accepting one schedule. *recovery*: opening what a killed process left.",
         "- Redis: a sorted set, polled every 10 ms by a script that moves what is due to a list; one client.",
-        "  beanstalkd: delayed jobs, reserved and deleted by one pipelined client; its delays are whole seconds.",
+        "  beanstalkd: delayed jobs, reserved and deleted by one pipelined client; its delays are whole seconds. Late:",
+        "  5,000 a second (beanstalkd -f 0: 500), from the due time until the client that hands them on has them.",
         "",
         "## Conditions",
         "",
@@ -94,7 +95,10 @@ def main() -> None:
     for name, part in parts.items():
         if options.only in name:
             with tempfile.TemporaryDirectory(prefix="mq-timer-", dir=options.dir) as directory, console.status(name):
-                rows += part(Path(directory))
+                try:
+                    rows += part(Path(directory))
+                except TooSlow as error:
+                    rows.append(Row(name, f"not measured: {error}"))
     table = Table(*HEADINGS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*cells(row))

@@ -154,6 +154,7 @@ async def test_a_clock_stepped_an_hour_forward_makes_due_what_it_has_passed(worl
     assert await world.pending_count() == 0
 
 
+@pytest.mark.parametrize("settings", [{}, {"MQ_TIMER_HEAP_COUNT_MAX": "4"}], ids=["", "with memory full"])
 async def test_a_clock_stepped_an_hour_back_delays_what_was_due_and_loses_nothing(world: World) -> None:
     sent_ms = now_ms()
     due_ms = await world.send(delay_ms=[2000, 2500, 600, 3000])

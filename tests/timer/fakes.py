@@ -1,4 +1,4 @@
-"""A log in memory for the timer's tests: what `timer.service.Log` asks of a store, with the crashes a store survives.
+"""A log in memory for the timer's tests: what `timer.ports.Log` asks of a store, with the crashes a store survives.
 
 Entries appended FLUSHED survive everything; of those appended WRITTEN a power cut takes a suffix. `observed` records
 each delivery with the clock's reading when it was appended.
@@ -126,6 +126,9 @@ class FakeLog:
         await asyncio.sleep(0)
         self.after_append(appends)
         return answers
+
+    async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
+        """Nothing here has an identity."""
 
     async def accept(self, delays: Sequence[tuple[int, bytes]], *, acks: Acks = Acks.FLUSHED) -> Appended:
         """Accept one batch of schedules for TARGET, each a due time and a value."""

@@ -1,23 +1,22 @@
-"""Cancel, move, fire now, find and list: exact answers, whatever the copy of a schedule went through."""
+"""Cancel, move, fire now, find and list: exact answers, whatever the copy of a schedule went through.
+
+Covers timer.changing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
-from typing import Literal
 
 import pytest
 
-from store import record_batch
 from store.errors import DiskFull, Overloaded, UnknownQueue
-from store.record_batch import Record
-from store.types import Acks, Append, Delay
+from store.types import Acks, Append, Appended
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
-from timer.delivery import TIMER_QUEUE
-from timer.errors import TooManySchedules
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -334,56 +333,51 @@ async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService,
     assert await timer.cancel_all(Query()) == 1_000
     await settle(timer)
     await timer.checkpoint()
-    assert (len(timer._changed), len(timer._timer_log._marks), timer._open.withdrawn_count) == (0, 0, 0)
-
-
-async def test_no_more_than_the_bounds_are_accepted_and_room_comes_back(log: FakeLog, clock: FakeClock) -> None:
-    timer = make_timer(log, SimDisk(), clock, pending_count_max=10, slot_count_max=4)
-    await timer.start()
-
-    async def schedule(*due_in_ms: int) -> None:
-        batch = record_batch.encode([Record(None, b"x", 0)] * len(due_in_ms))
-        delays = [Delay(START_MS + due_ms, *TARGET) for due_ms in due_in_ms]
-        await timer.schedule(
-            Append(queue=TIMER_QUEUE, batch=batch, record_count=len(delays), delays=delays), acks=Acks.FLUSHED
-        )
-        await settle(timer)
-
-    await schedule(2_000, 2_001, 2_002)
-    with pytest.raises(TooManySchedules):
-        await schedule(2_998, 2_999)
-    await schedule(2_999, 3_000, 4_000, 5_000, 6_000, 7_000, 8_000)
-    assert timer.pending_count == 10
-    with pytest.raises(TooManySchedules):
-        await schedule(9_000)
-    assert timer.pending_count == 10
-    await timer.cancel_all(Query(from_ms=START_MS + 8_000))
-    await schedule(9_000)
-    assert timer.pending_count == 10
+    state = timer._state
+    assert (len(state.changed), len(state.timer_log._marks), state.open.withdrawn_count) == (0, 0, 0)
 
 
 async def test_a_look_while_nothing_is_hung_in_says_so(
     timer: TimerService, log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timer.service._PATIENCE_MS", 1)
+    monkeypatch.setattr("timer.schedules.PATIENCE_MS", 1)
     await log.accept([(START_MS + 1_000, b"x")])
     with pytest.raises(Overloaded):
         await timer.page(Query(), limit=1)
 
 
-async def test_a_listing_does_not_wait_for_a_go_of_deliveries_for_each_schedule(log: FakeLog, clock: FakeClock) -> None:
+async def test_a_tombstone_met_in_the_middle_of_a_go_of_deliveries_still_holds(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, timer_log_file_units=10_000)
+    await timer.start()
+    ids = await accept(timer, log, *(1 for _ in range(600)))
+    for schedule in (ids[0], ids[300], ids[599]):
+        while timer.enqueue_lag_count:
+            await timer.enqueue_step()
+        assert (await timer.cancel(schedule)).standing is Standing.PENDING
+    clock.step(1)
+    await asyncio.gather(timer.dequeue_step(), timer.enqueue_step())
+    await settle(timer)
+    assert len(values(log)) == 597
+    assert not {b"0", b"300", b"599"} & set(values(log))
+    assert timer.pending_count == 0
+
+
+async def test_a_listing_does_not_wait_for_deliveries_and_shows_what_is_not_delivered_yet(
+    log: FakeLog, clock: FakeClock
+) -> None:
     timer = make_timer(log, SimDisk(), clock, timer_log_file_units=10_000)
     await timer.start()
     await accept(timer, log, *(500 + number for number in range(1500)))
-    waits = 0
-    acquire = timer._leaving.acquire
+    clock.step(3_000)
+    seen: list[tuple[int, int]] = []
 
-    async def counted() -> Literal[True]:
-        nonlocal waits
-        waits += 1
-        return await acquire()
+    async def deliver(appends: Sequence[Append]) -> list[Appended]:
+        before = len((await timer.page(Query(), limit=2000)).schedules)
+        appended = await log.append(appends, acks=Acks.FLUSHED)
+        seen.append((before, sum(await timer.histogram(Query(), [0, 1 << 62]))))
+        return appended
 
-    timer._leaving.acquire = counted  # type: ignore[method-assign]
-    page = await timer.page(Query(), limit=2000)
-    assert len(page.schedules) == 1500
-    assert waits <= 3
+    timer._dequeueing._deliver = deliver
+    assert await timer.dequeue_step() == 1500
+    assert seen == [(1500, 1500), (1500 - 1024, 1500 - 1024)]
+    assert sum(await timer.histogram(Query(), [0, 1 << 62])) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import timeit
 from random import Random
 
 import pytest
@@ -113,3 +114,21 @@ def test_the_read_mark_waits_for_every_delivery_and_for_the_second_to_be_over() 
     assert slots.read_mark_s == NOW_S
     slots.advance(NOW_S + 3)
     assert (slots.read_mark_s, slots.delivered_from(99)) == (NOW_S + 3, 99)
+
+
+def test_what_became_of_a_delivered_schedule_is_known_without_a_look_through_memory() -> None:
+    def seconds_with(in_memory_count: int) -> float:
+        slots = OpenSlots(NOW_S, delivered_from=0, count_max=1_000_000)
+        load = slots.next_load(NOW_S * 1000)
+        assert load is not None
+        items: list[Item] = [(NOW_S * 1000 + n // 1000, n, 0, NOW_S, False) for n in range(in_memory_count + 1)]
+        for item in items:
+            load.offer(item)
+        slots.finish(load)
+        (first,) = slots.pop_due(NOW_S * 1000, 1)
+        assert slots.is_waiting(first), "it is not delivered yet"
+        slots.done([first])
+        assert not slots.is_waiting(first)
+        return min(timeit.repeat(lambda: slots.is_waiting(first), number=100, repeat=5))
+
+    assert seconds_with(100_000) < 20 * seconds_with(10)

@@ -30,6 +30,13 @@ def test_the_reference_vectors_of_rolling_hold(ahead_s: int, slot_ahead_s: int, 
     assert placement == (MARK_MS // 1000 + slot_ahead_s, rolls)
 
 
+@pytest.mark.parametrize("due_ms", [1_700_003_600_000, 1_700_003_600_001])
+def test_the_reference_vectors_of_rounding_share_the_second_they_lie_in(due_ms: int) -> None:
+    """The reference takes a tick off an aligned due time and loses its milliseconds; here the slot is the second, and
+    the due time stays in the unit."""
+    assert place(due_ms, due_ms - 5_000, WINDOW_MS) == (1_700_003_600, False)
+
+
 def test_the_worked_examples_of_the_header_hold() -> None:
     hour_ms = 3_600_000
     assert place(MARK_MS + 50 * hour_ms, MARK_MS, 48 * hour_ms) == (MARK_MS // 1000 + 24 * 3600, True)

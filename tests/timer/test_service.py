@@ -1,4 +1,7 @@
-"""The timer as a whole: on time, in order, once, whatever the clock, the disk and the store do."""
+"""The timer as a whole: on time, in order, once, whatever the clock, the disk and the store do.
+
+Covers timer.enqueueing and timer.dequeueing.
+"""
 
 from __future__ import annotations
 
@@ -210,7 +213,7 @@ async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(
     while timer.pending_count:
         await timer.dequeue_step()
         await timer.enqueue_step()
-        most_in_memory = max(most_in_memory, timer._open.in_memory_count)
+        most_in_memory = max(most_in_memory, timer._state.open.in_memory_count)
     fired = values(log)
     fired.remove(b"accepted while down")
     assert fired == [b"%d" % due_ms for due_ms in sorted(dues)]
@@ -229,7 +232,7 @@ async def test_a_slot_fuller_than_memory_fires_in_order(log: FakeLog, clock: Fak
     for due_ms in dues[100:]:  # these arrive when the slot is open already
         await log.accept([(due_ms, b"%d" % due_ms)])
         await timer.enqueue_step()
-        assert timer._open.in_memory_count <= 14
+        assert timer._state.open.in_memory_count <= 14
     await run_clock(timer, clock, 2000, step_ms=10)
     assert values(log) == [b"%d" % due_ms for due_ms in sorted(dues)]
 
@@ -260,7 +263,7 @@ async def test_a_full_disk_delays_delivery_until_there_is_room(
     clock.step(1)
     assert await timer.dequeue_step() == 0
     assert values(log) == []
-    assert timer._idle_ms() == 200
+    assert timer._dequeueing.idle_ms() == 200
     await settle(timer)
     assert values(log) == [b"x"]
 

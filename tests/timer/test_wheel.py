@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from store.errors import Corrupt
 from tests.simdisk import SimDisk
-from timer.wheel import EMPTY_CHAIN, NOWHERE, PAGE_BYTES, SLOTS, WHEEL_BYTES, Chain, Wheel
+from timer.wheel import EMPTY_CHAIN, NOWHERE, PAGE_BYTES, SLOTS, WHEEL_BYTES, Chain, Survey, Wheel
 
 PATH = Path("/wheel")
 SECOND = 1_700_003_600
@@ -74,6 +74,21 @@ def test_the_wheel_agrees_with_a_dictionary_over_two_laps_and_restarts(hangs: li
     survey = wheel.survey(SECOND + 200)
     assert survey.unit_count == sum(chain.unit_count for chain in later)
     assert survey.oldest == min((chain.first for chain in later), default=NOWHERE)
+
+
+def test_a_released_unit_stays_in_its_chain_and_counts_no_more() -> None:
+    wheel = Wheel(new_disk(), PATH)
+    wheel.hang(100, 0)
+    wheel.hang(100, 52)
+    wheel.release(100)
+    assert wheel.at(100) == Chain(0, 52, 1)
+    wheel.release(100)
+    assert wheel.at(100) == EMPTY_CHAIN
+    assert wheel.next_occupied(90, 110) is None
+    assert wheel.survey(100) == Survey(0, 0), "its files are still needed: the chain goes on from there"
+    wheel.release(100 + SLOTS)  # another lap's
+    assert wheel.hang(100, 104) == 52
+    assert wheel.at(100) == Chain(0, 104, 1)
 
 
 def test_a_search_over_years_looks_at_two_laps_only() -> None:

@@ -1,0 +1,166 @@
+"""Stages one and two of the timer: from `__timer` into the timer log and the wheel.
+
+    enqueue get     read `__timer` from the queue offset on
+    enqueue put     unit into the timer log, position into the wheel; into memory too when the slot is open. A tombstone
+                    is not hung: it marks the unit of what it consumed
+
+Invariants
+    E1  A unit names only what the log shows as durable; `Log` shows nothing else.
+    E2  Slots in use span less than two laps: nothing is hung while the read mark is a lap behind the clock.
+    E3  Between two turns of the event loop the timer log, the wheel, the counts and the queue offset agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from store.limits import MiB
+from store.types import Entry, ReadStatus, Source
+from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
+from timer.delivery import TIMER_QUEUE
+from timer.schedule import LAP_SLOTS, SLOT_MS, place
+from timer.state import TURN_UNITS, TimerState, item_of, wait
+from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 1 * MiB
+_WAIT_MS = 500
+
+
+class Enqueueing:
+    """Hangs accepted schedules into the wheel, in the order of acceptance."""
+
+    def __init__(self, state: TimerState) -> None:
+        self._state = state
+
+    async def run(self) -> None:
+        """Hang in what comes, until cancelled."""
+        state = self._state
+        while True:
+            if await self.step():
+                await asyncio.sleep(0)
+            elif self.may_go_on():
+                await state.log.wait_for(TIMER_QUEUE, state.queue_offset, _WAIT_MS)
+            else:
+                state.room.clear()
+                await wait(state.room, _WAIT_MS)
+
+    async def step(self) -> int:
+        """Hang the next accepted schedules in; return how many records were taken (0: none there, or no room)."""
+        if not self.may_go_on():
+            return 0
+        state = self._state
+        first_offset = state.queue_offset
+        for entry in await self._get():
+            if not self.may_go_on():
+                break
+            while state.queue_offset < entry.next_offset:
+                self._put(entry)
+                await asyncio.sleep(0)
+        return state.queue_offset - first_offset
+
+    def may_go_on(self) -> bool:
+        """False while memory is full of what fires at once, units wait for a full disk, or E2 forbids it."""
+        state = self._state
+        base_s = max(state.open.write_mark_s, state.clock.now_ms() // SLOT_MS)
+        return (
+            not state.open.is_full()
+            and state.timer_log.unwritten_bytes < state.config.unwritten_bytes_max
+            and base_s - state.open.read_mark_s <= LAP_SLOTS
+        )
+
+    async def _get(self) -> list[Entry]:
+        state = self._state
+        result = await state.log.read(TIMER_QUEUE, state.queue_offset, max_bytes=_READ_BYTES)
+        if result.status is ReadStatus.TOO_SMALL:
+            log.error(
+                "timer: retention removed records %d to %d of __timer before they were hung into the wheel",
+                state.queue_offset, result.min_offset - 1,
+            )  # fmt: skip
+            state.queue_offset = result.min_offset
+        return result.entries
+
+    def _put(self, entry: Entry) -> None:
+        """Hang the next records of one entry, as many as one turn allows. No await inside (E3)."""
+        state = self._state
+        wheel_hang = state.wheel.hang
+        timer_log = state.timer_log
+        open_slots = state.open
+        log_end = state.log.end_position
+        roll_window_ms = state.config.roll_window_ms
+        pending_counts = state.pending_counts
+        base_ms = max(open_slots.write_mark_s, state.clock.now_ms() // SLOT_MS) * SLOT_MS
+        read_mark_s = open_slots.read_mark_s
+        write_mark_s = open_slots.write_mark_s
+        consumed = state.consumed_queued
+        position, entry_size = entry.position, entry.size
+        hung_count = accepted_count = 0
+        first_offset = state.queue_offset
+        start = first_offset - entry.base_offset
+        stop = min(start + TURN_UNITS, entry.record_count)
+        arrived = False
+        for index, delay in enumerate(entry.delays[start:stop], start):
+            if consumed and (source := Source(position, index)) in consumed:
+                consumed.discard(source)
+                state.metrics.already_delivered_count += 1
+                continue
+            due_ms, topic_id, _, origin_position, _ = delay
+            if topic_id == TOMBSTONE_TOPIC_ID:
+                self._meet_tombstone(entry.sources[index], Reason(delay.queue_id))
+                if entry.base_offset + index >= state.queue_end_at_start:
+                    state.tombstone_count -= 1
+                arrived = True
+                continue
+            slot_s, rolls = place(due_ms, base_ms, roll_window_ms)
+            if slot_s < read_mark_s:
+                slot_s = read_mark_s
+            timer_log.append(
+                wheel_hang(slot_s, timer_log.end),
+                MAGIC_ROLL if rolls else MAGIC_DEFAULT,
+                due_ms,
+                position,
+                entry_size,
+                index,
+                topic_id,
+                slot_s,
+            )
+            hung_count += 1
+            pending_counts[topic_id] = pending_counts.get(topic_id, 0) + 1
+            if origin_position < 0:
+                accepted_count += 1
+            if slot_s < write_mark_s:
+                fire_ms = slot_s * SLOT_MS if rolls else due_ms
+                open_slots.arrive((fire_ms, position, index, slot_s, rolls), log_end)
+                arrived = True
+        state.hung_count += hung_count
+        state.metrics.accepted_count += accepted_count
+        state.queue_offset = entry.base_offset + stop
+        state.enqueued_position = position + entry_size if stop == entry.record_count else position
+        state.hung.set()
+        if first_offset < state.queue_end_at_start <= state.queue_offset:
+            self._catch_up_with_start()
+        if arrived:
+            state.wake.set()
+
+    def _catch_up_with_start(self) -> None:
+        """All tombstones that were there at the start are met: what else was consumed lies in slots that had been
+        opened."""
+        state = self._state
+        state.consumed_queued.clear()
+        until_s = max(state.consumed_hung.values(), default=0) + 1
+        state.delivered_until_s = min(state.delivered_until_s, max(until_s, state.open.write_mark_s))
+
+    def _meet_tombstone(self, source: Source, reason: Reason) -> None:
+        """Mark the unit of a copy that a change has consumed, so that its slot's walk passes over it."""
+        state = self._state
+        position = state.timer_log.find(*source)
+        if position is not None:
+            unit = state.timer_log.read(position)
+            if not unit.magic & MAGIC_DELETE:
+                state.timer_log.mark(position, unit.magic | MARKS[reason])
+                state.wheel.release(unit.slot_s)
+            state.open.withdraw(item_of(unit))  # the walk may have been there before
+        state.changed.pop(source, None)
+        state.consumed_hung.pop(source, None)

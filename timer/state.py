@@ -1,0 +1,111 @@
+"""What the stages of one timer share: its files, its marks, what is pending, and who has consumed which copy.
+
+Each field has one stage that writes it, named beside it; the others only look. All of it belongs to the event loop.
+
+Invariant
+    S1  Every schedule accepted and neither delivered, dropped nor cancelled is counted once: among what hangs
+        (`hung_count`), or among the records of `__timer` from the queue offset on, less the tombstones among these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from store.clock import Clock
+from store.types import QueueKey, Source
+from timer.changes import MARKS, Reason, Standing
+from timer.config import TimerConfig
+from timer.delivery import TIMER_QUEUE, Bodies
+from timer.metrics import TimerMetrics
+from timer.open_slots import Item, OpenSlots
+from timer.ports import Log
+from timer.schedule import SLOT_MS
+from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
+from timer.wheel import Wheel
+
+TURN_UNITS = 256
+"""Units walked, or records hung, between two turns of the event loop: about a millisecond."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TimerState:
+    """The state between the stages."""
+
+    config: TimerConfig
+    log: Log
+    clock: Clock
+    metrics: TimerMetrics
+    bodies: Bodies
+    wheel: Wheel
+    timer_log: TimerLog
+    open: OpenSlots
+
+    # Written by enqueueing.
+    queue_offset: int  # the next record of `__timer` to hang in
+    queue_end_at_start: int
+    enqueued_position: int  # no entry that is still to be hung in lies before it
+    pending_counts: dict[int, int]  # by topic id, of what hangs; written by all through whom something comes or goes
+    hung_count: int
+
+    # What recovery found consumed, until it is met again. Emptied by enqueueing and delivering.
+    consumed_hung: dict[Source, int]  # with the seconds of their slots
+    consumed_queued: set[Source]
+    delivered_from_at_start: int
+    delivered_until_s: int  # slots that held any of `consumed_hung` are before it
+
+    # Written by changing; given up again by enqueueing, which meets the tombstones.
+    changed: dict[Source, Reason] = field(default_factory=dict)  # consumed by changes whose tombstones were not met
+    tombstone_count: int = 0  # ... and how many those are
+    awaited: dict[Source, asyncio.Future[tuple[QueueKey, int]]] = field(default_factory=dict)  # copies to fire now
+
+    # Signals.
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # something earlier may have become due
+    room: asyncio.Event = field(default_factory=asyncio.Event)  # enqueueing may go on
+    drained: asyncio.Event = field(default_factory=asyncio.Event)  # there may be room to load more of a slot
+    hung: asyncio.Event = field(default_factory=asyncio.Event)  # enqueueing went on
+    leaving: asyncio.Lock = field(default_factory=asyncio.Lock)  # one go of deliveries, or of changes, at a time
+
+    @property
+    def enqueue_lag_count(self) -> int:
+        """Accepted records that are not in the wheel yet."""
+        return self.log.bounds(TIMER_QUEUE).max_offset - self.queue_offset
+
+    @property
+    def pending_count(self) -> int:
+        """Schedules that are pending (S1)."""
+        return self.hung_count + self.enqueue_lag_count - self.tombstone_count
+
+    def standing_of(self, unit: Unit) -> Standing:
+        """What became of one copy. While it is being delivered it is pending; while it is being changed it is not."""
+        source = Source(unit.entry_position, unit.record_index)
+        reason = self.changed.get(source)
+        magic = unit.magic if reason is None else unit.magic | MARKS[reason]
+        if magic & MAGIC_DELETE:
+            if magic & MAGIC_FIRED:
+                return Standing.DELIVERED
+            return Standing.MOVED if magic & MAGIC_MOVED else Standing.UNKNOWN
+        slot_s = unit.slot_s
+        open_slots = self.open
+        if source not in self.consumed_hung and (
+            slot_s >= open_slots.write_mark_s
+            or (slot_s >= open_slots.read_mark_s and open_slots.is_waiting(item_of(unit)))
+        ):
+            return Standing.PENDING
+        return Standing.ROLLED if magic & MAGIC_ROLL else Standing.DELIVERED
+
+
+def item_of(unit: Unit) -> Item:
+    """A unit as the open slots hold it."""
+    rolls = unit.magic & MAGIC_ROLL != 0
+    fire_ms = unit.slot_s * SLOT_MS if rolls else unit.due_ms
+    return fire_ms, unit.entry_position, unit.record_index, unit.slot_s, rolls
+
+
+async def wait(event: asyncio.Event, timeout_ms: int) -> None:
+    """Wait for an event, but not longer than `timeout_ms`."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await event.wait()
+    except TimeoutError:
+        pass
