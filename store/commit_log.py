@@ -18,8 +18,9 @@ Invariants
         entry leading to it
     L3  after a failed write or fdatasync this object refuses all writes; only recovery can tell what the disk holds
 
-Writing (`write`, `sync`) belongs to one thread, the writer's. `prepare` may run beside it in another; it touches only
-what lies behind prepared_position. Any number of threads may read what the writer has published.
+Writing (`write`, `sync`) belongs to the writer, which makes one call at a time. `prepare` may run beside it in another
+thread; it touches only what lies behind prepared_position. Any number of threads may read what the writer has
+published.
 """
 
 from __future__ import annotations

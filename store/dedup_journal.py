@@ -214,5 +214,10 @@ def _native(view: memoryview) -> array[int]:
     return column
 
 
+def segment_path(root: Path, start: int) -> Path:
+    """The file of a segment."""
+    return root / DIRECTORY / _name(start)
+
+
 def _name(start: int) -> str:
     return f"{start:020d}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 
 from store.consume_queue.file import UNIT_BYTES, decode_bounds
+from store.consume_queue.opening import REBUILD_SNAPSHOT, decode_rebuild
 from store.dedup_journal import DIRECTORY as DEDUP_DIRECTORY
 from store.dedup_journal import JournalDamaged, decode_blocks
 from store.entry import Blank
@@ -28,6 +29,8 @@ _UNIT = struct.Struct(">qiq")
 INDEX_SNAPSHOTS = ("index.0", "index.1")
 TOPIC_SNAPSHOTS = ("meta.0", "meta.1")
 PRODUCER_SNAPSHOTS = ("producers.0", "producers.1")
+REBUILD_SNAPSHOTS = (f"{REBUILD_SNAPSHOT}.0", f"{REBUILD_SNAPSHOT}.1")
+_SNAPSHOTS = (*INDEX_SNAPSHOTS, *TOPIC_SNAPSHOTS, *PRODUCER_SNAPSHOTS, *REBUILD_SNAPSHOTS)
 
 
 def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
@@ -36,7 +39,7 @@ def dump(path: Path, *, values: bool = False) -> Iterator[dict[str, object]]:
     Raises ValueError when the path is not one of the store's files, OSError when it cannot be read.
     """
     kinds = {part.name for part in path.resolve().parents}
-    if path.name in INDEX_SNAPSHOTS or path.name in TOPIC_SNAPSHOTS or path.name in PRODUCER_SNAPSHOTS:
+    if path.name in _SNAPSHOTS:
         return _dump_snapshot(path)
     if path.name.isdigit() and path.resolve().parent.name == DEDUP_DIRECTORY:
         return _dump_dedup(path)
@@ -152,6 +155,10 @@ def _content(path: Path, content: bytes) -> dict[str, object]:
                 for (producer_id, queue), sent in decode_table(content).items()
             ]
         }
+    if path.name in REBUILD_SNAPSHOTS:
+        rebuild = decode_rebuild(content)
+        queues = [{**key._asdict(), "max_offset": offset} for key, offset in rebuild.max_offsets.items()]
+        return {"target": rebuild.target, "queues": queues}
     return {"content": orjson.loads(content)}
 
 

@@ -298,6 +298,8 @@ def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
 
 
 def _extension_bytes(append: Append) -> int:
+    if not (append.tag_hashes or append.delays or append.sources or append.identity):
+        return 0
     size = 0
     for items, item in ((append.tag_hashes, _TAG_HASH), (append.delays, _DELAY), (append.sources, _SOURCE)):
         if items:

@@ -13,12 +13,17 @@ Invariants
     S1  a batch is stored only if its number is higher than every stored one of its producer and queue
     S2  `add` takes every entry, in the order of the log; the same entries give the same table, and an entry it knows
         changes nothing
+    S3  `copy`, which is saved, has no batch that a power cut may take: repeated after it, the batch would be taken for
+        stored. Such batches are kept apart until `confirm` says that the log is durable behind them
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from store.errors import SequenceGone, TooManyIds
@@ -40,7 +45,9 @@ class Sent(NamedTuple):
     store_time_ms: int
 
 
-Table = dict[tuple[bytes, QueueKey], tuple[Sent, ...]]
+_Key = tuple[bytes, QueueKey]
+Table = dict[_Key, tuple[Sent, ...]]
+_POSITION = attrgetter("position")
 
 
 class ProducerTable:
@@ -49,7 +56,8 @@ class ProducerTable:
     def __init__(self, *, expiry_ms: int, producers_max: int) -> None:
         self._expiry_ms = expiry_ms
         self._producers_max = producers_max
-        self._sent: Table = {}  # the one used last is the last one
+        self._sent: Table = {}  # the one used last is the last one; a row may be empty, if all of it is recent
+        self._recent: dict[_Key, list[Sent]] = {}  # newer than those, in order, not known to be durable
 
     def __len__(self) -> int:
         """Pairs of a producer and a queue."""
@@ -73,8 +81,21 @@ class ProducerTable:
         return Original(queue, None, sent[0].position, sent[0].store_time_ms)
 
     def _alive(self, producer_id: bytes, queue: QueueKey, now_ms: int) -> tuple[Sent, ...]:
-        sent = self._sent.get((producer_id, queue), ())
+        sent = self._all((producer_id, queue))
         return sent if sent and now_ms - sent[-1].store_time_ms <= self._expiry_ms else ()
+
+    def _all(self, key: _Key) -> tuple[Sent, ...]:
+        sent = self._sent.get(key, ())
+        recent = self._recent.get(key)
+        return sent if recent is None else self._followed(sent, recent[-SEQUENCES_KEPT:])
+
+    def _followed(self, sent: tuple[Sent, ...], newer: Iterable[Sent]) -> tuple[Sent, ...]:
+        """What is kept of batches of one producer and queue."""
+        for one in newer:
+            if sent and one.store_time_ms - sent[-1].store_time_ms > self._expiry_ms:
+                sent = ()
+            sent = (*sent[1 - SEQUENCES_KEPT :], one)
+        return sent
 
     def check_room(self, queue: QueueKey, producer: ProducerSequence, now_ms: int) -> None:
         """Raises TooManyIds when this is a new producer and no more can be remembered now."""
@@ -82,35 +103,54 @@ class ProducerTable:
             return
         self._prune(now_ms)
         if len(self._sent) >= self._producers_max:
-            oldest_ms = next(iter(self._sent.values()))[-1].store_time_ms
+            oldest_ms = self._all(next(iter(self._sent)))[-1].store_time_ms
             raise TooManyIds(
                 f"{len(self._sent)} producers are remembered, as many as may be",
                 max(1, oldest_ms + self._expiry_ms + 1 - now_ms),
             )
 
-    def add(self, entry: Entry, producer: ProducerSequence) -> None:
-        """Remember a stored batch."""
+    def add(self, entry: Entry, producer: ProducerSequence, *, is_durable: bool) -> None:
+        """Remember a stored batch. `is_durable`: no power cut takes it."""
         key = (producer.producer_id, entry.queue)
+        last = self._all(key)[-1:]
         sent = self._sent.pop(key, ())
-        if sent and entry.store_time_ms - sent[-1].store_time_ms > self._expiry_ms:
-            sent = ()
-        if not sent or producer.sequence > sent[-1].sequence:
+        is_expired = bool(last) and entry.store_time_ms - last[0].store_time_ms > self._expiry_ms
+        if not last or is_expired or producer.sequence > last[0].sequence:
             new = Sent(producer.sequence, entry.base_offset, entry.position, entry.store_time_ms)
-            sent = (*sent[1 - SEQUENCES_KEPT :], new)
+            if is_durable and key not in self._recent:
+                sent = self._followed(sent, (new,))
+            else:
+                self._recent.setdefault(key, []).append(new)
         self._sent[key] = sent
+
+    def confirm(self, until: int) -> None:
+        """The log is durable up to this position."""
+        for key, recent in list(self._recent.items()):
+            count = bisect_left(recent, until, key=_POSITION)
+            self._sent[key] = self._followed(self._sent[key], recent[:count])
+            del recent[:count]
+            if not recent:
+                del self._recent[key]
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether there are batches that `copy` leaves out."""
+        return bool(self._recent)
 
     def _prune(self, now_ms: int) -> None:
         oldest_ms = now_ms - self._expiry_ms
-        for key, _ in list(takewhile(lambda item: item[1][-1].store_time_ms < oldest_ms, self._sent.items())):
+        for key in list(takewhile(lambda key: self._all(key)[-1].store_time_ms < oldest_ms, self._sent)):
             del self._sent[key]
+            self._recent.pop(key, None)
 
     def copy(self) -> Table:
-        """The table as it is now; later changes do not reach it."""
-        return dict(self._sent)
+        """What is durable of the table now; later changes do not reach it."""
+        return {key: sent for key, sent in self._sent.items() if sent} if self._recent else dict(self._sent)
 
     def restore(self, table: Table) -> None:
-        """Replace the table."""
+        """Replace the table by one that is durable."""
         self._sent = table
+        self._recent = {}
 
 
 def encode_table(table: Table) -> bytes:

@@ -48,7 +48,7 @@ class RecoveryReport:
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log have been scanned, and how many there are at most."""
 
-_PROGRESS_BYTES = 16 * MiB
+PROGRESS_BYTES = 16 * MiB
 
 
 def recover(
@@ -83,7 +83,7 @@ def recover(
             replay(found.entries)
         else:
             end = found.position + found.size
-        if progress is not None and end - told >= _PROGRESS_BYTES:
+        if progress is not None and end - told >= PROGRESS_BYTES:
             told = end
             progress(end - begin, log.prepared_position - begin)
     torn = [(position, size) for position, size in log.nonzero_chunks(end)]

@@ -20,9 +20,11 @@ lost, its index says how far it went, and the tombstones come behind the last in
     after    | entry 7..9 | tombst. 10..12|f.| entry 13, 14 | tombst. 15
 
 What is made anew: the index, by `rebuild_index`; the topics, from their snapshot, the intact metadata records, and the
-topic names that the entries carry (so a deletion whose record is lost is undone). What is left out: the timer's
-files, which a start builds again; a schedule whose delivered record is lost is then delivered again. The new directory
-is verified before `repair` returns, and the original is only read.
+topic names that the entries carry (so a deletion whose record is lost is undone). What is copied as far as it is whole:
+snapshots of others, such as the progress of consumer groups; and the sequences of producers, for they may be of
+entries that have expired. What is left out: the ids in `dedup/`, which the next start reads from the log again, and
+the timer's files, which it builds again; a schedule whose delivered record is lost is then delivered again. The new
+directory is verified before `repair` returns, and the original is only read.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ import orjson
 from store import record_batch
 from store.config import StoreConfig
 from store.consume_queue.file import decode_bounds
-from store.consume_queue.opening import KINDS, IndexKind, has_index, read_max_offsets
+from store.consume_queue.opening import KINDS, REBUILD_SNAPSHOT, IndexKind, has_index, read_max_offsets
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import BLANK_BYTES, HEADER_BYTES, Blank, encode_blank, encode_entry, padded
 from store.errors import StoreError
@@ -48,8 +50,10 @@ from store.files import OsFiles
 from store.index_rebuild import rebuild_index
 from store.limits import BATCH_RECORDS_MAX, MiB
 from store.offline import Found, Hole, Stain, Verdict, judge, locked, log_files
+from store.producers import Table, decode_table, encode_table
 from store.record_batch import Record, decode, encode, with_base_offset
-from store.snapshot import Snapshot, SnapshotFiles
+from store.repeats import PRODUCERS_SNAPSHOT
+from store.snapshot import Snapshot, SnapshotFiles, decode_snapshot
 from store.topics import (
     FIRST_USER_TOPIC_ID,
     META_QUEUE,
@@ -64,11 +68,13 @@ from store.types import Append, Buffer, Entry, QueueKey
 from store.verify import verify
 
 LOST_HEADER = "mq-lost"
+LOST_POSITION = -1  # of a producer's batch that is gone
 FILLER_TOPIC_ID = 0
 _COPY_BYTES = 8 * MiB
 _FILLER_BYTES_MAX = 4 * MiB
 _TAIL_STEP_BYTES = 64 * 1024
 _PAD_BYTES_MAX = 256
+_OWN_SNAPSHOTS = ("index", "meta", PRODUCERS_SNAPSHOT, REBUILD_SNAPSHOT)
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of the log have been worked through, and how many there are: read once, copied once."""
@@ -187,6 +193,8 @@ class _Repair:
         self._gaps: list[_Gap] = []
         self._filler_queue = QueueKey(FILLER_TOPIC_ID, 0)
         self._filler_offset = 0
+        self._producers: Table = {}
+        self._producer_positions: set[int] = set()  # of batches in it that the log should have
         self._log_begin = self._log_end = 0
         self._context = _Context(0, 0)
         self._done_bytes = self._total_bytes = 0
@@ -196,11 +204,14 @@ class _Repair:
         self._out.mkdir(parents=True)
         self._take_index()
         self._take_topics()
+        self._take_producers()
         self._read()
         self._complete_topics()
         self._assign_gaps()
         self._write()
         self._save_topics()
+        self._save_producers()
+        self._copy_snapshots()
         (self._out / "format").write_bytes(b"mq data format %d\n" % DATA_VERSION)
         for path in sorted(self._out.rglob("*")):
             _sync(path)
@@ -240,6 +251,12 @@ class _Repair:
             self._log_start = fields["log_start"]
             self._store_time_ms = fields["store_time_ms"]
 
+    def _take_producers(self) -> None:
+        snapshot = SnapshotFiles(self._root, PRODUCERS_SNAPSHOT, self._files).load()
+        if snapshot is not None:
+            self._producers = decode_table(snapshot.content)
+            self._producer_positions = {one.position for sent in self._producers.values() for one in sent}
+
     def _read(self) -> None:
         files, _ = log_files(self._root)
         for file in files:
@@ -274,6 +291,7 @@ class _Repair:
         self._report.entry_count += 1
         self._report.record_count += entry.record_count
         self._context = _Context(found.durable_position, entry.store_time_ms)
+        self._producer_positions.discard(entry.position)
         if entry.queue.topic_id == FILLER_TOPIC_ID:  # of an earlier repair
             self._filler_queue = QueueKey(FILLER_TOPIC_ID, max(self._filler_queue.queue_id, entry.queue.queue_id + 1))
         queue = self._queues.get(entry.queue)
@@ -507,6 +525,23 @@ class _Repair:
         marks = {"log_start": self._log_begin, "store_time_ms": store_time_ms}
         content = orjson.dumps({**marks, **self._topics.snapshot()})
         SnapshotFiles(self._out, "meta", self._files).save(Snapshot(next_offset, content))
+
+    def _save_producers(self) -> None:
+        """The sequences stay known, of lost batches too: they had been stored, and what came behind them still is."""
+        if not self._producers:
+            return
+        lost = {position for position in self._producer_positions if position >= self._log_begin}
+        table = {
+            key: tuple(one._replace(position=LOST_POSITION) if one.position in lost else one for one in sent)
+            for key, sent in self._producers.items()
+        }
+        SnapshotFiles(self._out, PRODUCERS_SNAPSHOT, self._files).save(Snapshot(1, encode_table(table)))
+
+    def _copy_snapshots(self) -> None:
+        """Whole snapshots that are not of the store's making."""
+        for path in sorted(self._root.glob("*.[01]")):
+            if path.stem not in _OWN_SNAPSHOTS and decode_snapshot(path.read_bytes()) is not None:
+                shutil.copy(path, self._out / path.name)
 
     def _tell(self, size: int) -> None:
         self._done_bytes += size

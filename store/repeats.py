@@ -31,12 +31,14 @@ from store.entry import Blank, Damage
 from store.errors import AlreadyStored, Corrupt
 from store.files import Files
 from store.producers import ProducerTable, Table, decode_table, encode_table
+from store.recovery import PROGRESS_BYTES, Progress
 from store.snapshot import Snapshot, SnapshotFiles
 from store.types import NO_ID, Append, Appended, Entry, Identity, Original, ProducerSequence, QueueKey
 
 log = logging.getLogger(__name__)
 
 SEGMENTS_PER_WINDOW = 4
+PRODUCERS_SNAPSHOT = "producers"
 
 Waiter = asyncio.Future[list[Appended]]
 _InFlight = dict[int, Waiter]  # by sequence
@@ -53,9 +55,10 @@ class Repeats:
         self._index = self._new_index()
         self._producers = ProducerTable(expiry_ms=producer_expiry_ms, producers_max=producers_max)
         self._journal = DedupJournal(root, files, segment_ms=max(1, window_ms // SEGMENTS_PER_WINDOW))
-        self._snapshots = SnapshotFiles(root, "producers", files)
+        self._snapshots = SnapshotFiles(root, PRODUCERS_SNAPSHOT, files)
         self._ids_until = 0  # entries before it are in the index
         self._producers_until = 0
+        self.is_damaged = False  # what was saved could not be read, and was not saved again yet
         self._unsaved: list[Row] = []  # not in the journal yet
         self._producers_saves = 0
         self._producers_changed = False
@@ -89,28 +92,34 @@ class Repeats:
             self._index = self._new_index()
             self._journal.segments = ()
             self._ids_until = 0
+            self.is_damaged = True
         saves = marks.get("producers", 0)
         assert isinstance(saves, int)
         snapshot = self._snapshots.load()
         if saves and (snapshot is None or snapshot.next_offset < saves):
             log.warning("reading the producers' sequences from the log again reason=producers.0 and .1 are missing")
             self._producers_until = 0
+            self.is_damaged = self._producers_changed = True
         elif snapshot is not None:
             self._producers.restore(decode_table(snapshot.content))
             self._producers_saves = snapshot.next_offset
 
-    def catch_up(self, commit_log: CommitLog, end: int, now_ms: int) -> None:
-        """Apply what lies between the saved state and `end`, from where on entries are replayed. Nothing, usually: only
-        when files were lost or the index was built again offline. Raises Corrupt."""
+    def catch_up(self, commit_log: CommitLog, end: int, now_ms: int, progress: Progress | None) -> int:
+        """Apply what lies between the saved state and `end`, from where on entries are replayed; the bytes that were
+        read for it. None, usually: only when files were lost or the index was built again offline. Raises Corrupt."""
         begin = end
         if self._ids_until < end:
             begin = max(self._ids_until, self._window_start(commit_log, end, now_ms))
-        begin = max(min(begin, self._producers_until), commit_log.first_position)
+        begin = told = max(min(begin, self._producers_until), commit_log.first_position)
         for found in commit_log.scan(begin, end=end) if begin < end else ():
             if isinstance(found, Damage):
                 raise Corrupt(commit_log.path_of(found.position), found.position, found.reason)
             if not isinstance(found, Blank):
-                self.apply(found)
+                self.apply(found, is_durable=True)
+            if progress is not None and found.position - told >= PROGRESS_BYTES:
+                told = found.position
+                progress(told - begin, commit_log.prepared_position - begin)
+        return max(0, end - begin)
 
     def _window_start(self, commit_log: CommitLog, end: int, now_ms: int) -> int:
         """A position of the log before which nothing is in the window: the start of a file."""
@@ -121,8 +130,9 @@ class Repeats:
             begin = start
         return begin
 
-    def apply(self, entry: Entry) -> None:
-        """Take in an entry that was stored, in the order of the log; those that are known change nothing."""
+    def apply(self, entry: Entry, *, is_durable: bool) -> None:
+        """Take in an entry that was stored, in the order of the log; those that are known change nothing. `is_durable`:
+        no power cut takes it."""
         identity = entry.identity
         if identity is not None:
             if (identity.message_ids or identity.request) and entry.position >= self._ids_until:
@@ -131,7 +141,7 @@ class Repeats:
                 self._unsaved.append(row)
                 self._ids_until = entry.position + 1
             if identity.producer is not None and entry.position >= self._producers_until:
-                self._producers.add(entry, identity.producer)
+                self._producers.add(entry, identity.producer, is_durable=is_durable)
                 self._producers_until = entry.position + 1
                 self._producers_changed = True
 
@@ -191,9 +201,8 @@ class Repeats:
         def end(_: Waiter) -> None:
             if not outcome.cancelled():
                 outcome.exception()  # its caller may have gone
-            for id_ in ids:
-                if self._ids_in_flight.get(id_) is outcome:
-                    del self._ids_in_flight[id_]
+            for id_ in ids:  # in flight by this outcome alone: who met one of them there has waited
+                self._ids_in_flight.pop(id_, None)
             for queue, producer in numbered:
                 key = (producer.producer_id, queue)
                 sequences = self._producers_in_flight.get(key, {})
@@ -207,10 +216,12 @@ class Repeats:
     # ---- saving --------------------------------------------------------------------------------------------------
 
     def saving(self, until: int) -> Saving:
-        """What a checkpoint at position `until` has to write. Every entry before `until` has been applied."""
+        """What a checkpoint at position `until` has to write. Every entry before `until` has been applied, and the log
+        is durable up to there."""
+        self._producers.confirm(until)
         count = bisect_left(self._unsaved, until, key=attrgetter("position"))
         table = self._producers.copy() if self._producers_changed else None
-        self._producers_changed = False
+        self._producers_changed = self._producers.has_unsaved
         return Saving(self, until, self._unsaved[:count], table)
 
 
@@ -246,6 +257,7 @@ class Saving:
             del repeats._unsaved[: len(self._rows)]
             repeats._journal.segments = self._segments
             repeats._producers_saves = self._saves
+            repeats.is_damaged = False
         elif self._table is not None:
             repeats._producers_changed = True
 

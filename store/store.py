@@ -56,6 +56,7 @@ from store.types import (
     ReadStatus,
     Source,
 )
+from store.uncancelled import to_its_end
 from store.writer import Writer, WriterStats
 
 log = logging.getLogger(__name__)
@@ -194,20 +195,26 @@ class Store:
         self._queues = open_consume_queues(
             self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
         )
-        self._repeats.catch_up(self._log, self._queues.checkpoint, self._clock.now_ms())
+        checkpoint = self._queues.checkpoint
+        before_bytes = self._repeats.catch_up(self._log, checkpoint, self._clock.now_ms(), progress)
+
+        def tell(done_bytes: int, total_bytes: int) -> None:
+            if progress is not None:
+                progress(before_bytes + done_bytes, before_bytes + total_bytes)
+
         self.recovery = recover(
             self._log,
-            self._queues.checkpoint,
+            checkpoint,
             self._replay,
             durable_position=self._queues.durable_position,
-            progress=progress,
+            progress=tell,
         )
 
     def _replay(self, entries: Sequence[Header | Entry]) -> None:
         of_queue: dict[QueueKey, list[Header | Entry]] = {}
         for entry in entries:
             if isinstance(entry, Entry) and entry.identity is not None:
-                self._repeats.apply(entry)
+                self._repeats.apply(entry, is_durable=True)  # it will be, before anything is shown or saved
             of_queue.setdefault(entry.queue, []).append(entry)
         for queue, its_entries in of_queue.items():
             self._queues.extend(queue, its_entries)
@@ -250,7 +257,7 @@ class Store:
             executor=self._write_executor,
             prepare_executor=self._prepare_executor,
             next_offset_of=lambda queue: self._queues.bounds(queue).max_offset,
-            topic_name_of=lambda queue: self._topics.of_queue(queue).name.encode(),
+            topic_name_of=lambda queue: self._topics.of_queue(queue).name,
             publish=self._publish,
             last_store_time_ms=self._last_store_time_ms,
         )
@@ -330,6 +337,9 @@ class Store:
     async def delete_topic(self, name: str) -> Topic:
         """Delete a topic and forget its records; readers that wait get UnknownQueue. Durable on return. Raises
         UnknownQueue, IllegalTopic, and what `append` raises."""
+        return await to_its_end(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> Topic:
         topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
@@ -341,7 +351,11 @@ class Store:
         return topic
 
     async def _change_topics(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
-        """Decide → write → apply, one change at a time."""
+        """Decide → write → apply, one change at a time, to its end even when its caller is cancelled: an event that is
+        in the log but not in the table would give its topic id away again."""
+        return await to_its_end(self._change_topics_now(decide))
+
+    async def _change_topics_now(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
         async with self._changing_topics:
             decided = decide()
             if isinstance(decided, Topic):
@@ -379,7 +393,16 @@ class Store:
                 return await self._append_once(appends, acks)
         return await self._writer.append(appends, acks)
 
-    async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """As `append`, for batches without an identity; their place among all appends is taken on return. Raises at
+        once UnknownQueue, RecordTooLarge, Overloaded, StoreStopped: nothing was stored."""
+        for append in appends:
+            assert append.identity is None
+        return self._writer.append(appends, acks)
+
+    async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
+        """Raise what `append` would raise now for the identities of these batches (AlreadyStored, IdentityReused,
+        SequenceGone, TooManyIds), if anything. For who has no room for what is new, and yet answers a repeat."""
         repeats = self._repeats
         while waiters := repeats.in_flight(appends):
             await asyncio.wait(waiters)
@@ -389,8 +412,11 @@ class Store:
             if acks is Acks.FLUSHED and known.last_position >= self._log.durable_position:
                 await self._writer.append((), Acks.FLUSHED)  # the originals were only written
             raise
+
+    async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
+        await self.refuse_known(appends, acks=acks)  # it returns in the turn of its check: nothing comes in between
         outcome = self._writer.append(appends, acks)
-        repeats.begin(appends, outcome)
+        self._repeats.begin(appends, outcome)
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
 
     @property
@@ -424,7 +450,7 @@ class Store:
                 continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
             if entry.identity is not None:
-                self._repeats.apply(entry)
+                self._repeats.apply(entry, is_durable=entry.position < self._log.durable_position)
             self._remember(entry)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
@@ -602,7 +628,14 @@ class Store:
                 last = loop.time()
 
     async def _save_checkpoint(self) -> None:
-        """Make what is derived durable, in this order: log, identities, topic snapshot, indexes, checkpoint."""
+        """Make what is derived durable, in this order: log, identities, topic snapshot, indexes, checkpoint.
+
+        Whoever waits may be cancelled; what was begun goes on. Cut off before its thread began, it would take along the
+        units it was to write, and the next snapshot would count them.
+        """
+        await to_its_end(self._save_checkpoint_now())
+
+    async def _save_checkpoint_now(self) -> None:
         async with self._saving:
             until = min(self._published_position, self._log.durable_position)
             flush = self._queues.flush(until)
@@ -610,7 +643,8 @@ class Store:
             is_saved = False
             log_start = self._log_start
             has_grown = self._published_position > self._queues.checkpoint
-            if has_grown or self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start:
+            has_changed = self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start
+            if has_grown or has_changed or self._repeats.is_damaged:
                 saving = self._repeats.saving(until)
             meta_offset = self._meta_offset
             fields = {

@@ -4,6 +4,7 @@
     batches    each RecordBatch: lengths, its own CRC, every record; base offset and count as the entry says
     order      offsets dense in each queue, store times and durable positions never decreasing
     index      every unit its snapshot counts, against the entries
+    repeats    the ids in `dedup/` and the sequences in `producers.N`, against the entries
     state      format, snapshots of the index and of the topics, metadata records
 
 Nothing is written, and memory is bounded by the number of queues. What is found has one of two severities:
@@ -18,13 +19,14 @@ nothing can hide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 import orjson
 
+from store.consume_queue.opening import REBUILD_SNAPSHOT
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import Blank
 from store.errors import FormatTooNew, IndexDamaged, StoreError
@@ -32,10 +34,12 @@ from store.index_check import IndexCheck, NoIndexCheck, open_index_check
 from store.limits import MiB
 from store.offline import Found, Hole, LogFile, Stain, Verdict, judge, locked, log_files
 from store.record_batch import check, decode
+from store.repeats import PRODUCERS_SNAPSHOT
+from store.repeats_check import RepeatsCheck
 from store.snapshot import VERSION as SNAPSHOT_VERSION
 from store.snapshot import Snapshot, decode_snapshot
 from store.topics import META_QUEUE, TopicTable, decode_events
-from store.types import Entry, QueueKey
+from store.types import Bounds, Entry, QueueKey
 
 FINDINGS_MAX = 1000
 _PROGRESS_BYTES = 16 * MiB
@@ -84,6 +88,7 @@ class VerifyReport:
     queue_count: int = 0
     checkpoint: int = 0
     index_checked: bool = True
+    offsets: dict[QueueKey, Bounds] = field(default_factory=dict)  # that the log has, of each queue
     findings: list[Finding] = field(default_factory=list)
     finding_count: int = 0
 
@@ -106,6 +111,7 @@ class _Queue:
     """What the log has shown of one queue so far."""
 
     topic: str
+    first_offset: int
     next_offset: int
 
 
@@ -113,6 +119,30 @@ def verify(root: Path, *, progress: Progress | None = None) -> VerifyReport:
     """Check a whole data directory. Raises NotAStore, StoreLocked, FormatTooNew: nothing was checked then."""
     with locked(root):
         return _Verifier(root, progress).run()
+
+
+def check_snapshots(root: Path, name: str, add: Callable[[Finding], None]) -> Snapshot | None:
+    """The newest whole snapshot `name.0` or `name.1` below a directory, as a start would believe it; what is not whole
+    is added to the findings. Raises FormatTooNew."""
+    paths = [path for path in (root / f"{name}.0", root / f"{name}.1") if path.exists()]
+    best: tuple[int, Snapshot] | None = None
+    broken = []
+    for path in paths:
+        decoded = decode_snapshot(path.read_bytes())
+        if decoded is None:
+            broken.append(path)
+            continue
+        version, generation, snapshot = decoded
+        if version != SNAPSHOT_VERSION:
+            raise FormatTooNew(f"{path} has version {version}; this program knows {SNAPSHOT_VERSION}")
+        if best is None or generation > best[0]:
+            best = generation, snapshot
+    for path in broken:
+        if len(broken) == 2:  # a crash tears one at most
+            add(Finding(Severity.DAMAGE, str(path), 0, "a snapshot fails its check, and the other one too"))
+        else:
+            add(Finding(Severity.LEFTOVER, str(path), 0, "a snapshot fails its check; the other one counts"))
+    return None if best is None else best[1]
 
 
 def offsets_text(first: int, end: int) -> str:
@@ -132,6 +162,8 @@ class _Verifier:
         self._log_start = 0  # retention has given up everything before it
         self._meta_offset = 0  # records of `__meta` before it are in the topic table
         self._index: IndexCheck = NoIndexCheck()
+        self._marks: Mapping[str, object] = {}  # how far repeated sends were saved
+        self._repeats: RepeatsCheck
         self._last_hole: tuple[LogFile, Hole] | None = None
         self._gaps: set[tuple[QueueKey, tuple[int, int]]] = set()  # offsets already reported as missing
         self._last_store_time_ms = 0
@@ -141,8 +173,12 @@ class _Verifier:
     def run(self) -> VerifyReport:
         report = self._report
         self._check_format()
-        index = self._check_snapshot("index")
-        meta = self._check_snapshot("meta")
+        index = check_snapshots(self._root, "index", report.add)
+        meta = check_snapshots(self._root, "meta", report.add)
+        producers = check_snapshots(self._root, PRODUCERS_SNAPSHOT, report.add)
+        if check_snapshots(self._root, REBUILD_SNAPSHOT, report.add) is not None:
+            reason = "a rebuild of the index was not finished: run mq index rebuild again"
+            self._leftover(self._root / f"{REBUILD_SNAPSHOT}.0", 0, reason)
         if meta is not None:
             self._restore(meta)
         files, strangers = log_files(self._root)
@@ -157,6 +193,7 @@ class _Verifier:
             self._damage(self._root, 0, f"the index cannot be opened: {error}; see mq index rebuild")
         report.checkpoint = self._index.checkpoint
         report.index_checked = not isinstance(self._index, NoIndexCheck)
+        self._repeats = RepeatsCheck(self._root, self._marks, producers, log_begin=report.log_begin)
         try:
             self._check_log(files)
             if report.checkpoint > report.log_end and files:
@@ -164,9 +201,11 @@ class _Verifier:
                 self._damage(self._root / "index.0", 0, reason)
             self._check_topics(meta)
             self._check_index()
+            self._check_repeats()
         finally:
             self._index.close()
         report.queue_count = len(self._queues)
+        report.offsets = {key: Bounds(queue.first_offset, queue.next_offset) for key, queue in self._queues.items()}
         if self._progress is not None:
             self._progress(report.log_bytes, report.log_bytes)
         return report
@@ -185,30 +224,13 @@ class _Verifier:
         if content not in [_FORMAT_PREFIX + b"%d\n" % known for known in range(1, DATA_VERSION + 1)]:
             self._damage(path, 0, f"{content[:40]!r} is not a format stamp")
 
-    def _check_snapshot(self, name: str) -> Snapshot | None:
-        """The newest whole snapshot of a kind, as a start would believe it."""
-        best: tuple[int, Snapshot] | None = None
-        for path in (self._root / f"{name}.0", self._root / f"{name}.1"):
-            if not path.exists():
-                continue
-            content = path.read_bytes()
-            decoded = decode_snapshot(content)
-            if decoded is None:
-                self._leftover(path, 0, "a snapshot fails its check; the other one counts")
-                continue
-            version, generation, snapshot = decoded
-            if version != SNAPSHOT_VERSION:
-                raise FormatTooNew(f"{path} has version {version}; this program knows {SNAPSHOT_VERSION}")
-            if best is None or generation > best[0]:
-                best = generation, snapshot
-        return None if best is None else best[1]
-
     def _restore(self, snapshot: Snapshot) -> None:
         """The topic table and the beginning of the log from the snapshot of the topics."""
         try:
             fields = orjson.loads(snapshot.content)
             self._topics.restore(fields["topics"], fields["next_topic_id"])
             self._log_start = fields["log_start"]
+            self._marks = fields.get("repeats", {})
             self._meta_offset = snapshot.next_offset
         except (ValueError, TypeError, KeyError) as error:
             self._damage(self._root / "meta.0", 0, f"the snapshot of the topics is not understood: {error!r}")
@@ -259,12 +281,14 @@ class _Verifier:
         self._check_offset(file, entry)
         if entry.queue == META_QUEUE:
             self._apply_meta(file, entry)
+        if entry.identity is not None:
+            self._repeats.expect(entry, entry.identity)
         self._index.expect(entry)
 
     def _check_offset(self, file: LogFile, entry: Entry) -> None:
         queue = self._queues.get(entry.queue)
         if queue is None:
-            queue = self._queues[entry.queue] = _Queue(entry.topic, entry.base_offset)
+            queue = self._queues[entry.queue] = _Queue(entry.topic, entry.base_offset, entry.base_offset)
             if self._report.log_begin == 0 and entry.base_offset:
                 self._gap(file, entry, 0)
         elif entry.base_offset > queue.next_offset:
@@ -309,6 +333,12 @@ class _Verifier:
             queue = self._queues.get(wrong.queue)
             topic = queue.topic if queue is not None else f"with id {wrong.queue.topic_id}"
             self._damage(Path(wrong.path), wrong.position, wrong.reason, wrong.queue, topic, wrong.offsets)
+
+    def _check_repeats(self) -> None:
+        for wrong in self._repeats.finish():
+            if wrong.queue is not None and wrong.queue.topic_id not in self._topics:
+                continue  # the topic was deleted while the record was on its way
+            self._damage(wrong.path, wrong.position, wrong.reason)
 
     def _tell(self, done: int) -> None:
         if self._progress is not None and done - self._told_bytes >= _PROGRESS_BYTES:

@@ -1,9 +1,12 @@
 """The one owner of the log's tail: group commit.
 
-Appends queue here in the order they come and get their offsets at once. While one group is being written and synced
-in a thread, the next one gathers; so the slower the disk, the larger the groups, and one fdatasync answers them all.
+Appends queue here in the order they come and get their offsets at once. While one group is being written and synced,
+the next one gathers; so the slower the disk, the larger the groups, and one fdatasync answers them all.
 
     append ──> waiting ──> group: place, encode, one pwritev a file, one fdatasync ──> publish ──> wake the callers
+
+A thread syncs, and writes what is large. A small group, for which the log has room, is written by the event loop itself
+unless the disk holds it up (store/pace.py, docs/decisions/0011-small-groups-are-written-by-the-loop.md).
 
 Invariants
     W1  offsets of one queue are assigned and written in the same order
@@ -29,6 +32,7 @@ from store.config import StoreConfig
 from store.entry import encode_entry, entry_bytes, pack_rows
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped
 from store.limits import KiB, MiB
+from store.pace import Pace
 from store.record_batch import with_base_offset
 from store.topics import META, OFFSETS
 from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
@@ -42,6 +46,11 @@ a commit of metadata here: a group of 100 kB takes 0.21 ms in zeros and 0.44 ms 
 (and 2.5 ms for the zeros) and 0.9 ms."""
 
 
+COPIED_BYTES_MAX = 4 * KiB
+"""Batches up to this size are kept in memory as bytes of their own, larger ones as a view of what was written: a view
+is two more objects for the garbage collector to look at, and takes as much memory as a small batch."""
+
+
 OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id))
 """System topics whose entries are small and free space in the end; those of `__timer` are sends."""
 
@@ -49,13 +58,14 @@ OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id))
 class _Call:
     """One call of `append`: batches that are written together, and the future their caller waits on."""
 
-    __slots__ = ("acks", "appends", "base_offsets", "done", "is_own", "size", "topics")
+    __slots__ = ("acks", "appends", "base_offsets", "done", "size", "sizes", "topics")
 
     def __init__(
         self,
         appends: Sequence[Append],
-        topics: list[bytes],
+        topics: list[str],
         base_offsets: list[int],
+        sizes: list[int],
         size: int,
         acks: Acks,
         done: asyncio.Future[list[Appended]],
@@ -63,10 +73,15 @@ class _Call:
         self.appends = appends
         self.topics = topics
         self.base_offsets = base_offsets
-        self.size = size
+        self.sizes = sizes  # of each append in the log
+        self.size = size  # of all of them
         self.acks = acks
         self.done = done
-        self.is_own = all(append.queue.topic_id in OWN_TOPIC_IDS for append in appends)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the server's own note (W5)."""
+        return all(append.queue.topic_id in OWN_TOPIC_IDS for append in self.appends)
 
 
 @dataclass(slots=True)
@@ -92,12 +107,13 @@ class Writer:
         executor: Executor,
         prepare_executor: Executor,
         next_offset_of: Callable[[QueueKey], int],
-        topic_name_of: Callable[[QueueKey], bytes],
+        topic_name_of: Callable[[QueueKey], str],
         publish: Callable[[Sequence[Entry]], None],
         last_store_time_ms: int,
     ) -> None:
         self._log = log
         self._config = config
+        self._entry_bytes_max = config.entry_bytes_max
         self._clock = clock
         self._executor = executor
         self._prepare_executor = prepare_executor
@@ -112,6 +128,7 @@ class Writer:
         self._work = asyncio.Event()
         self._stopping = False
         self._failure: StoreError | None = None
+        self._pace = Pace()
         self.stats = WriterStats()
 
     @property
@@ -139,18 +156,22 @@ class Writer:
             raise self._failure
         if self._stopping:
             raise StoreStopped("the store is closing")
-        topics = [self._topic_name_of(append.queue) for append in appends]
+        topics: list[str] = []
+        sizes: list[int] = []
         size = 0
-        for append, topic in zip(appends, topics, strict=True):
-            bytes_ = entry_bytes(append, len(topic))
-            if bytes_ > self._config.entry_bytes_max:
-                raise RecordTooLarge(f"an entry of {bytes_} bytes; this store takes {self._config.entry_bytes_max}")
+        for append in appends:
+            topic = self._topic_name_of(append.queue)
+            bytes_ = entry_bytes(append, len(topic.encode()))
+            if bytes_ > self._entry_bytes_max:
+                raise RecordTooLarge(f"an entry of {bytes_} bytes; this store takes {self._entry_bytes_max}")
+            topics.append(topic)
+            sizes.append(bytes_)
             size += bytes_
         if self._waiting_bytes + size > self._config.append_bytes_max and self._waiting:
             raise Overloaded(f"{self._waiting_bytes} bytes wait for the disk; send again in a moment")
         base_offsets = [self._take_offsets(append) for append in appends]
         done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Call(appends, topics, base_offsets, size, acks, done))
+        self._waiting.append(_Call(appends, topics, base_offsets, sizes, size, acks, done))
         self._waiting_bytes += size
         self._work.set()
         return done
@@ -179,12 +200,18 @@ class Writer:
                 sync = is_flush_due or any(call.acks is Acks.FLUSHED for call in group)
                 if not group and not sync:
                     continue
+                size = sum([call.size for call in group])
                 try:
-                    entries = await loop.run_in_executor(self._executor, self._write_group, group, sync)
+                    if self._is_inline(size):
+                        entries = self._write_inline(group)
+                        if sync:
+                            await loop.run_in_executor(self._executor, self._sync)
+                    else:
+                        entries = await loop.run_in_executor(self._executor, self._write_and_sync, group, sync)
                 except DiskFull as error:
                     self._refuse_for_room(group, error)
                     continue
-                self._prepare_ahead(sum(call.size for call in group))
+                self._prepare_ahead(size)
                 if sync:
                     flush_at = None
                 elif flush_at is None:
@@ -228,17 +255,47 @@ class Writer:
         del self._waiting[:count]
         return group
 
-    def _write_group(self, group: list[_Call], sync: bool) -> list[Entry]:
-        """Blocking part, in the executor's thread: the only code that moves the log's tail."""
+    def _is_inline(self, size: int) -> bool:
+        """Whether the loop writes a group of this size itself: a small one, within this file and what is prepared."""
+        log = self._log
+        end = log.end_position
+        return (
+            end + size + self._config.own_reserve_bytes <= log.prepared_position
+            and log.place(end, size) == end
+            and self._pace.is_inline(size, self._clock.now_ms())
+        )
+
+    def _write_inline(self, group: list[_Call]) -> list[Entry]:
+        started_ms = self._clock.now_ms()
+        entries = self._write_group(group)
+        now_ms = self._clock.now_ms()
+        self._pace.wrote(now_ms - started_ms, now_ms)
+        return entries
+
+    def _write_and_sync(self, group: list[_Call], sync: bool) -> list[Entry]:
+        """Blocking, in the executor's thread."""
+        entries = self._write_group(group)
+        if sync:
+            self._sync()
+        return entries
+
+    def _sync(self) -> None:
+        """Blocking, in the executor's thread."""
+        self._log.sync()
+        self.stats.sync_count += 1
+
+    def _write_group(self, group: list[_Call]) -> list[Entry]:
+        """Blocking, by one thread at a time: the only code that moves the log's tail."""
         log = self._log
         store_time_ms = max(self._last_store_time_ms, self._clock.now_ms())
         placed, end = self._place(group)
-        is_own = all(call.is_own for call in group)
-        log.prepare(
-            end if is_own else end + self._config.own_reserve_bytes,
-            zero=end - log.end_position <= ZERO_GROUP_BYTES_MAX,
-            below_floor=is_own,
-        )
+        if end + self._config.own_reserve_bytes > log.prepared_position:
+            is_own = all(call.is_own for call in group)
+            log.prepare(
+                end if is_own else end + self._config.own_reserve_bytes,
+                zero=end - log.end_position <= ZERO_GROUP_BYTES_MAX,
+                below_floor=is_own,
+            )
         self._last_store_time_ms = store_time_ms
         entries: list[Entry] = []
         buffers: list[Buffer] = []
@@ -254,11 +311,12 @@ class Writer:
                     buffers, write_at = [], place
                 position = place + size
                 batch = with_base_offset(append.batch, base_offset)
-                append = pack_rows(append)
+                if append.delays or append.sources:
+                    append = pack_rows(append)
                 buffers += encode_entry(
                     append,
                     batch,
-                    topic=topic,
+                    topic=topic.encode(),
                     position=place,
                     durable_position=log.durable_position,
                     base_offset=base_offset,
@@ -266,16 +324,13 @@ class Writer:
                 )
                 entries.append(
                     Entry(
-                        place, size, append.queue, topic.decode(), base_offset, append.record_count, store_time_ms,
-                        append.json_values, memoryview(batch), append.tag_hashes, append.delays, append.sources,
-                        append.identity,
+                        place, size, append.queue, topic, base_offset, append.record_count, store_time_ms,
+                        append.json_values, bytes(batch) if len(batch) <= COPIED_BYTES_MAX else memoryview(batch),
+                        append.tag_hashes, append.delays, append.sources, append.identity,
                     )
                 )  # fmt: skip
         if buffers:
             log.write(write_at, buffers)
-        if sync:
-            log.sync()
-            self.stats.sync_count += 1
         return entries
 
     def _prepare_ahead(self, group_bytes: int) -> None:
@@ -296,8 +351,7 @@ class Writer:
         placed = []
         position = self._log.end_position
         for call in group:
-            for append, topic in zip(call.appends, call.topics, strict=True):
-                size = entry_bytes(append, len(topic))
+            for size in call.sizes:
                 position = self._log.place(position, size)
                 placed.append((position, size))
                 position += size

@@ -203,16 +203,14 @@ class FileConsumeQueues(ConsumeQueues):
         self._dropped.append(topic_id)
 
     def flush(self, checkpoint: int) -> Flush:
-        dirty, self._dirty = self._dirty, set()
-        dropped, self._dropped = self._dropped, []
+        dropped = list(self._dropped)
         work: list[tuple[_Queue, bytes]] = []
         counted: dict[QueueKey, int] = {}
-        for key in dirty:
+        for key in self._dirty:
             queue = self._queues[key]
             units = bytes(_before(queue.pending, checkpoint))
             work.append((queue, units))
             if len(units) < len(queue.pending):  # entries that are not durable yet
-                self._dirty.add(key)
                 counted[key] = queue.flushed_count + len(units) // UNIT_BYTES
         content = _FIRST_POSITION.pack(self._first_position) + b"".join(
             [
@@ -222,22 +220,19 @@ class FileConsumeQueues(ConsumeQueues):
         )
 
         def run() -> None:
-            try:
-                self._write_all(work)
-                self._snapshots.save(Snapshot(checkpoint, content))
-                for topic_id in dropped:  # after the snapshot that no longer counts them
-                    self._remove_topic(topic_id)
-            except BaseException:
-                self._dirty |= dirty
-                self._dropped += dropped
-                raise
+            self._write_all(work)
+            self._snapshots.save(Snapshot(checkpoint, content))
+            for topic_id in dropped:  # after the snapshot that no longer counts them
+                self._remove_topic(topic_id)
 
         def finish() -> None:
             self._checkpoint = self._durable_position = checkpoint
+            del self._dropped[: len(dropped)]
             for queue, units in work:
                 del queue.pending[: len(units)]
                 queue.flushed_count += len(units) // UNIT_BYTES
                 self._pending_bytes -= len(units)
+            self._dirty = {key for key in self._dirty if self._queues[key].pending}
 
         return Flush(run, finish)
 

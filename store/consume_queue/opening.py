@@ -35,7 +35,7 @@ FILE_SNAPSHOT = "index"
 FILE_DIRECTORY = "consumequeue"
 ROCKSDB_DIRECTORY = "consumequeue.rocksdb"
 _ROCKSDB_ROOT_FILE = "CURRENT"  # without it there is no database
-_REBUILD = "index-rebuild"
+REBUILD_SNAPSHOT = "index-rebuild"
 _MAX_OFFSET = struct.Struct(">IIq")
 
 
@@ -154,26 +154,29 @@ def remove_index(kind: IndexKind, root: Path, files: Files) -> None:
 
 def load_rebuild(root: Path, files: Files) -> Rebuild | None:
     """The rebuild under way in this directory, None when there is none."""
-    snapshot = SnapshotFiles(root, _REBUILD, files).load()
-    if snapshot is None:
-        return None
-    rows = _MAX_OFFSET.iter_unpack(memoryview(snapshot.content)[1:])
+    snapshot = SnapshotFiles(root, REBUILD_SNAPSHOT, files).load()
+    return None if snapshot is None else decode_rebuild(snapshot.content, snapshot.next_offset)
+
+
+def decode_rebuild(content: bytes, durable_position: int = 0) -> Rebuild:
+    """What the snapshot of a rebuild says."""
+    rows = _MAX_OFFSET.iter_unpack(memoryview(content)[1:])
     max_offsets = {QueueKey(topic_id, queue_id): max_offset for topic_id, queue_id, max_offset in rows}
-    return Rebuild(KINDS[snapshot.content[0]], snapshot.next_offset, max_offsets)
+    return Rebuild(KINDS[content[0]], durable_position, max_offsets)
 
 
 def save_rebuild(root: Path, files: Files, rebuild: Rebuild) -> None:
     """Say that a rebuild begins; durable on return."""
     rows = [_MAX_OFFSET.pack(*key, max_offset) for key, max_offset in rebuild.max_offsets.items()]
     content = bytes([KINDS.index(rebuild.target)]) + b"".join(rows)
-    snapshots = SnapshotFiles(root, _REBUILD, files)
+    snapshots = SnapshotFiles(root, REBUILD_SNAPSHOT, files)
     snapshots.load()
     snapshots.save(Snapshot(rebuild.durable_position, content))
 
 
 def clear_rebuild(root: Path, files: Files) -> None:
     """Say that the rebuild is finished; durable on return."""
-    _remove_pair(root, _REBUILD, files)
+    _remove_pair(root, REBUILD_SNAPSHOT, files)
 
 
 def _remove_pair(root: Path, name: str, files: Files) -> None:

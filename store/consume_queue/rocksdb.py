@@ -120,6 +120,7 @@ def bound_key(topic: bytes, bound: bytes, queue_id: int) -> bytes:
 _CHECKPOINT_KEY = bound_key(b"CHECKPOINT_TOPIC", b"max", 0)
 _BOUNDS_PREFIX = _LENGTH.pack(_TOPIC_BYTES)  # of all keys in `offset` but the checkpoint's
 _MAX_AT = len(_BOUNDS_PREFIX) + 1 + _TOPIC_BYTES + 1
+_MAX = b"max" + CTRL_1
 _POSITION = attrgetter("position")
 _BASE_OFFSET = attrgetter("base_offset")
 
@@ -164,15 +165,12 @@ class _Queue:
         self.min_position = -1
 
 
-class _Work(NamedTuple):
-    """A queue, and how many of its pending entries a flush writes. More may come behind them meanwhile; none goes."""
-
-    queue: _Queue
-    entry_count: int
+_Work = tuple[_Queue, int]
+"""A queue, and how many of its pending entries a flush writes. More may come behind them meanwhile; none goes."""
 
 
 def _prefix(work: _Work) -> bytes:
-    return work.queue.prefix
+    return work[0].prefix
 
 
 class RocksDbConsumeQueues(ConsumeQueues):
@@ -189,7 +187,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._database = self._open_database(rebuild)
         self._failure: OSError | None = None
         self._queues: dict[QueueKey, _Queue] = {}
-        self._dirty: dict[QueueKey, _Queue] = {}  # those with pending units
+        self._dirty: list[_Queue] = []  # those with pending units
         self._last_position = -1  # of the last entry added
         self._pending_bytes = 0
         self._sweep_key = _BOUNDS_PREFIX
@@ -224,20 +222,21 @@ class RocksDbConsumeQueues(ConsumeQueues):
         return self._pending_bytes
 
     def append(self, entry: Indexed) -> None:
-        queue = self._queue(entry.queue)
+        queue = self._queues.get(entry.queue) or self._queue(entry.queue)
         next_offset = entry.next_offset
         if next_offset <= queue.max_offset:
             return
         if entry.base_offset != queue.max_offset:
             queue.begin_at(entry.base_offset)
         tag_hashes = array("q", entry.tag_hashes) if entry.tag_hashes else _NO_TAGS
+        if not queue.pending:
+            self._dirty.append(queue)
         queue.pending.append(
             _Pending(entry.base_offset, next_offset, entry.position, entry.size, entry.store_time_ms, tag_hashes)
         )
         queue.max_offset = next_offset
         self._pending_bytes += PENDING_ENTRY_BYTES + len(tag_hashes) * tag_hashes.itemsize
         self._last_position = entry.position
-        self._dirty[entry.queue] = queue
 
     def finish_rebuild(self) -> None:
         for key, offset in self._floors.items():
@@ -297,8 +296,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
 
     def drop_topic(self, topic_id: int) -> None:
         for key in [key for key in self._queues if key.topic_id == topic_id]:
-            self._pending_bytes -= sum(map(_pending_bytes, self._queues.pop(key).pending))
-            self._dirty.pop(key, None)
+            self._pending_bytes -= _bytes_of(self._queues.pop(key).pending)
+        self._dirty = [queue for queue in self._dirty if queue.key.topic_id != topic_id]
         self._floors = {key: offset for key, offset in self._floors.items() if key.topic_id != topic_id}
         topic = _TOPIC_ID.pack(topic_id)
         prefix = _LENGTH.pack(len(topic)) + CTRL_1 + topic
@@ -317,10 +316,10 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 log.warning("expired rows not freed error=%s", error)
         # Little is done here for each queue: there may be a hundred thousand, and the event loop stands still.
         if self._last_position < checkpoint:
-            work = [_Work(queue, len(queue.pending)) for queue in self._dirty.values()]
+            work = [(queue, len(queue.pending)) for queue in self._dirty]
         else:
-            counted = [(queue, _count_before(queue.pending, checkpoint)) for queue in self._dirty.values()]
-            work = [_Work(queue, count) for queue, count in counted if count]
+            counted = [(queue, _count_before(queue.pending, checkpoint)) for queue in self._dirty]
+            work = [(queue, count) for queue, count in counted if count]
         written_bytes = 0
         begun = self._begun_queues(work)
         is_rebuilding = self._is_rebuilding
@@ -329,7 +328,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
             nonlocal written_bytes
             if self._failure is not None:
                 raise OSError(*self._failure.args)
-            written_bytes = sum(_pending_bytes(entry) for queue, count in work for entry in queue.pending[:count])
+            written_bytes = sum(_bytes_of(queue.pending[:count]) for queue, count in work)
             try:
                 self._write(work, begun, checkpoint, is_rebuilding)
             except BlockingIOError:
@@ -345,8 +344,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
             for queue, count in work:
                 queue.flushed_count = queue.pending[count - 1].next_offset
                 del queue.pending[:count]
-                if not queue.pending:
-                    del self._dirty[queue.key]
+            self._dirty = [queue for queue in self._dirty if queue.pending]
 
         return Flush(run, finish)
 
@@ -681,16 +679,22 @@ def _count_before(pending: list[_Pending], position: int) -> int:
 
 def _bound_rows(work: Sequence[_Work], begun: Sequence[_Begun]) -> list[tuple[bytes, bytes]]:
     """The rows of bounds that a flush has to write."""
-    lasts = [(queue.key, queue.pending[count - 1]) for queue, count in work]
-    ends = {key: (last.position, last.next_offset) for key, last in lasts}
     rows = []
+    written: dict[QueueKey, int] = {}  # ends of queues that begin with what is written, or are written at all
+    if begun:
+        written = {queue.key: queue.pending[count - 1].next_offset for queue, count in work}
     for key, min_position, min_offset, flushed_count in begun:
-        if end := ends.setdefault(key, (-1, flushed_count))[1]:
-            assert min_offset <= end
-            rows.append((bound_key(_topic(key), b"min", key.queue_id), _BOUND.pack(min_position, min_offset)))
-    for key, (position, end) in ends.items():
+        end = written.get(key, flushed_count)
+        assert min_offset <= end
         if end:
-            rows.append((bound_key(_topic(key), b"max", key.queue_id), _BOUND.pack(position, end - 1)))
+            rows.append((bound_key(_topic(key), b"min", key.queue_id), _BOUND.pack(min_position, min_offset)))
+            if key not in written:
+                rows.append((bound_key(_topic(key), b"max", key.queue_id), _BOUND.pack(-1, end - 1)))
+    for queue, count in work:
+        last = queue.pending[count - 1]
+        prefix = queue.prefix
+        key_of_max = prefix[:_MAX_AT] + _MAX + prefix[_MAX_AT:-1]  # what bound_key makes, from parts that are there
+        rows.append((key_of_max, _BOUND.pack(last.position, last.next_offset - 1)))
     return rows
 
 
@@ -718,5 +722,6 @@ def _has_tag(entry: _Pending, offset: int, end: int, tag_hashes: frozenset[int])
     return not tag_hashes.isdisjoint(entry.tag_hashes[first : end - entry.base_offset])
 
 
-def _pending_bytes(entry: _Pending) -> int:
-    return PENDING_ENTRY_BYTES + len(entry.tag_hashes) * entry.tag_hashes.itemsize
+def _bytes_of(entries: Sequence[_Pending]) -> int:
+    tag_count = sum([len(entry.tag_hashes) for entry in entries])
+    return len(entries) * PENDING_ENTRY_BYTES + tag_count * _NO_TAGS.itemsize

@@ -1,8 +1,8 @@
 """One flipped bit in any file of a closed store on a real disk: `mq verify` names it, wherever it is.
 
 tests/crash/test_bit_rot.py flips bits on a simulated disk and looks at what a *server* does; here it is the offline
-check that must miss nothing: log, padding, unused space, index, snapshots, format, timer files. What is then read is
-right or refused. MQ_TORTURE_CYCLES=20000 flips more bits.
+check that must miss nothing: log, padding, unused space, index, ids of sends, snapshots, format, timer files. What is
+then read is right or refused, and what is sent again is known. MQ_TORTURE_CYCLES=20000 flips more bits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from random import Random
 
 import pytest
 
-from store.errors import FormatTooNew, StoreError
+from gateway import offline as gateway_offline
+from gateway.coordinator.receipt_key import load_or_make_key
+from gateway.groups.events import Configured, encode_event
+from gateway.identity import cluster_id
+from store.errors import AlreadyStored, FormatTooNew, IdentityReused, SequenceGone, StoreError
 from store.files import OsFiles
 from store.limits import KiB
 from store.record_batch import Record, encode
+from store.snapshot import Snapshot, SnapshotFiles
 from store.store import Store
-from store.types import Append, QueueKey
+from store.types import Append, Identity, ProducerSequence, QueueKey, RequestPart
 from store.verify import VerifyReport, verify
 from tests.crash.driver import TOPIC, config_of, read_values, sequence_of, value_of
 from tests.crash.real_disk import cycles
@@ -43,10 +48,52 @@ async def make_store(root: Path, batch_count: int) -> dict[int, list[bytes]]:
         records = [Record(None, value_of(queue, number * 2 + n, rng.randrange(300)), 0) for n in range(2)]
         tags = (rng.getrandbits(60), 7) if number % 4 == 0 else ()
         key = QueueKey(topic.topic_id, queue)
-        await store.append([Append(queue=key, batch=encode(records), record_count=2, tag_hashes=tags)])
+        identity = identity_of(number)
+        batch = encode(records)
+        await store.append([Append(queue=key, batch=batch, record_count=2, tag_hashes=tags, identity=identity)])
     values = await read_values(store)
     await store.close()
     return values
+
+
+def identity_of(number: int) -> Identity | None:
+    """By which a batch of the store is known when it is sent again: half of them by nothing."""
+    match number % 6:
+        case 1:
+            return Identity(message_ids=[b"%015da" % number, b"%015db" % number])
+        case 2:
+            return Identity(request=RequestPart(b"%016d" % number, b"12345678", (0, 1)))
+        case 3:
+            return Identity(producer=ProducerSequence(b"p" * 16, number))
+    return None
+
+
+async def is_known(store: Store, number: int) -> bool:
+    """Whether the same batch, sent again, is answered with the place of the first one."""
+    topic_id = store.topic(TOPIC).topic_id
+    again = Append(
+        queue=QueueKey(topic_id, number % 3),
+        batch=encode([Record(None, b"again", 0)] * 2),
+        record_count=2,
+        identity=identity_of(number),
+    )
+    try:
+        await store.append([again])
+    except AlreadyStored as known:
+        original = known.originals[0][0]
+        return (original.queue, original.offset) == (again.queue, number // 3 * 2)
+    except (SequenceGone, IdentityReused):
+        return False
+    return False
+
+
+def make_gateway_files(root: Path) -> None:
+    """The files the gateway keeps beside the store's, the groups' twice."""
+    cluster_id(root, OsFiles())
+    load_or_make_key(root, OsFiles())
+    groups = SnapshotFiles(root, "groups", OsFiles())
+    for _ in range(2):
+        groups.save(Snapshot(0, encode_event(Configured("workers", {"retries": 3}))))
 
 
 def make_timer(root: Path, log_end: int) -> None:
@@ -73,8 +120,9 @@ def make_timer(root: Path, log_end: int) -> None:
 
 
 def whole_check(root: Path) -> tuple[VerifyReport, int]:
-    """What `mq verify` does: the store, then the timer; the report, and the number of all findings."""
+    """What `mq verify` does: the store, the timer, the gateway; the report, and the number of all findings."""
     report = verify(root)
+    gateway_offline.verify(root, report)
     return report, report.finding_count + len(list(timer_verify.verify(root, log_end=report.log_end)))
 
 
@@ -88,6 +136,7 @@ def closed_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[i
     with log_file.open("r+b") as file:
         file.truncate(used // (4 * KiB) * 4 * KiB + 8 * KiB)
     make_timer(root, used)
+    make_gateway_files(root)
     report, finding_count = whole_check(root)
     assert finding_count == 0, report.findings
     return root, values
@@ -112,7 +161,8 @@ def test_verify_names_every_flipped_bit_of_every_file(closed_store: tuple[Path, 
                 assert any(finding.path == str(path) for finding in report.findings), f"another file blamed: {where}"
         kinds[path.relative_to(root).parts[0]] += 1
     print(dict(kinds))
-    assert {"commitlog", "consumequeue", "timer", "format"} <= set(kinds)
+    assert {"commitlog", "consumequeue", "timer", "format", "dedup", "receipt-key.1", "groups.0"} <= set(kinds)
+    assert {kind.partition(".")[0] for kind in kinds} >= {"index", "meta", "producers", "cluster"}
 
 
 def test_no_flipped_bit_is_served(closed_store: tuple[Path, dict[int, list[bytes]]]) -> None:
@@ -154,6 +204,12 @@ async def outcome(root: Path, expected: dict[int, list[bytes]]) -> str:
         return "refused"
     try:
         found = await read_values(store)
+        numbers = [
+            max(number for number in range(sum(map(len, expected.values())) // 2) if number % 6 == kind)
+            for kind in (1, 2, 3)
+        ]
+        if not all([await is_known(store, number) for number in numbers]):
+            return "sent again and stored twice"
     except StoreError:
         return "refused"
     finally:

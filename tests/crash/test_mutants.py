@@ -21,6 +21,8 @@ CRASHES = "tests/properties/test_store_crash.py"
 ERRORS = "tests/crash/test_disk_errors.py"
 ROT = "tests/crash/test_bit_rot.py"
 ENTRY = "tests/store/test_entry.py"
+RESERVE = "tests/store/test_full_disk.py"
+REPEATS = "tests/properties/test_repeats_crash.py"
 
 
 class Mutant(NamedTuple):
@@ -34,12 +36,12 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("ack before fdatasync", "store/writer.py", "            log.sync()\n", "            pass\n", CRASHES),
+    Mutant("ack before fdatasync", "store/writer.py", "        self._log.sync()\n", "        pass\n", CRASHES),
     Mutant(
         "show records before they are durable",
         "store/writer.py",
-        "        if sync:\n            log.sync()\n",
-        "        self._publish(entries)\n        if sync:\n            log.sync()\n",
+        "                        entries = self._write_inline(group)\n",
+        "                        entries = self._write_inline(group)\n                        self._publish(entries)\n",
         ERRORS,
     ),
     Mutant(
@@ -131,7 +133,7 @@ MUTANTS = [
         "store/entry.py",
         "            or check(view[at + _CRC_FROM : at + length]) != crc\n",
         "",
-        ROT,
+        CRASHES,
     ),
     Mutant(
         "scan headers wherever they say they belong",
@@ -164,11 +166,11 @@ MUTANTS = [
     Mutant(
         "count index units before they are durable",
         "store/consume_queue/file.py",
-        """                self._write_all(work)
-                self._snapshots.save(Snapshot(checkpoint, content))
+        """            self._write_all(work)
+            self._snapshots.save(Snapshot(checkpoint, content))
 """,
-        """                self._snapshots.save(Snapshot(checkpoint, content))
-                self._write_all(work)
+        """            self._snapshots.save(Snapshot(checkpoint, content))
+            self._write_all(work)
 """,
         CRASHES,
     ),
@@ -220,6 +222,100 @@ MUTANTS = [
         "    if piece.position < durable_position:\n        return True\n",
         "    return False\n",
         "tests/store/test_verify.py",
+    ),
+    Mutant(
+        "read the ids of recent sends from nowhere after a kill",
+        "store/store.py",
+        "            if isinstance(entry, Entry) and entry.identity is not None:\n",
+        "            if False:\n",
+        REPEATS,
+    ),
+    Mutant(
+        "remember a numbered batch that a power cut may take",
+        "store/store.py",
+        "is_durable=entry.position < self._log.durable_position",
+        "is_durable=True",
+        REPEATS,
+    ),
+    Mutant(
+        "forget to save a sequence once it has become durable",
+        "store/repeats.py",
+        "        self._producers_changed = self._producers.has_unsaved\n",
+        "        self._producers_changed = False\n",
+        REPEATS,
+    ),
+    Mutant(
+        "save ids of entries that a power cut may take",
+        "store/store.py",
+        "                saving = self._repeats.saving(until)\n",
+        "                saving = self._repeats.saving(self._published_position)\n",
+        REPEATS,
+    ),
+    Mutant(
+        "count ids as saved that are not durable",
+        "store/dedup_journal.py",
+        "            file.pwritev([block], size)\n            file.datasync()\n",
+        "            file.pwritev([block], size)\n",
+        REPEATS,
+    ),
+    Mutant(
+        "forget the ids of sends that are on their way",
+        "store/store.py",
+        "        self._repeats.begin(appends, outcome)\n",
+        "",
+        "tests/store/test_repeats.py",
+    ),
+    Mutant(
+        "let sends take the room of what the server has to note",
+        "store/writer.py",
+        "            end if is_own else end + self._config.own_reserve_bytes,\n",
+        "            end,\n",
+        RESERVE,
+    ),
+    Mutant(
+        "refuse what the server has to note at the disk floor",
+        "store/writer.py",
+        "            below_floor=is_own,\n",
+        "            below_floor=False,\n",
+        RESERVE,
+    ),
+    Mutant(
+        "give up a checkpoint with whoever waits for it",
+        "store/store.py",
+        "        await to_its_end(self._save_checkpoint_now())\n",
+        "        await self._save_checkpoint_now()\n",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
+        "give up a topic change with whoever waits for it",
+        "store/store.py",
+        "        return await to_its_end(self._change_topics_now(decide))\n",
+        "        return await self._change_topics_now(decide)\n",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
+        "forget what a flush was to write when nobody finishes it",
+        "store/consume_queue/file.py",
+        "        dropped = list(self._dropped)\n        work: list[tuple[_Queue, bytes]] = []\n"
+        "        counted: dict[QueueKey, int] = {}\n        for key in self._dirty:\n",
+        "        dropped = list(self._dropped)\n        work: list[tuple[_Queue, bytes]] = []\n"
+        "        counted: dict[QueueKey, int] = {}\n        dirty, self._dirty = self._dirty, set()\n"
+        "        for key in dirty:\n",
+        "tests/store/test_consume_queues.py",
+    ),
+    Mutant(
+        "say that ids agree with the log, unseen",
+        "store/repeats_check.py",
+        "        if row != _ids_of(entry, identity):\n",
+        "        if False:\n",
+        "tests/store/test_repeats_check.py",
+    ),
+    Mutant(
+        "leave out the progress of consumer groups when repairing",
+        "store/repair.py",
+        "                shutil.copy(path, self._out / path.name)\n\n    def _tell",
+        "                pass\n\n    def _tell",
+        "tests/store/test_repeats_check.py",
     ),
     Mutant(
         "give a lost offset to nobody when repairing",

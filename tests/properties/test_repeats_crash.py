@@ -7,6 +7,7 @@ oracle is a scan of the queues. What must hold, at every moment:
     R2  a send of something known names its original, the same before and after any crash, and stores nothing
     R3  a send of something unknown is stored: nothing is taken for known that is not there, or has left the window
     R4  what was acked is there
+    R5  `mq verify` finds no damage in what a crash or a clean stop leaves
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -36,6 +39,7 @@ from store.types import (
     QueueKey,
     RequestPart,
 )
+from store.verify import verify
 from tests.clock import FakeClock
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, entries_of, open_store, with_settings
@@ -137,6 +141,8 @@ class World:
         self.topic_id = 0
         self.log: list[Stored] = []
         self.acked: list[tuple[Acks, str, QueueKey, int]] = []
+        self.is_verified = rng.random() < 0.25
+        self.has_lost_files = False  # since the last clean stop, which saves everything anew
         self.store: Store
 
     async def start(self, *, survivors: Acks) -> None:
@@ -185,9 +191,25 @@ class World:
             if self.disk.is_dark:
                 await abandon()
                 self.disk = self.disk.crash(self.rng)
+                if not self.has_lost_files:
+                    self.verify()
                 await self.start(survivors=Acks.FLUSHED)
         await self.look()
         await self.store.close()
+        self.verify()
+
+    def verify(self) -> None:
+        """Check R5 on a copy of the disk, in some lives."""
+        if not self.is_verified:
+            return
+        with TemporaryDirectory() as directory:
+            for path in self.disk.paths():
+                copy = Path(directory) / path.removeprefix(f"{CONFIG.root}/")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(self.disk.contents(path))
+            if (Path(directory) / "commitlog").exists():
+                report = verify(Path(directory))
+                assert report.is_clean, f"R5: {report.findings}"
 
     async def _run(self, operation: Operation) -> None:
         match operation:
@@ -200,12 +222,16 @@ class World:
             case Reopen(lost):
                 await self.store.close()
                 if not self.disk.is_dark:
+                    self.verify()
+                    self.has_lost_files = lost is not None
                     for path in [path for path in self.disk.paths() if lost and lost in path]:
                         self.disk.remove(CONFIG.root / path.removeprefix(f"{CONFIG.root}/"))
                     await self.start(survivors=Acks.WRITTEN)
             case Kill():
                 await abandon()
                 self.disk.kill()
+                if not self.has_lost_files:
+                    self.verify()
                 await self.start(survivors=Acks.WRITTEN)
             case PowerCut(in_calls):
                 self.disk.cut_power_at(in_calls)
@@ -328,6 +354,8 @@ histories = st.lists(
 )  # fmt: skip
 
 ONE = Send(Messages((1,)), 0, Acks.FLUSHED)
+NUMBERED = Send(Numbered(0, 1), 0, Acks.WRITTEN)
+_SAVED_BEFORE_DURABLE = [Turn((NUMBERED,), False), Checkpoint()]
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -336,6 +364,9 @@ ONE = Send(Messages((1,)), 0, Acks.FLUSHED)
 @example([Turn((ONE, ONE), True), Turn((ONE,), False)], 0)
 @example([Turn((ONE,), False), Tick(WINDOW_MS), Checkpoint(), Kill(), Turn((ONE,), False)], 0)
 @example([Turn((ONE,), False), Tick(WINDOW_MS + 1), Checkpoint(), Kill(), Turn((ONE,), False)], 0)
+@example([*_SAVED_BEFORE_DURABLE, PowerCut(1), Turn((ONE,), False), Turn((NUMBERED,), False)], 4)  # lost by these cuts
+@example([*_SAVED_BEFORE_DURABLE, PowerCut(1), Turn((ONE,), False), Turn((NUMBERED,), False)], 6)
+@example([*_SAVED_BEFORE_DURABLE, Turn((ONE,), False), Checkpoint(), Kill(), Turn((NUMBERED,), False)], 0)
 def test_whatever_is_sent_again_is_stored_once(history: list[Operation], seed: int) -> None:
     async def live() -> None:
         world = World(Random(seed))

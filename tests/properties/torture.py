@@ -13,6 +13,8 @@ stores of many queues do, and every second one a log that is allocated ahead of 
 A failure is shrunk: rounds, disks and operations that do not matter are taken away, and what is left is printed as
 Python, to be put into `live`.
 
+A run that is interrupted says how far it came and with which seed to go on: lives are counted in the order of seeds.
+
     python -m tests.properties.torture --states 1000000            # or: make torture
     python -m tests.properties.torture --states 1 --seed 4711      # one life alone
 """
@@ -26,11 +28,13 @@ import gc
 import logging
 import os
 import re
+import signal
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from random import Random, SystemRandom
@@ -277,19 +281,18 @@ def live_many(
     total = Count()
     lives = 0
     next_seed = first_seed
-    running: set[Future[Lived]] = set()
+    running: deque[Future[Lived]] = deque()
     with ProcessPoolExecutor(process_count, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
         try:
             while total.states < state_count:
-                while len(running) < 2 * process_count:
-                    running.add(pool.submit(live_seed, next_seed))
+                while len(running) < 4 * process_count:
+                    running.append(pool.submit(live_seed, next_seed))
                     next_seed += 1
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for lived in (future.result() for future in finished):
-                    if lived.failure is not None:
-                        raise AssertionError(lived.failure)
-                    lives += 1
-                    total = Count(*map(sum, zip(total, lived.seen, strict=True)))
+                lived = running.popleft().result()
+                if lived.failure is not None:
+                    raise AssertionError(lived.failure)
+                lives += 1
+                total = Count(*map(sum, zip(total, lived.seen, strict=True)))
                 told(lives, total)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -297,6 +300,7 @@ def live_many(
 
 
 def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it says when to stop
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)  # a life makes much garbage and few cycles
@@ -312,9 +316,11 @@ class Teller:
 
     def __init__(self, first_seed: int) -> None:
         self._first_seed = first_seed
+        self.told = (0, Count())
         self._began_s = self._told_s = time.monotonic()
 
     def __call__(self, lives: int, count: Count) -> None:
+        self.told = (lives, count)
         if time.monotonic() - self._told_s >= TELL_EVERY_S:
             self._told_s = time.monotonic()
             print(self.line(lives, count), file=sys.stderr, flush=True)
@@ -339,11 +345,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed: int = options.seed if options.seed is not None else SystemRandom().randrange(1, 2**32)
     print(f"seeds from {seed}, {options.processes} processes", flush=True)
     teller = Teller(seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         lives, count = live_many(seed, options.states, process_count=options.processes, told=teller)
     except AssertionError as failure:
         print(failure, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        lives, count = teller.told
+        print(f"{teller.line(lives, count)}; go on with --states {options.states - count.states} --seed {seed + lives}")
+        return 130
     print(teller.line(lives, count))
     return 0
 

@@ -316,6 +316,26 @@ def test_appends_and_reads_go_on_during_a_flush(index: Open) -> None:
     assert queues.runs(Q, 0, 25) == runs_of(entries, 0, 25)
 
 
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_flush_that_nobody_finishes_is_made_up_for_by_the_next_one(index: Open, has_run: bool) -> None:
+    """Whoever waits for it may be cancelled before it has begun, and after it has run."""
+    log, queues = Log(), index()
+    entries = [log.entry(count=3), log.entry(count=2)]
+    other = log.entry(Q2, 3)
+    queues.append(entries[0])
+    queues.append(other)
+    given_up = queues.flush(log.end)
+    if has_run:
+        given_up.run()
+    queues.append(entries[1])
+    flush(queues, log.end)
+    assert queues.pending_bytes == 0
+    queues = index(log)
+    assert queues.checkpoint == log.end
+    assert queues.runs(Q, 0, 5) == runs_of(entries, 0, 5)
+    assert queues.runs(Q2, 0, 3) == runs_of([other], 0, 3)
+
+
 def test_pending_bytes_are_those_no_finished_flush_has_covered(index: Open) -> None:
     log, queues = Log(), index()
     queues.append(log.entry(count=10, tags=range(10)))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from store.consume_queue.opening import Rebuild, save_rebuild
 from store.dump import dump
-from tests.store.offline_kit import entries_of, make_store, overwrite
+from store.files import OsFiles
+from store.record_batch import Record, encode
+from store.types import Append, Identity, ProducerSequence, QueueKey, RequestPart
+from tests.store.offline_kit import entries_of, make_store, open_at, overwrite
 
 
 async def test_every_file_of_a_store_can_be_dumped(tmp_path: Path) -> None:
@@ -68,6 +73,35 @@ async def test_bounds_and_units_are_those_of_the_queues(tmp_path: Path) -> None:
     assert {row["position"] for row in rows} == {entry.position for entry in entries}
     newest = max((next(iter(dump(path))) for path in root.glob("index.?")), key=lambda row: str(row["generation"]))
     assert {"topic_id": queues[0].topic_id, "queue_id": 0, "min_offset": 0, "max_offset": len(rows)} in newest["queues"]
+
+
+async def test_ids_sequences_and_an_unfinished_rebuild_are_dumped(tmp_path: Path) -> None:
+    store = await open_at(tmp_path)
+    topic, _ = await store.create_topic("orders", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    for number, identity in enumerate(
+        [
+            Identity(message_ids=[b"i" * 16]),
+            Identity(request=RequestPart(b"r" * 16, b"12345678", (0,))),
+            Identity(producer=ProducerSequence(b"p" * 16, 5)),
+        ]
+    ):
+        batch = encode([Record(None, b"%d" % number, 0)])
+        await store.append([Append(queue=queue, batch=batch, record_count=1, identity=identity)])
+    await store.close()
+    save_rebuild(tmp_path, OsFiles(), Rebuild("rocksdb", 800, {queue: 3}))
+    [journal] = (tmp_path / "dedup").iterdir()
+    assert [(row["rows"], row["message_ids"], row["request_ids"]) for row in dump(journal)] == [(2, 1, 1)]
+    [producers] = dump(tmp_path / "producers.1")
+    [known] = cast("list[dict[str, Any]]", producers["producers"])
+    assert (known["producer_id"], known["topic_id"], known["sent"][0]["sequence"]) == ("70" * 16, 16, 5)
+    [rebuild] = dump(tmp_path / "index-rebuild.1")
+    assert (rebuild["target"], rebuild["next_offset"]) == ("rocksdb", 800)
+    assert rebuild["queues"] == [{"topic_id": 16, "queue_id": 0, "max_offset": 3}]
+    content = bytearray(journal.read_bytes())
+    content[-1] ^= 1
+    journal.write_bytes(content)
+    assert "damage" in list(dump(journal))[-1]
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

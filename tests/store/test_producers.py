@@ -17,9 +17,17 @@ def table(producers_max: int = 10) -> ProducerTable:
     return ProducerTable(expiry_ms=EXPIRY_MS, producers_max=producers_max)
 
 
-def add(known: ProducerTable, sequence: int, *, offset: int = 0, time_ms: int = 0, producer: bytes = A) -> None:
+def add(
+    known: ProducerTable,
+    sequence: int,
+    *,
+    offset: int = 0,
+    time_ms: int = 0,
+    producer: bytes = A,
+    is_durable: bool = True,
+) -> None:
     entry = Entry(offset * 100, 8, QUEUE, "", offset, 1, time_ms, False, memoryview(b""))
-    known.add(entry, ProducerSequence(producer, sequence))
+    known.add(entry, ProducerSequence(producer, sequence), is_durable=is_durable)
 
 
 def find(known: ProducerTable, sequence: int, *, now_ms: int = 0, queue: QueueKey = QUEUE) -> Original | None:
@@ -79,6 +87,39 @@ def test_the_number_of_producers_is_bounded() -> None:
     assert refusal.value.retry_after_ms == 1
     known.check_room(OTHER_QUEUE, ProducerSequence(A, 1), EXPIRY_MS + 1)
     assert len(known) == 1
+
+
+def test_what_a_power_cut_may_take_is_known_but_not_saved_until_the_log_is_durable() -> None:
+    known = table()
+    for sequence in range(SEQUENCES_KEPT):
+        add(known, sequence, offset=sequence)
+    durable = known.copy()
+    for sequence in range(SEQUENCES_KEPT, 3 * SEQUENCES_KEPT):
+        add(known, sequence, offset=sequence, is_durable=False)
+    add(known, 1, offset=50, producer=B, is_durable=False)
+    assert known.has_unsaved
+    assert known.copy() == durable
+    assert len(known) == 2
+    assert find(known, 3 * SEQUENCES_KEPT - 1) == Original(QUEUE, 14, 1400, 0)
+    assert find(known, 3 * SEQUENCES_KEPT - 6) == Original(QUEUE, None, 1000, 0)
+    known.confirm(700)  # the first two of those: offsets 5 and 6
+    [(_, kept)] = known.copy().items()
+    assert [one.sequence for one in kept] == [2, 3, 4, 5, 6]
+    assert find(known, 3 * SEQUENCES_KEPT - 1) == Original(QUEUE, 14, 1400, 0)
+    known.confirm(10_000)
+    assert not known.has_unsaved
+    assert [[one.sequence for one in kept] for kept in known.copy().values()] == [[10, 11, 12, 13, 14], [1]]
+
+
+def test_a_producer_that_is_only_known_from_recent_batches_is_forgotten_too() -> None:
+    known = table(producers_max=1)
+    add(known, 5, is_durable=False)
+    known.check_room(OTHER_QUEUE, ProducerSequence(B, 1), EXPIRY_MS + 1)
+    assert len(known) == 0
+    assert not known.has_unsaved
+    add(known, 5, is_durable=False)
+    add(known, 2, offset=9, time_ms=EXPIRY_MS + 1, is_durable=False)
+    assert find(known, 2, now_ms=EXPIRY_MS + 1) == Original(QUEUE, 9, 900, EXPIRY_MS + 1)
 
 
 def test_the_table_comes_back_as_it_was() -> None:

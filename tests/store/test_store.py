@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -17,6 +18,7 @@ from store.limits import KiB, MiB
 from store.record_batch import Record, encode
 from store.topics import META_QUEUE, TIMER_QUEUE
 from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
+from store.verify import verify
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.store.kit import (
@@ -338,3 +340,60 @@ async def test_the_real_disk_and_real_threads(tmp_path: Path) -> None:
     assert await values_of(store, queue) == [b"%d" % number for number in range(500)]
     assert store.bounds(META_QUEUE).max_offset == 1
     await store.close()
+
+
+async def test_a_checkpoint_whose_caller_is_cancelled_before_it_began_is_saved_whole(tmp_path: Path) -> None:
+    """Its snapshot counted units that nobody had written, when the cut-off flush had taken them along."""
+    root = tmp_path / "data"
+    config = StoreConfig(root=root, disk_floor_bytes=0)
+    store = await Store.open(config)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    await put(store, queue, *(b"%d" % number for number in range(10)))
+    release = Event()
+    store._index_executor.submit(release.wait)  # the thread is busy
+    saving = asyncio.ensure_future(store._save_checkpoint())
+    await asyncio.sleep(0.01)
+    saving.cancel()
+    await asyncio.sleep(0.01)
+    was_left = saving.done()
+    release.set()
+    assert not was_left, "what was begun goes on, and is waited for"
+    await asyncio.wait([saving])
+    assert saving.cancelled()
+    assert store._queues.checkpoint == store.end_position
+    await store.close()
+    assert verify(root).findings == []
+    store = await Store.open(config)
+    assert await values_of(store, queue) == [b"%d" % number for number in range(10)]
+    await store.close()
+
+
+async def test_a_topic_change_whose_caller_is_cancelled_is_made_whole() -> None:
+    """Its event is on the way into the log: in the log and not in the table, it would give its topic id away again."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        for name in ("first", "second"):
+            creating = asyncio.ensure_future(store.create_topic(name, 1))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            creating.cancel()
+            await asyncio.wait([creating])
+            assert creating.cancelled()
+        topic_ids = {name: store.topic(name).topic_id for name in ("first", "second")}
+        assert topic_ids["second"] == topic_ids["first"] + 1
+        queue = QueueKey(topic_ids["second"], 0)
+        waiting = asyncio.ensure_future(store.wait_for(queue, 0, 60_000))
+        await asyncio.sleep(0)
+        deleting = asyncio.ensure_future(store.delete_topic("second"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        deleting.cancel()
+        await asyncio.wait([deleting])
+        assert deleting.cancelled()
+        with pytest.raises(UnknownQueue):
+            await waiting
+        created, _ = await store.create_topic("third", 1)
+        assert created.topic_id == topic_ids["first"] + 2
+    async with opened(disk) as store:
+        assert [topic.name for topic in store.topics() if topic.topic_id >= topic_ids["first"]] == ["first", "third"]

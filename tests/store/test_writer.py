@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
 from store.entry import ALIGNMENT, entry_bytes
 from store.errors import Overloaded, RecordTooLarge, StoreStopped
-from store.limits import KiB
+from store.limits import KiB, MiB
+from store.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
+from store.store import Store
 from store.types import Acks, QueueKey
-from store.writer import GROUP_BYTES_MAX, ZERO_GROUP_BYTES_MAX
+from store.writer import COPIED_BYTES_MAX, GROUP_BYTES_MAX, ZERO_GROUP_BYTES_MAX, Writer
+from tests.clock import FakeClock
 from tests.simdisk import SimDisk
-from tests.store.kit import SMALL, append_of, open_store, opened, put, values_of, with_settings
+from tests.store.kit import SMALL, InlineExecutor, P, T, append_of, open_store, opened, put, values_of, with_settings
 
 
 async def test_appends_of_one_turn_share_one_sync_and_keep_their_order() -> None:
@@ -61,6 +66,84 @@ async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_alloc
             await store.append([replace(append, batch=bytes(append.batch))])
         grown = [call for call in disk.calls if "/commitlog/" in call.path and call.size == extent_bytes]
         assert {call.operation for call in grown} == {operation}
+
+
+class NotingExecutor(InlineExecutor):
+    """Notes what the writer leaves to its thread."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if isinstance(getattr(fn, "__self__", None), Writer):
+            self.left.append(getattr(fn, "__name__", ""))
+        return super().submit(fn, *args, **kwargs)
+
+
+class SlowClock(FakeClock):
+    """Moves on by itself whenever it is read."""
+
+    step_ms = 0
+
+    def now_ms(self) -> int:
+        self.step(self.step_ms)
+        return super().now_ms()
+
+
+async def test_the_loop_writes_small_groups_and_leaves_syncs_large_groups_and_growth_to_the_thread() -> None:
+    executor, config = NotingExecutor(), with_settings(commit_log_file_bytes=MiB, extent_bytes=INLINE_BYTES_MAX * 2)
+    store = await Store.open(config, files=SimDisk(), clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    executor.left.clear()
+
+    async def left(value_bytes: int, acks: Acks) -> list[str]:
+        executor.left.clear()
+        await put(store, queue, bytes(value_bytes), acks=acks)
+        return executor.left
+
+    assert await left(10, Acks.WRITTEN) == []
+    assert await left(10, Acks.FLUSHED) == ["_sync"]
+    assert await left(INLINE_BYTES_MAX, Acks.WRITTEN) == ["_write_and_sync"]
+    assert await left(INLINE_BYTES_MAX, Acks.FLUSHED) == ["_write_and_sync"]
+    ways = [await left(30_000, Acks.WRITTEN) == [] for _ in range(80)]
+    assert ways.count(False) >= 2, "rolls to the next file"
+    assert ways.count(True) > ways.count(False)
+    assert len(await values_of(store, queue)) == 84
+    await store.close()
+
+
+async def test_small_batches_are_kept_as_bytes_and_large_ones_as_views() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        frame = len(append_of(queue, [bytes(COPIED_BYTES_MAX - 100)]).batch) - (COPIED_BYTES_MAX - 100)
+        for more, kind in ((0, bytes), (1, memoryview)):
+            answer = await put(store, queue, bytes(COPIED_BYTES_MAX - frame + more))
+            entry = await store.read_entry(answer.position)
+            assert len(entry.batch) == COPIED_BYTES_MAX + more
+            assert type(entry.batch) is kind
+
+
+async def test_a_disk_that_holds_up_the_loop_is_left_to_the_thread_for_a_while() -> None:
+    executor, clock = NotingExecutor(), SlowClock()
+    store = await Store.open(with_settings(extent_bytes=32 * KiB), files=SimDisk(), clock=clock, executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+
+    async def is_inline() -> bool:
+        executor.left.clear()
+        await put(store, queue, b"a", acks=Acks.WRITTEN)
+        return not executor.left
+
+    assert await is_inline()
+    clock.step_ms = 500
+    await put(store, queue, b"a", acks=Acks.WRITTEN)  # a stall
+    clock.step_ms = 0
+    assert not await is_inline()
+    clock.step(PAUSE_MS_MIN)
+    assert await is_inline()
+    await store.close()
 
 
 async def test_an_entry_may_have_the_largest_size_and_not_a_byte_more() -> None:
