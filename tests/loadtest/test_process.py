@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from loadtest.process import ProcessFailed, announced
+from loadtest.process import ProcessFailed, announced, started
 
 POLITE = """
 import signal, sys
@@ -73,3 +74,17 @@ def test_a_process_that_died_under_its_user_is_the_cause(tmp_path: Path) -> None
 
     with pytest.raises(ProcessFailed, match="exit code -9"):
         use()
+
+
+def test_the_cpu_time_of_a_process_is_known(tmp_path: Path) -> None:
+    busy = [sys.executable, "-c", "print('x', flush=True)\nwhile True: pass"]
+    deadline_s = time.monotonic() + 10
+
+    def watch() -> None:
+        with started(busy, tmp_path / "log") as running:
+            before_s = running.cpu_s()
+            while running.cpu_s() < before_s + 0.1:
+                assert time.monotonic() < deadline_s
+
+    with pytest.raises(ProcessFailed):  # it does not end by itself
+        watch()

@@ -1,0 +1,174 @@
+"""A peer's server as a process: started, waited for, measured, stopped or killed; never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+LOG_TAIL_BYTES = 2000
+
+
+class Died(Exception):
+    """The server did not start, or ended before it was told to. The message ends with what it logged."""
+
+
+class Usage(NamedTuple):
+    """What a server has taken of the machine, all its processes together."""
+
+    cpu_s: float
+    peak_rss_bytes: int
+
+
+class Server:
+    """The processes of one peer. `endpoint` is where clients find it."""
+
+    def __init__(self, endpoint: str, processes: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
+        self.endpoint = endpoint
+        self._processes = processes
+        self._log = log
+
+    def with_also(self, other: Server) -> Server:
+        """This endpoint, with the processes of both: one peer made of two servers."""
+        return Server(self.endpoint, [*self._processes, *other._processes], self._log)
+
+    def usage(self) -> Usage:
+        """So far."""
+        cpu_s, rss_bytes = 0.0, 0
+        for process in self._family():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+                times = process.cpu_times()
+                cpu_s += times.user + times.system
+                rss_bytes += _peak_rss_bytes(process.pid)
+        return Usage(cpu_s, rss_bytes)
+
+    def check(self) -> None:
+        """Raises Died when a process has ended."""
+        for process in self._processes:
+            if process.poll() is not None:
+                raise Died(f"{_name(process)} ended with exit code {process.returncode}{log_tail(self._log)}")
+
+    def kill(self) -> None:
+        """kill -9, all of them."""
+        for process in self._family():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for one in self._processes:
+            one.wait()
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL when that takes too long. Nothing of the family is left."""
+        family = self._family()
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+        for member in family:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _family(self) -> list[psutil.Process]:
+        found = []
+        for process in self._processes:
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                found += [parent, *parent.children(recursive=True)]
+        return found
+
+
+@contextmanager
+def running(
+    endpoint: str,
+    commands: Sequence[Sequence[str]],
+    directory: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    is_ready: Callable[[Server], bool] | None = None,
+) -> Iterator[Server]:
+    """Start commands, wait until they are ready (the endpoint's port listens), stop them when the block ends.
+
+    They log to `server.log` in the directory. Raises Died.
+    """
+    log = directory / "server.log"
+    processes: list[subprocess.Popen[bytes]] = []
+    server = Server(endpoint, processes, log)
+    ready = is_ready or (lambda _: is_open(int(endpoint.rpartition(":")[2])))
+    try:
+        for command in commands:
+            with log.open("ab") as output:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                        cwd=directory,
+                        env={**os.environ, **(environment or {})},
+                    )
+                )
+        wait_until(server, ready)
+        yield server
+    finally:
+        server.stop()
+
+
+def wait_until(server: Server, is_ready: Callable[[Server], bool]) -> None:
+    """Raises Died when a process ends first, or it takes longer than START_TIMEOUT_S."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not is_ready(server):
+        server.check()
+        if time.monotonic() > deadline_s:
+            raise Died(f"not ready after {START_TIMEOUT_S:g} s")
+        time.sleep(0.05)
+
+
+def is_open(port: int) -> bool:
+    """Whether something listens on a port of this machine."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            return bool(connection.getsockname() != connection.getpeername())  # a free port can connect to itself
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def log_tail(log: Path) -> str:
+    """The end of a log, to put behind a message."""
+    if not log.exists():
+        return ""
+    text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    return f"; its log ends with:\n{text}" if text else ""
+
+
+def _name(process: subprocess.Popen[bytes]) -> str:
+    arguments = process.args
+    return Path(str(arguments[0] if isinstance(arguments, (list, tuple)) else arguments)).name
+
+
+def _peak_rss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
