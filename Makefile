@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check format lint types imports bench bench-store bench-timer load torture torture-kill torture-disk torture-timer clean
+.PHONY: help setup demo run test check format lint types imports routes fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +28,15 @@ run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 test: $(STAMP) ## All tests
 	@$(BIN)/python -m pytest
 
+test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
+	@$(BIN)/python -m pytest -q tests/e2e/test_js.py
+
+build-js: ## The JavaScript client's bundle, the copy of it that the gateway serves, and its reference
+	@cd clients/js && npm ci --silent && npm run --silent build && npm run --silent docs
+
+bench-js: $(STAMP) ## The JavaScript client alone and with a server; result in docs/benchmarks/
+	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only && node bench/bench.mjs --json ../../docs/benchmarks/js-client.json
+
 check: format lint types imports test ## Format, lint, strict types, import contracts, tests: what must pass before a push
 
 format: $(STAMP)
@@ -42,6 +51,12 @@ types: $(STAMP)
 imports: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 
+routes: $(STAMP) ## docs/routes.md from the route table
+	@$(BIN)/python -m gateway.http.openapi.table > docs/routes.md
+
+fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: make fuzz-api MINUTES=5
+	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(BIN)/python -m pytest -s -q tests/e2e/test_schemathesis.py
+
 bench: $(STAMP) ## Our speed beside the physical limits, measured in one run; results in docs/benchmarks/
 	@$(BIN)/python -m loadtest.bench
 
@@ -51,8 +66,18 @@ load: $(STAMP) ## Locust against a running server: make load URL=http://127.0.0.
 bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
+bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd: ROUNDS=5 PEERS='mq; kafka' QUICK=1; an hour in full
+	@$(BIN)/python -m pip install -q '.[peers]'
+	@$(BIN)/python -m loadtest.peers --rounds $(or $(ROUNDS),5) $(if $(PEERS),--peers "$(PEERS)") $(if $(QUICK),--quick) $(if $(RESTART),--restart-bytes $(RESTART))
+
+bench-push: $(STAMP) ## How fast sockets are fed: one subscriber, fan-out, latency, idle sockets; about two minutes
+	@$(BIN)/python -m loadtest.bench.push
+
 bench-timer: $(STAMP) ## The timer: accepting, firing, lateness, recovery; PENDING='1000000 10000000' for the large run
 	@$(BIN)/python -m loadtest.bench.timer $(if $(PENDING),--many $(PENDING))
+
+bench-groups: $(STAMP) ## Consumer groups: queue mode by itself, over HTTP and WebSocket; rebalances
+	@$(BIN)/python -m loadtest.bench.groups
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))
@@ -63,8 +88,18 @@ torture-kill: $(STAMP) ## 500 kill -9 cycles of a real server under load
 torture-disk: $(STAMP) ## Power cuts, failing fsyncs and full disks on real file systems (root), and every mutant killed
 	@MQ_TORTURE_CYCLES=100 MQ_TORTURE_MUTANTS=1 $(BIN)/python -m pytest -q tests/crash
 
+torture-groups: $(STAMP) ## Members killed and stopped for minutes while the server is killed with -9: KILLS=60 MEMBERS=50
+	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(BIN)/python -m pytest -s -q tests/e2e/test_groups.py
+	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/coordinator/test_crash.py
+
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
 	@MQ_TIMER_PENDING=1000000 $(BIN)/python -m pytest -s -q tests/e2e/test_timer_kill9.py
 
+torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers without the package, a million reminders; minutes
+	@MQ_SPARK_LONG=1 $(BIN)/python -m pytest -s -q tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py tests/spark/test_examples.py
+
+bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where Maven has it, Spark's Kafka source
+	@$(BIN)/python -m loadtest.bench.spark
+
 clean: ## Remove what these targets made
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf clients/js/node_modules clients/js/build clients/js/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

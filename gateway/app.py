@@ -40,10 +40,11 @@ from gateway.coordinator.metrics import coordinator_metrics
 from gateway.coordinator.service import Coordinator
 from gateway.http.admission import rates_of
 from gateway.http.answers import RequestIds
-from gateway.http.application import build_application, uses_c_parser
+from gateway.http.application import build_application, origins_of, uses_c_parser
 from gateway.http.connection import Connection, Door, Site
 from gateway.http.consumers import INSTANCES
 from gateway.http.context import Gateway, GatewayStats
+from gateway.http.express import Express
 from gateway.http.metrics import Collector, histogram_buckets, integers_of, registry_of
 from gateway.http.schedules import SCHEDULES
 from gateway.http.starting import RecoveryProgress, build_starting_application
@@ -279,6 +280,7 @@ def build_gateway(
         monotonic_ms=lambda: monotonic_ns() // 1_000_000,
         draining=draining,
         in_flight_max=limits.group_in_flight_max,
+        groups_max=limits.groups_max,
     )
     producer = Producer(
         admin.routes,
@@ -399,8 +401,8 @@ async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -
         position = groups.needed_position
         return store.end_position if position is None else position
 
+    store.pin(needed_position)  # before they are read: until then all of the log is needed
     await groups.start()
-    store.pin(needed_position)
     admin.on_change = groups.topics_changed
     try:
         yield
@@ -465,6 +467,7 @@ async def listening(
     assert server is not None
     door = Door(config.limits, gateway.stats)
     request_ids = RequestIds()
+    express = Express(gateway, origins_of(config), request_ids)
     protocol_log = _protocol_log(gateway.stats)
 
     def connect() -> Connection:
@@ -472,6 +475,7 @@ async def listening(
             server,
             door,
             request_ids,
+            express,
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=config.keepalive_timeout_ms / 1000,

@@ -11,12 +11,13 @@ from pathlib import Path
 from store.files import Files
 from store.snapshot import Snapshot, SnapshotFiles
 
+CLUSTER = "cluster"
 _NAME_BYTES = 11
 
 
 def cluster_id(root: Path, files: Files) -> str:
     """The id in an open data directory; made, and durable on return, when there is none. Raises Corrupt, OSError."""
-    kept = SnapshotFiles(root, "cluster", files)
+    kept = SnapshotFiles(root, CLUSTER, files)
     snapshot = kept.load()
     if snapshot is None:
         snapshot = Snapshot(0, secrets.token_hex(_NAME_BYTES).encode())

@@ -81,6 +81,9 @@ class Limits:
     consumer_instances_max: int = 10_000
     """REST Proxy consumer instances of one server."""
 
+    groups_max: int = 10_000
+    """Consumer groups of one server; each member of a broadcasting group, whose place is kept, counts as one."""
+
     group_in_flight_max: int = 20_000
     """Records that one group may have handed out, or given back, and not settled, over all partitions."""
 
@@ -102,7 +105,7 @@ class Limits:
         for name in ("requests_per_s_max", "request_bytes_per_s_max"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
-        for name in ("connections_max", "connections_per_address_max", "group_in_flight_max"):
+        for name in ("connections_max", "connections_per_address_max", "groups_max", "group_in_flight_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
@@ -24,18 +25,48 @@ class ProcessFailed(Exception):
     """The process did not start, or did not stop cleanly. The message ends with the last lines it logged."""
 
 
+class Running(NamedTuple):
+    """A program that can be reached at a URL."""
+
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU time it has taken so far, all threads, kernel included."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime; see proc(5)
+
+    def rss_bytes(self) -> int:
+        """Memory that it has now."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @contextmanager
 def server(data: Path, *flags: str) -> Iterator[str]:
     """Run a server on a data directory and a free port; its URL. Its log goes to `server.log` in that directory."""
+    with running_server(data, *flags) as running:
+        yield running.url
+
+
+@contextmanager
+def running_server(data: Path, *flags: str) -> Iterator[Running]:
+    """As `server`, with its process."""
     data.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0", *flags]
-    with announced(command, data / "server.log") as url:
-        yield url
+    with started(command, data / "server.log") as running:
+        yield running
 
 
 @contextmanager
 def announced(command: Sequence[str], log: Path) -> Iterator[str]:
-    """Run a command until the block ends; the first line it prints. Raises ProcessFailed.
+    """As `started`; the first line alone."""
+    with started(command, log) as running:
+        yield running.url
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[Running]:
+    """Run a command until the block ends; its URL is the first line it prints. Raises ProcessFailed.
 
     It is stopped by SIGTERM, and killed when that takes longer than STOP_TIMEOUT_S. It has a session of its own, so
     that Ctrl-C in a terminal reaches us alone and the stop stays orderly.
@@ -43,7 +74,7 @@ def announced(command: Sequence[str], log: Path) -> Iterator[str]:
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
     try:
-        yield _first_line(process, log)
+        yield Running(_first_line(process, log), process.pid)
         is_running = process.poll() is None
     except Exception as error:
         if _is_dying(process):  # the block failed because the process is gone

@@ -20,7 +20,7 @@ from gateway.auth import tokens
 from gateway.auth.access import NOBODY, OPEN, Access, Permission, forbidden
 from gateway.auth.address import counted_as
 from gateway.auth.backoff import Backoff
-from gateway.auth.credentials import API_KEY, AUTHORIZATION, Malformed, in_headers, of_browser
+from gateway.auth.credentials import API_KEY, AUTHORIZATION, Headers, Malformed, in_headers, of_browser
 from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
 from gateway.auth.scopes import NO_RIGHTS, Rights, Scope
@@ -52,6 +52,11 @@ class Authenticator(Protocol):
         """The rights of a request; NOBODY when it names nobody. Raises RequestError 401, or 429 after many failures."""
         ...
 
+    def known_access(self, headers: Headers) -> Access | None:
+        """The rights of a request with these headers when its credential has been accepted before and nothing is to be
+        checked or counted; None: ask `access_of_request`."""
+        ...
+
     def access_of_token(self, token: str, address: str) -> Access:
         """The rights of a token. Raises RequestError 401, or 429 after many failures from this address."""
         ...
@@ -67,6 +72,9 @@ class Anybody:
     is_required = False
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
+        return OPEN
+
+    def known_access(self, headers: Headers) -> Access | None:
         return OPEN
 
     def access_of_token(self, token: str, address: str) -> Access:
@@ -122,14 +130,9 @@ class PolicyAuthenticator:
     def access_of_request(self, request: web.BaseRequest) -> Access:
         """See Authenticator."""
         headers = request.headers
-        header = headers.get(AUTHORIZATION)
-        header_key = None if header is None else _key(header)
-        if header_key is not None:  # what nearly all requests take: nothing is taken apart
-            known = self._by_header.get(header_key)
-            is_fine = known is not None and not known.is_over
-            if is_fine and API_KEY not in headers and len(headers.getall(AUTHORIZATION)) == 1:
-                assert known is not None
-                return known
+        known = self.known_access(headers)
+        if known is not None:  # what nearly all requests take: nothing is taken apart
+            return known
         address = request.remote or ""
         try:
             credential = in_headers(headers)
@@ -144,9 +147,19 @@ class PolicyAuthenticator:
         if credential.is_ticket:
             return self._access_of_ticket(credential.text, address)
         caller = self._caller_of(credential.text, address)
-        if header_key is not None:
-            _remember(self._by_header, header_key, caller)
+        if (header := headers.get(AUTHORIZATION)) is not None:
+            _remember(self._by_header, _key(header), caller)
         return caller
+
+    def known_access(self, headers: Headers) -> Access | None:
+        """See Authenticator."""
+        header = headers.get(AUTHORIZATION)
+        if header is None:
+            return None
+        known = self._by_header.get(_key(header))
+        if known is None or known.is_over or API_KEY in headers or len(headers.getall(AUTHORIZATION, [])) != 1:
+            return None
+        return known
 
     def access_of_token(self, token: str, address: str) -> Access:
         """See Authenticator."""

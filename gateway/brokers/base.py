@@ -6,6 +6,7 @@ is `gateway/routing/`. A broker is addressed by its name only there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,6 +23,10 @@ class Broker(Protocol):
         """Append batches, each to its queue, in the order given. Returns when all reached `acks`; the answers
         name the level reached. On an error the outcome of every batch of the call is unknown unless the error says
         that nothing was stored. With identities nothing is stored twice: AlreadyStored names what is known."""
+        ...
+
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """As `append`, for batches without an identity: begun on return. Raises at once what refuses them."""
         ...
 
     async def schedule(

@@ -3,6 +3,7 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -44,6 +45,9 @@ class LocalBroker:
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         return await self._store.append(appends, acks=acks)
+
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        return self._store.begin_append(appends, acks=acks)
 
     async def schedule(
         self,

@@ -27,9 +27,10 @@ def dump(
     ] = False,
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many lines.")] = None,
 ) -> None:
-    """Print a commit log, consume queue, timer log, wheel or checkpoint as JSON lines.
+    """Print a file of a data directory as JSON lines: log, index, ids, snapshots, timer.
 
-    The file is read as it is; damage is printed, not hidden. No server is needed, and one may be running.
+    The file is read as it is; damage is printed, not hidden. No server is needed, and one may be running. The key that
+    signs receipts is not printed, and the files of a RocksDB index are RocksDB's own.
 
     [b]Examples[/b]
 
@@ -50,14 +51,19 @@ def dump(
 def _rows(file: Path, values: bool) -> Iterator[dict[str, object]]:
     """What the part that owns the file says is in it."""
     # Here, not at the top: most commands need no store.
+    from gateway.offline import dump as dump_own_file
     from store.dump import dump as dump_store_file
     from timer.dump import dump as dump_timer_file
 
-    with suppress(ValueError):
-        return dump_timer_file(file)
+    for dump_file in (dump_timer_file, dump_own_file):
+        try:
+            with suppress(ValueError):
+                return dump_file(file)
+        except PermissionError as error:
+            raise CliError(str(error), USAGE) from error
     try:
         return dump_store_file(file, values=values)
     except ValueError:
         raise CliError(
-            f"{file} is not a commit log, consume queue, timer log, wheel or checkpoint file", USAGE
+            f"{file} is not a file of a data directory that could be printed (see docs/formats.md)", USAGE
         ) from None

@@ -26,7 +26,7 @@ Data = Annotated[Path, typer.Argument(help="The data directory; no server may be
 
 
 def verify(data: Data, as_json: Json = False) -> None:
-    """Check every byte of a data directory: log, index, topics, timer. Nothing is written.
+    """Check every byte of a data directory: log, index, topics, ids, consumer groups, timer. Nothing is written.
 
     Exit code 0: clean (what a crash may leave is named, and is no damage). 1: damage; see [b]mq repair[/b]. 2: it could
     not be checked, for instance because a server is using it.
@@ -37,6 +37,7 @@ def verify(data: Data, as_json: Json = False) -> None:
       mq verify ./backup --json | jq -r 'select(.severity == "damage") | .reason'
     """
     # Here, not at the top: a client command need not load the store.
+    from gateway.offline import verify as verify_own
     from store.verify import verify as verify_store
     from timer.verify import verify as verify_timer
 
@@ -46,6 +47,7 @@ def verify(data: Data, as_json: Json = False) -> None:
             report = verify_store(data, progress=lambda done, total: bar.update(task, completed=done, total=total))
             for finding in verify_timer(data, log_end=report.log_end):
                 report.add(finding)
+            verify_own(data, report)
         except (StoreError, OSError) as error:
             raise CliError(f"cannot check {data}: {error}", CANNOT_CHECK) from error
     for finding in report.findings:

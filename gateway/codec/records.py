@@ -22,8 +22,9 @@ Invariants
 from __future__ import annotations
 
 import binascii
+import secrets
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -117,9 +118,15 @@ def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
     for place, item in enumerate(records):
         if item.__class__ is not dict:
             raise _at_record(bad_request("must be a JSON object"), place)
-    encode = _ENCODERS[fmt]
-    keys = encode([item.get("key") for item in records])
-    values = encode([item.get("value") for item in records])
+    keys: Encoded
+    values: Encoded
+    if len(records) == 1 and fmt is Format.JSON:  # the commonest request, without the lists of the others
+        keys = [_encode_json_value(records[0].get("key"), 0)]
+        values = [_encode_json_value(records[0].get("value"), 0)]
+    else:
+        encode = _ENCODERS[fmt]
+        keys = encode([item.get("key") for item in records])
+        values = encode([item.get("value") for item in records])
     new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
     parsed: list[ProduceRecord] = []
     append = parsed.append
@@ -334,8 +341,6 @@ def _encode_json(values: list[object]) -> Encoded:
     All are written in one call, with line breaks between them, and cut apart there: compact JSON has none of its own.
     A call for each value takes several times as long, because each first claims a kilobyte and gives most of it back.
     """
-    if len(values) == 1:
-        return [_encode_json_value(values[0], 0)]
     spaced: list[object] = [_LINE_BREAK] * (2 * len(values) - 1)
     spaced[::2] = values
     try:
@@ -441,9 +446,13 @@ def render_records(
     fragment = orjson.Fragment
     id_prefix = None if topic_id is None else message_id_prefix(topic_id, partition)
     for entry in entries:
-        plain_json = entry.json_values and fmt in _JSON_LIKE  # R3
+        records: Iterable[record_batch.DecodedRecord] = record_batch.decode(entry.batch)
+        plain_json = fmt in _JSON_LIKE
+        if plain_json and not entry.json_values:  # R3
+            records = [record for record in records if start <= record.offset < stop]
+            plain_json = _are_json(records)
         store_time_ms = entry.store_time_ms
-        for record in record_batch.decode(entry.batch):
+        for record in records:
             offset = record.offset
             if offset < start:
                 continue
@@ -582,6 +591,28 @@ def _fragment(data: bytes) -> orjson.Fragment:
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
     return orjson.Fragment(data)
+
+
+_BETWEEN = secrets.token_hex(16)
+"""Put between values that are looked at together. Nobody can know it, so no value holds it."""
+
+
+def _are_json(records: Sequence[record_batch.DecodedRecord]) -> bool:
+    """Whether all keys and values are JSON on one line each: one look for all takes a third of the time of one at each.
+
+    They are when all of them, with strings between, are one list with each string in its place: a string could lie
+    elsewhere only if what is before it were no whole value.
+    """
+    parts = [part for record in records for part in (record.key, record.value) if part is not None]
+    text = b',"%b",' % _BETWEEN.encode()
+    text = b"[%b]" % text.join(parts)
+    if b"\n" in text or b"\r" in text:
+        return False  # R4
+    try:
+        values = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return len(values) == 2 * len(parts) - 1 and values[1::2] == [_BETWEEN] * (len(parts) - 1)
 
 
 def _is_json(data: bytes) -> bool:

@@ -105,9 +105,11 @@ def settings_as_json(settings: InstanceSettings) -> dict[str, object]:
 
 
 def _parse_name(body: Mapping[str, object]) -> str | None:
-    name = body.get("id") if body.get("id") is not None else body.get("name")
-    if name is None:
-        return None
+    names = [_checked_name(body[key]) for key in ("id", "name") if body.get(key) is not None]
+    return names[0] if names else None
+
+
+def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable() or "/" in name or name in (".", ".."):
         raise _illegal('name: must be a string of one or more printable characters without "/"')
     if (size := len(name.encode())) > MEMBER_ID_BYTES_MAX:
@@ -126,11 +128,13 @@ def _parse_format(value: object) -> Format:
 
 
 def _parse_auto_commit(body: Mapping[str, object]) -> bool:
-    key = _STRIMZI_COMMIT if _STRIMZI_COMMIT in body else "auto.commit.enable"
+    confluents = _boolean(body, "auto.commit.enable", True)
+    return _boolean(body, _STRIMZI_COMMIT, True) if _STRIMZI_COMMIT in body else confluents
+
+
+def _boolean(body: Mapping[str, object], key: str, default: bool) -> bool:
     value = body.get(key)
-    if isinstance(value, bool):
-        return value
-    return _choice(body, key, _BOOLEANS, True)
+    return value if isinstance(value, bool) else _choice(body, key, _BOOLEANS, default)
 
 
 def _parse_fetch_min_bytes(body: Mapping[str, object]) -> int:

@@ -125,7 +125,8 @@ ResetTo = Start | StartTime | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receive:
-    """A request for records in queue mode. `start` is for partitions in which the group has never been.
+    """A request for records in queue mode. `start` is for topics in which the group has never been: its first receive
+    fixes, durably, where it begins in all their partitions. Those that are added later begin with their first record.
 
     `tags` None: all records. `wait_ms`: how long to wait for the first record. `invisible_ms` None: the group's.
     `attempt_id`: a repeated request with the same one gets the records that are still leased to it.
@@ -139,7 +140,7 @@ class Receive:
     tags: frozenset[str] | None = None
     attempt_id: str | None = None
     consumer: str | None = None
-    start: StartSpec = Start.LAST
+    start: StartSpec = Start.FIRST
 
 
 class Delivered(NamedTuple):

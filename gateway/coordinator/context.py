@@ -4,14 +4,15 @@ waits for a change."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 from gateway.coordinator.event_log import EventLog
 from gateway.coordinator.records import RecordReader
-from gateway.coordinator.uncancelled import uncancelled
+from gateway.groups.errors import GroupFull
 from gateway.groups.events import Event
 from gateway.groups.progress import PartitionKey
 from gateway.groups.table import GroupTable
@@ -19,6 +20,7 @@ from gateway.http.errors import UnknownPartition
 from gateway.topics import Routes, TopicView
 from store.clock import Clock
 from store.errors import UnknownQueue
+from store.uncancelled import uncancelled
 
 
 class OwnTopics(Protocol):
@@ -31,7 +33,8 @@ class OwnTopics(Protocol):
 
 class Turns:
     """Locks by what they guard: a group's members and settings, or its leases in one partition. Who decides an event
-    keeps the lock until it is applied; locks that nobody holds or waits for take no memory."""
+    keeps the lock until it is applied: an event that was decided on a state that was about to change does not fit the
+    state it meets, now or at any later start. Locks that nobody holds or waits for take no memory."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[tuple[str, PartitionKey | None], asyncio.Lock] = WeakValueDictionary()
@@ -43,6 +46,11 @@ class Turns:
     def of_leases(self, group: str, key: PartitionKey) -> asyncio.Lock:
         """Leases in one partition. Taken after the group's, when both are needed, and in the order of the keys."""
         return self._of((group, key))
+
+    def is_busy(self, group: str, key: PartitionKey) -> bool:
+        """Whether somebody has the turn of these leases now."""
+        lock = self._locks.get((group, key))
+        return lock is not None and lock.locked()
 
     def _of(self, what: tuple[str, PartitionKey | None]) -> asyncio.Lock:
         lock = self._locks.get(what)
@@ -67,6 +75,11 @@ class Changes:
             waiting.discard(waiter)
             if not waiting:
                 del self._waiting[name]
+
+    def all_happened(self) -> None:
+        """Wake everybody."""
+        for name in list(self._waiting):
+            self.happened(name)
 
     def happened(self, name: str) -> None:
         """Wake who listens to this."""
@@ -107,6 +120,7 @@ class Context:
     clock: Clock
     monotonic_ms: Callable[[], int]
     draining: asyncio.Event
+    groups_max: int
     turns: Turns = field(default_factory=Turns)
     members_changed: Changes = field(default_factory=Changes)
     leases_changed: Changes = field(default_factory=Changes)
@@ -116,6 +130,31 @@ class Context:
         """Write events and wait until they are applied, even when cancelled meanwhile. Raises as `EventLog.write`."""
         if events:
             await uncancelled(self.log.write(events, flushed=flushed))
+
+    @asynccontextmanager
+    async def whole_group(self, *names: str) -> AsyncIterator[None]:
+        """The turns of everything these groups have: members, settings, and all leases. Leases in a further partition
+        begin under the group's turn only, so none are missed."""
+        async with AsyncExitStack() as held:
+            for name in names:
+                await held.enter_async_context(self.turns.of_group(name))
+            for name in names:
+                for key in sorted(self.table.get(name).leases) if name in self.table else ():
+                    await held.enter_async_context(self.turns.of_leases(name, key))
+            yield
+
+    @asynccontextmanager
+    async def leases_of(self, group: str, keys: Iterable[PartitionKey]) -> AsyncIterator[None]:
+        """The turns of leases in some partitions, in the order of the keys: no two callers wait for each other."""
+        async with AsyncExitStack() as held:
+            for key in sorted(keys):
+                await held.enter_async_context(self.turns.of_leases(group, key))
+            yield
+
+    def check_room(self, group: str) -> None:
+        """Raises GroupFull when this would be one group too many."""
+        if group not in self.table and len(self.table) >= self.groups_max:
+            raise GroupFull(f"there are {self.groups_max} groups, which is the limit (groups_max); delete one first")
 
     def key(self, topic: str, partition: int) -> PartitionKey:
         """The partition by its topic's id. Raises UnknownQueue, UnknownPartition."""

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from gateway.codec.tags import batch_tag_hashes
 from gateway.coordinator.context import Context
-from gateway.groups.copies import dead_letter_topic, retry_topic
+from gateway.coordinator.records import Stored
+from gateway.groups.copies import Origin, dead_letter_topic, origin_of, retry_topic
 from gateway.topics import TopicView
 from store import record_batch
 from store.limits import MiB
@@ -99,6 +100,12 @@ class CopyWriter:
     async def _own_topic(self, name: str, partitions: int) -> TopicView:
         known = self._context.find_topic(name)
         return known or await self._context.own_topics.create_own_topic(name, partitions)
+
+
+def copied_from(group: str, topic: str, partition: int, stored: Stored, attempts: int) -> Origin:
+    """Where a record came from first, after so many deliveries. Only what we wrote ourselves is believed."""
+    first = origin_of(stored.record.headers) if topic == retry_topic(group) else None
+    return Origin(topic, partition, stored.offset, attempts) if first is None else first._replace(attempts=attempts)
 
 
 def _cut(copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:

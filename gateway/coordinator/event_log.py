@@ -34,17 +34,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.brokers.base import Broker
-from gateway.coordinator.uncancelled import uncancelled
 from gateway.groups.events import Barrier, Event, decode_events, encode_event
 from store import record_batch
 from store.clock import Clock
-from store.errors import Corrupt, StoreError, StoreStopped
+from store.errors import Corrupt, RecordTooLarge, StoreError, StoreStopped
 from store.files import Files
 from store.limits import MiB
 from store.record_batch import Record
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import OFFSETS
 from store.types import Acks, Append, Appended, Entry, QueueKey
+from store.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class EventLog:
         self._run_blocking = run_blocking
         self._waiting: deque[_Call] = deque()
         self._work = asyncio.Event()
+        self._write_bytes = WRITE_BYTES
         self._saving = asyncio.Lock()
         self._next_offset = 0  # events before it are applied
         self._durable_offset = 0  # ... and survive a power cut
@@ -105,6 +106,7 @@ class EventLog:
         self._entries: deque[tuple[int, int]] = deque()  # (first offset, position) of entries behind the saved snapshot
         self._failure: BaseException | None = None
         self._closing = False
+        self._is_read = False
         self.event_count = 0
         self.append_count = 0
         self.snapshot_count = 0
@@ -116,7 +118,9 @@ class EventLog:
 
     @property
     def needed_position(self) -> int | None:
-        """Retention must keep the log from this position on; None: all is in the snapshot."""
+        """Retention must keep the log from this position on; None: all is in the snapshot. 0 until `replay` is done."""
+        if not self._is_read:
+            return 0
         return self._entries[0][1] if self._entries else None
 
     def write(self, events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
@@ -149,7 +153,7 @@ class EventLog:
     def _take_group(self) -> list[_Call]:
         group = [self._waiting.popleft()]
         size = group[0].size
-        while self._waiting and size + self._waiting[0].size <= WRITE_BYTES:
+        while self._waiting and size + self._waiting[0].size <= self._write_bytes:
             group.append(self._waiting.popleft())
             size += group[-1].size
         return group
@@ -171,7 +175,10 @@ class EventLog:
     def _conclude(self, group: Sequence[_Call], appending: asyncio.Future[list[Appended]]) -> None:
         """Apply what is in the log now, or tell the callers why it is not."""
         error = _STOPPED if appending.cancelled() else appending.exception()
-        if isinstance(error, StoreError):
+        if isinstance(error, RecordTooLarge) and len(group) > 1:  # a store with small files: each call may well fit
+            self._write_bytes = sum(call.size for call in group) // 2
+            self._waiting.extendleft(reversed(group))
+        elif isinstance(error, StoreError):
             self._refuse(group, error)
         elif error is not None:
             raise error
@@ -227,9 +234,12 @@ class EventLog:
         first = self._next_offset
         while self._next_offset < high:
             read = await self._broker.read(OFFSETS_QUEUE, self._next_offset, max_bytes=_READ_BYTES)
+            if not read.entries:
+                raise Corrupt("commitlog", 0, f"event {self._next_offset} of the consumer groups cannot be read")
             for entry in read.entries:
                 self._replay_entry(entry)
             await asyncio.sleep(0)
+        self._is_read = True
         self._durable_offset = self._next_offset  # recovery made it so
         return self._next_offset - first
 

@@ -1,8 +1,9 @@
 """How far groups are: committed offsets, where to start, lag, reset. In queue mode the first record that is not done is
 the committed offset.
 
-A commit is decided and queued in one turn of the event loop, so it is in the log before any change of owners that is
-decided later: the next owner reads it. It needs no turn of its own.
+A commit is decided and queued while it has the group's turn, so it stands in the log before any change of owners that
+is decided later, and behind every one before: the next owner reads it, and no former owner commits after it. Where the
+group has leases it has their turns too, until it is applied.
 
     crash                                  what a restart finds
     after a commit is durable, before its answer   the commit
@@ -11,8 +12,8 @@ decided later: the next owner reads it. It needs no turn of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.coordinator.api import (
     CommittedPlace,
@@ -26,7 +27,6 @@ from gateway.coordinator.api import (
 )
 from gateway.coordinator.context import Context, check_partition
 from gateway.coordinator.stream import StreamMode
-from gateway.coordinator.uncancelled import uncancelled
 from gateway.groups.broadcast import member_of
 from gateway.groups.config import BROADCAST
 from gateway.groups.copies import RETRY_PREFIX, check_group_name
@@ -47,6 +47,7 @@ from gateway.groups.progress import (
 from gateway.groups.strategies.base import Partition
 from gateway.topics import TopicView
 from store.types import Bounds
+from store.uncancelled import uncancelled
 
 
 class Offsets:
@@ -55,6 +56,7 @@ class Offsets:
     def __init__(self, context: Context, stream: StreamMode) -> None:
         self._context = context
         self._stream = stream
+        self._committing: Counter[str] = Counter()  # commits under way, by group
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
@@ -99,28 +101,45 @@ class Offsets:
         check_group_name(group)
         context = self._context
         name = self._stream.name_of(group, None if member is None else member.member_id)
-        keyed = [
-            Commit(context.key(commit.topic, commit.partition), commit.offset, commit.metadata) for commit in commits
-        ]
-        ends = {}
-        for commit, key in zip(commits, (commit.key for commit in keyed), strict=True):
-            ends[key] = (await context.records.bounds(commit.topic, commit.partition)).max_offset
-        # From here to the write there is no await: what is checked is what is written.
+        context.check_room(name)
+        wanted = {}
+        for commit in commits:
+            key = context.key(commit.topic, commit.partition)
+            end = (await context.records.bounds(commit.topic, commit.partition)).max_offset
+            wanted[Partition(commit.topic, *key)] = (Commit(key, commit.offset, commit.metadata), end)
+        self._committing[name] += 1
+        try:
+            async with context.turns.of_group(name):
+                keys = [commit.key for commit, _ in wanted.values() if context.table.leases(name, commit.key)]
+                async with context.leases_of(name, keys):
+                    written = context.log.write(self._decide_commit(name, wanted, member))
+                    if keys:
+                        await uncancelled(written)
+            await uncancelled(written)
+        finally:
+            self._committing[name] -= 1
+            if not self._committing[name]:
+                del self._committing[name]
+
+    def _decide_commit(
+        self, name: str, wanted: Mapping[Partition, tuple[Commit, int]], member: MemberKey | None
+    ) -> list[Event]:
+        """The events of a commit. `wanted` has, for each partition, what is committed and where the partition ends."""
+        context = self._context
         membership = context.table.get_or_new(name).membership
-        partitions = [
-            Partition(commit.topic, one.key.topic_id, commit.partition)
-            for commit, one in zip(commits, keyed, strict=True)
-        ]
         if member is not None:
-            membership.check_owner(member.member_id, member.generation, partitions)
+            membership.check_owner(member.member_id, member.generation, wanted)
             membership.heartbeat(member.member_id, member.generation, context.monotonic_ms())
-        elif owner := next((owner for p in partitions if (owner := membership.owner(p)) is not None), None):
-            raise GroupActive(f"group={group} member={owner.member_id} owns one of these partitions and commits there")
+        elif owner := next((owner for p in wanted if (owner := membership.owner(p)) is not None), None):
+            raise GroupActive(f"group={name} member={owner.member_id} owns one of these partitions and commits there")
         now_ms = context.clock.now_ms()
-        events: list[Event] = [*context.table.progress.decide_commit(name, keyed, ends, now_ms)]
-        events += self._ends_of_queue_mode(name, keyed, now_ms)
-        if events:
-            await uncancelled(context.log.write(events))
+        commits = [commit for commit, _ in wanted.values()]
+        ends = {commit.key: end for commit, end in wanted.values()}
+        is_alone = self._committing[name] == 1  # else what is known is not the last that was committed
+        events: list[Event] = [
+            *context.table.progress.decide_commit(name, commits, ends, now_ms, keep_repeats=not is_alone)
+        ]
+        return events + self._ends_of_queue_mode(name, commits, now_ms)
 
     def _ends_of_queue_mode(self, name: str, commits: Iterable[Commit], now_ms: int) -> list[Event]:
         """Where the group was in queue mode, its leases follow the committed offset. Raises GroupActive while records
@@ -244,10 +263,7 @@ class Offsets:
         time_ms = to.time_ms if isinstance(to, StartTime) else None
         keys = [PartitionKey(view.topic_id, number) for number in numbers]
         places = {key: await self._place(view.name, key.partition, time_ms) for key in keys}
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(context.turns.of_group(name))
-            for key in keys:
-                await held.enter_async_context(context.turns.of_leases(name, key))
+        async with context.whole_group(name):
             now_ms = context.clock.now_ms()
             state = table.get(name)
             moves = table.progress.plan_reset(name, to, places)
@@ -263,7 +279,7 @@ class Offsets:
                 raise GroupActive(f"group={name} has {sum(on_lease.values())} records on lease; force the reset")
             events: list[Event] = []
             if force:
-                events += await self._stream.evict(name)
+                events += self._stream.decide_evict(name)
             member_count = len(state.membership.members())
             events += table.progress.decide_reset(name, moves, member_count=member_count, force=force, now_ms=now_ms)
             for move in moves:

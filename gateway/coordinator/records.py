@@ -15,7 +15,7 @@ from gateway.brokers.base import Broker
 from gateway.topics import Routes
 from store import record_batch
 from store.limits import MiB
-from store.record_batch import DecodedRecord
+from store.record_batch import DecodedRecord, Headers
 from store.types import Boundary, Bounds, QueueKey, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
@@ -37,6 +37,10 @@ class Decoded:
     def next_offset(self) -> int:
         return self.base_offset + len(self.records)
 
+    def at(self, offset: int) -> Stored:
+        """One record of it."""
+        return Stored(self.records[offset - self.base_offset], offset, self.store_time_ms, self.json_values)
+
 
 class Step(NamedTuple):
     """Entries from an offset on, and where to read on. No entries: nothing there (yet), or nothing with the tags."""
@@ -52,6 +56,18 @@ class Stored(NamedTuple):
     offset: int
     store_time_ms: int
     json_values: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Of key, value and headers."""
+        record = self.record
+        return size_of(record.key, record.value, record.headers)
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """What a record counts for where bytes are bounded: its key, value and headers."""
+    size = len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(content or b"") for name, content in headers) if headers else size
 
 
 _Place = tuple[int, int]  # topic id, partition
@@ -115,9 +131,7 @@ class RecordReader:
         step = await self.step(topic, partition, offset)
         if not step.entries or step.entries[0].base_offset > offset:
             return None
-        entry = step.entries[0]
-        record = entry.records[offset - entry.base_offset]
-        return Stored(record, offset, entry.store_time_ms, entry.json_values)
+        return step.entries[0].at(offset)
 
     def _remembered(self, place: _Place, offset: int) -> Decoded | None:
         bases = self._bases.get(place)

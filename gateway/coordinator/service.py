@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -115,6 +114,7 @@ class Coordinator:
         monotonic_ms: Callable[[], int],
         draining: asyncio.Event,
         in_flight_max: int,
+        groups_max: int,
         strategies: StrategyRegistry | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
@@ -137,6 +137,7 @@ class Coordinator:
             clock=clock,
             monotonic_ms=monotonic_ms,
             draining=draining,
+            groups_max=groups_max,
         )
         self._directory = directory
         self._files = files
@@ -209,11 +210,21 @@ class Coordinator:
         return self._table
 
     def _apply(self, event: Event) -> None:
+        if isinstance(event, Forgotten):
+            self._forget(event)
+            return
         self._table.apply(event, self._context.monotonic_ms())
         if isinstance(event, _LEASE_EVENTS):
             self.queue.applied(event)
         elif isinstance(event, _MEMBERSHIP_EVENTS):
             self.stream.applied(event)
+
+    def _forget(self, event: Forgotten) -> None:
+        leases = self._table.get(event.group).leases if event.group in self._table else {}
+        ids = event.topic_ids
+        gone = [key for key in leases if ids is None or key.topic_id in ids]
+        self._table.apply(event, self._context.monotonic_ms())
+        self.queue.forgotten(event.group, gone, is_deleted=ids is None)
 
     async def _now_and_then(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         """Do something at intervals. What the store refuses is tried again; a stopped store stays stopped."""
@@ -249,6 +260,7 @@ class Coordinator:
         while True:
             await self._topics_changed.wait()
             self._topics_changed.clear()
+            self._context.leases_changed.all_happened()  # there may be more to look into
             try:
                 await self.stream.topics_changed()
             except StoreStopped:
@@ -260,8 +272,7 @@ class Coordinator:
 
     async def _drain(self) -> None:
         await self._context.draining.wait()
-        for group in self._table.names():
-            self._context.leases_changed.happened(group)
+        self._context.leases_changed.all_happened()
 
     # ---- groups
 
@@ -301,7 +312,8 @@ class Coordinator:
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         """See `Groups.configure`."""
         check_group_name(group)
-        async with self._context.turns.of_group(group):
+        self._context.check_room(group)
+        async with self._context.whole_group(group, *self._table.lone_groups(group)):
             before = self._table.config(group)
             config = with_changes(before, changes)
             try:
@@ -316,18 +328,9 @@ class Coordinator:
 
     async def delete(self, group: str) -> None:
         """See `Groups.delete`."""
-        context = self._context
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(context.turns.of_group(group))
-            names = [part.name for part in self._parts(group)]
-            for name in names[1:]:
-                await held.enter_async_context(context.turns.of_group(name))
-            for name in names:
-                for key in sorted(self._table.get(name).leases):
-                    await held.enter_async_context(context.turns.of_leases(name, key))
+        async with self._context.whole_group(group, *self._table.lone_groups(group)):
             self._check_empty(group)
-            await context.write([Forgotten(name, None) for name in names])
-        context.leases_changed.happened(group)
+            await self._context.write([Forgotten(part.name, None) for part in self._parts(group)])
 
     def _check_empty(self, group: str) -> None:
         """Raises GroupActive while the group has members or records on lease."""
@@ -474,6 +477,7 @@ class Coordinator:
             raise IllegalRequest(f"the key of a document has 1 to {DOCUMENT_KEY_BYTES_MAX} bytes")
         if content is not None and len(content) > DOCUMENT_BYTES_MAX:
             raise IllegalRequest(f"a document has at most {DOCUMENT_BYTES_MAX} bytes")
+        self._context.check_room(group)
         documents = self._table.get_or_new(group).documents
         if content is None and key not in documents:
             return

@@ -1,7 +1,8 @@
 """Stream mode: members come and go, partitions move between them, offsets are committed.
 
 Every change is decided under the group's turn, written flushed, and applied before anybody is told. The members of a
-broadcasting group are groups of their own here (see gateway/groups/broadcast.py).
+broadcasting group are groups of their own here (see gateway/groups/broadcast.py); who joins without a name leaves no
+place behind.
 
     crash                                     what a restart finds
     after a join is durable, before its answer   the member, who joins again: under its generation as the same process,
@@ -15,18 +16,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from secrets import token_hex
 
 from gateway.coordinator.api import MemberKey, TopicPartition
 from gateway.coordinator.context import Context
-from gateway.groups.broadcast import lone_group
+from gateway.groups.broadcast import is_lone, lone_group, member_of
 from gateway.groups.config import BROADCAST
 from gateway.groups.copies import check_group_name
 from gateway.groups.errors import GroupActive, GroupFull, IllegalRequest, UnknownMember
-from gateway.groups.events import AssignmentAsked, Forgotten, MemberLeft, MembershipEvent, Rebalanced
+from gateway.groups.events import AssignmentAsked, Event, Forgotten, MemberLeft, MembershipEvent, Rebalanced
 from gateway.groups.membership import Share
 from gateway.groups.strategies.base import Partition
 from gateway.groups.subscription import Subscription
+
+NAMELESS = "m-"
+"""Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no place for it."""
 
 
 class StreamMode:
@@ -51,11 +56,14 @@ class StreamMode:
         """See `Groups.join`."""
         check_group_name(group)
         context = self._context
-        member_id = member_id or f"m-{token_hex(8)}"
-        name = self.name_of(group, member_id)
-        if name != group:
-            self._check_member_count(group, name)
-        async with context.turns.of_group(name):
+        member_id = member_id or f"{NAMELESS}{token_hex(8)}"
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(context.whole_group(group))
+            name = self.name_of(group, member_id)
+            context.check_room(name)
+            if name != group:
+                self._check_member_count(group, name)
+                await held.enter_async_context(context.turns.of_group(name))
             now_ms = context.clock.now_ms()
             state = context.table.get_or_new(name)
             if any(leases.leased_count(now_ms) for leases in state.leases.values()):
@@ -96,9 +104,8 @@ class StreamMode:
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         """See `Groups.release`."""
         context = self._context
-        name = self._joined(group, member.member_id)
-        async with context.turns.of_group(name):
-            membership = context.table.get(name).membership
+        async with context.turns.of_group(self.name_of(group, member.member_id)):
+            membership = context.table.get(self._joined(group, member.member_id)).membership
             owned = self.partitions_of(group, member.member_id, partitions)
             events = membership.decide_release(*member, owned, context.routes.topics())
             await context.write(events)
@@ -107,10 +114,10 @@ class StreamMode:
     async def leave(self, group: str, member: MemberKey) -> None:
         """See `Groups.leave`."""
         context = self._context
-        name = self._joined(group, member.member_id)
-        async with context.turns.of_group(name):
-            state = context.table.get(name)
-            await context.write(state.membership.decide_leave(*member, context.routes.topics()))
+        async with context.turns.of_group(self.name_of(group, member.member_id)):
+            name = self._joined(group, member.member_id)
+            events = context.table.get(name).membership.decide_leave(*member, context.routes.topics())
+            await context.write([*events, *_place_of_nameless(name)])
 
     async def assign(
         self, group: str, member: MemberKey, shares: Mapping[str, Sequence[Partition]], notes: Mapping[str, bytes]
@@ -122,7 +129,7 @@ class StreamMode:
             await context.write(membership.decide_assign(*member, shares, context.routes.topics(), notes=notes))
             return membership.share(member.member_id)
 
-    async def evict(self, group: str) -> list[MembershipEvent]:
+    def decide_evict(self, group: str) -> list[MembershipEvent]:
         """The events that put out every member. The group's turn is the caller's."""
         context = self._context
         return context.table.get(group).membership.decide_evict(context.routes.topics())
@@ -148,7 +155,7 @@ class StreamMode:
 
     async def _prune(self, event: Forgotten) -> None:
         context = self._context
-        async with context.turns.of_group(event.group):
+        async with context.whole_group(event.group):
             if event.group in context.table:
                 await context.write([event])
 
@@ -159,7 +166,9 @@ class StreamMode:
                 return
             membership = context.table.get(name).membership
             topics = context.routes.topics()
-            events = membership.decide_expiry(topics, context.monotonic_ms())
+            events: list[Event] = [*membership.decide_expiry(topics, context.monotonic_ms())]
+            if events:
+                events += _place_of_nameless(name)
             await context.write(events or membership.decide_rebalance(topics))
             now_ms = context.monotonic_ms()
             deadline_ms = membership.next_deadline_ms()
@@ -208,3 +217,9 @@ class StreamMode:
         share = self._context.table.get(self._joined(group, member_id)).membership.share(member_id)
         wanted = set(partitions)
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]
+
+
+def _place_of_nameless(name: str) -> list[Event]:
+    """What goes with the last event of a broadcasting group's member that has no name of its own: its place."""
+    is_nameless = is_lone(name) and member_of(name).startswith(NAMELESS)
+    return [Forgotten(name, None)] if is_nameless else []

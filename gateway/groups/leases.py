@@ -33,7 +33,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, KeysView, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, assert_never
@@ -148,6 +148,10 @@ class PartitionLeases:
     def open_count(self) -> int:
         """Records taken and not done."""
         return len(self._state.records)
+
+    def open_offsets(self) -> KeysView[int]:
+        """The records taken and not done."""
+        return self._state.records.keys()
 
     def leased_count(self, now_ms: int) -> int:
         """Records in a consumer's hands."""
@@ -305,11 +309,15 @@ class PartitionLeases:
             receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._place, offsets, now_ms + invisible_ms, True)
         )
 
+    def check_delay(self, delay_ms: int | None) -> None:
+        """Raises IllegalRequest unless a nack may ask for this delay."""
+        if delay_ms is not None and not 0 <= delay_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"delay_ms must be from 0 to {self._config.invisible_ms_max}, not {delay_ms}")
+
     def decide_nack(self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None) -> Decision:
         """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's
         back-off table has for the attempt. After the last attempt they are finished at once. Raises IllegalRequest."""
-        if delay_ms is not None and not 0 <= delay_ms <= self._config.invisible_ms_max:
-            raise IllegalRequest(f"delay_ms must be from 0 to {self._config.invisible_ms_max}, not {delay_ms}")
+        self.check_delay(delay_ms)
         verdicts: list[Verdict] = []
         waiting: dict[int, list[int]] = {}
         for receipt in receipts:
@@ -370,21 +378,7 @@ class PartitionLeases:
         state = self._state
         match event:
             case Leased():
-                groups: Iterator[str | None] = iter(event.message_groups or (None,) * len(event.fresh))
-                attempts = event.attempts or (0,) * len(event.fresh)
-                for offset, message_group, attempt in zip(event.fresh, groups, attempts, strict=True):
-                    self._put(offset, _Open(attempt, message_group=message_group))
-                state.next_offset = event.fetched_to
-                for offset in event.offsets:
-                    record = state.records[offset]
-                    self._forget_request(offset, record)
-                    record.attempt += 1
-                    record.attempt_id = event.attempt_id
-                    if event.attempt_id is not None:
-                        state.requests.setdefault(event.attempt_id, set()).add(offset)
-                    if self._is_last(record):
-                        state.last.add(offset)
-                    self._move(offset, record, event.until_ms, is_leased=True)
+                self._apply_leased(event)
             case LeaseMoved():
                 for offset in event.offsets:
                     record = state.records[offset]
@@ -409,6 +403,29 @@ class PartitionLeases:
                         self._state.requests.setdefault(attempt_id, set()).add(offset)
             case _:
                 assert_never(event)
+
+    def _apply_leased(self, event: Leased) -> None:
+        state = self._state
+        leased = set(event.offsets)
+        groups: Iterable[str | None] = event.message_groups or (None,) * len(event.fresh)
+        attempts = event.attempts or (0,) * len(event.fresh)
+        for offset, message_group, attempt in zip(event.fresh, groups, attempts, strict=True):
+            visible_at_ms = event.until_ms if offset in leased else 0  # spares a time in the heap that is old at once
+            self._put(offset, _Open(attempt, visible_at_ms, False, message_group))
+        state.next_offset = event.fetched_to
+        fresh = set(event.fresh)
+        for offset in event.offsets:
+            record = state.records[offset]
+            record.attempt += 1
+            record.is_leased = True
+            self._forget_request(offset, record)
+            record.attempt_id = event.attempt_id
+            if event.attempt_id is not None:
+                state.requests.setdefault(event.attempt_id, set()).add(offset)
+            if self._is_last(record):
+                state.last.add(offset)
+            if offset not in fresh:
+                self._move(offset, record, event.until_ms, is_leased=True)
 
     # How it is worked out
 

@@ -128,6 +128,7 @@ class Membership:
         self._target: dict[Partition, str] = {}
         self._notes: Mapping[str, bytes] = {}
         self._owned: dict[Partition, Ownership] = {}
+        self._by_owner: dict[str, list[Partition]] | None = None  # the same, by member; None: to be made
         self._revoking_since_ms: dict[Partition, int] = {}
         self._asked: str | None = None  # the leader, until it has answered
         self._asked_since_ms = 0
@@ -157,7 +158,7 @@ class Membership:
     def share(self, member_id: str) -> Share:
         """What a member is to know. Raises UnknownMember."""
         self._member(member_id)
-        mine = sorted(partition for partition, owner in self._owned.items() if owner.member_id == member_id)
+        mine = self._owned_by(member_id)
         return Share(
             self._generation,
             tuple(partition for partition in mine if partition not in self._revoking_since_ms),
@@ -372,6 +373,7 @@ class Membership:
 
     def apply(self, event: MembershipEvent, now_ms: int) -> None:
         """Change the state; the only way it changes, live or at start."""
+        self._by_owner = None
         match event:
             case MemberJoined():
                 subscription = Subscription(frozenset(event.topics), event.pattern)
@@ -414,6 +416,14 @@ class Membership:
             }
 
     # How it is worked out
+
+    def _owned_by(self, member_id: str) -> Sequence[Partition]:
+        """Sorted. After a change every member asks for its own."""
+        if self._by_owner is None:
+            self._by_owner = {}
+            for partition in sorted(self._owned):
+                self._by_owner.setdefault(self._owned[partition].member_id, []).append(partition)
+        return self._by_owner.get(member_id, ())
 
     def _member(self, member_id: str) -> Member:
         member = self._members.get(member_id)

@@ -207,9 +207,16 @@ class Progress:
         return sorted(self._offsets.get(group, {}).values())
 
     def decide_commit(
-        self, group: str, commits: Sequence[Commit], ends: Mapping[PartitionKey, int], now_ms: int
+        self,
+        group: str,
+        commits: Sequence[Commit],
+        ends: Mapping[PartitionKey, int],
+        now_ms: int,
+        *,
+        keep_repeats: bool = False,
     ) -> list[OffsetsCommitted]:
-        """The event of a commit; nothing when it says only what is known. `now_ms` is wall time.
+        """The event of a commit; nothing when it says only what is known, unless it is to `keep_repeats`: another
+        commit, decided before and not applied yet, may say otherwise. `now_ms` is wall time.
 
         Whether the member may commit is asked of `Membership.check_owner` first. An offset may go back: a member that
         sought back commits from there. `ends` has the end offset of each partition. Raises IllegalRequest for an
@@ -228,7 +235,9 @@ class Progress:
         news = tuple(
             CommittedOffset(*commit.key, commit.offset, commit.metadata, now_ms)
             for commit in commits
-            if (old := known.get(commit.key)) is None or (old.offset, old.metadata) != (commit.offset, commit.metadata)
+            if keep_repeats
+            or (old := known.get(commit.key)) is None
+            or (old.offset, old.metadata) != (commit.offset, commit.metadata)
         )
         return [OffsetsCommitted(group, news)] if news else []
 

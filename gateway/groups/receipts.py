@@ -16,10 +16,10 @@ group is worth nothing in another. Whether the lease still holds is not this fil
 from __future__ import annotations
 
 import binascii
-import hmac
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import NamedTuple
 
 from gateway.groups.errors import IllegalRequest
@@ -30,11 +30,14 @@ PREFIX = "r1."
 _VERSION = 1
 _BODY = struct.Struct(">BIIqIqq")
 _SIGNATURE_BYTES = 16
+_SIGNED = struct.Struct(f"{_BODY.format}{_SIGNATURE_BYTES}sB")
+_CHARS = _SIGNED.size * 4 // 3
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _STANDARD = bytes.maketrans(b"-_+/", b"+/??")  # "?" is in no alphabet: a receipt has one spelling of these
-_TEXT_LENGTH = len(PREFIX) + ((_BODY.size + _SIGNATURE_BYTES) * 4 + 2) // 3
+_TEXT_LENGTH = len(PREFIX) + _CHARS - 1
 
 assert _BODY.size == 37
+assert _SIGNED.size % 3 == 0
 
 
 class Receipt(NamedTuple):
@@ -54,32 +57,60 @@ class Signer:
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys or not all(KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX for key in keys):
             raise ValueError(f"receipts need a key, and each key {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes")
-        self._keys = tuple(keys)
+        self._keyed = [blake2b(digest_size=_SIGNATURE_BYTES, key=key) for key in keys]
 
     def sign(self, group: str, receipt: Receipt) -> str:
         """The text of a receipt."""
-        body = _BODY.pack(_VERSION, *receipt)
-        signed = binascii.b2a_base64(body + _signature(self._keys[0], group, body), newline=False)
-        return PREFIX + signed.translate(_URL_SAFE)[:-1].decode()  # without the padding
+        return self.sign_all(group, [receipt])[0]
+
+    def sign_all(self, group: str, receipts: Iterable[Receipt]) -> list[str]:
+        """The texts of receipts, in order: much cheaper than one by one."""
+        keyed, name = self._keyed[0], group.encode()
+        signed = bytearray()
+        for receipt in receipts:
+            body = _BODY.pack(_VERSION, *receipt)
+            hashed = keyed.copy()
+            hashed.update(body + name)
+            signed += body + hashed.digest() + b"\0"  # 54 bytes are 72 characters; the last one says nothing
+        text = binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
+        return [PREFIX + text[at : at + _CHARS - 1] for at in range(0, len(text), _CHARS)]
 
     def check(self, group: str, text: str) -> Receipt:
         """The receipt in a text. Raises IllegalRequest unless this group's receipt was signed with one of the keys."""
-        if len(text) == _TEXT_LENGTH and text.startswith(PREFIX):
-            try:
-                signed = binascii.a2b_base64(
-                    text[len(PREFIX) :].encode("ascii").translate(_STANDARD) + b"=", strict_mode=True
-                )
-            except ValueError:
-                signed = b""
-            body, signature = signed[: _BODY.size], signed[_BODY.size :]
+        (receipt,) = self.check_all(group, [text])
+        if receipt is None:
+            raise IllegalRequest("this is not a receipt of this group")
+        return receipt
+
+    def check_all(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
+        """The receipts in texts, in order: much cheaper than one by one. None for what is no receipt of this group."""
+        raw = _raw(texts)
+        if raw is None:
+            return [None] if len(texts) == 1 else [self.check_all(group, [text])[0] for text in texts]
+        name = group.encode()
+        receipts: list[Receipt | None] = []
+        at = 0
+        for _, topic_id, partition, offset, attempt, until_ms, epoch, signature, rest in _SIGNED.iter_unpack(raw):
+            body = raw[at : at + _BODY.size] + name
+            at += _SIGNED.size
             # Every key is tried in full, in constant time: how long it took says nothing about the signature.
             is_ours = False
-            for key in self._keys:
-                is_ours |= hmac.compare_digest(_signature(key, group, body), signature)
-            if is_ours:
-                return Receipt._make(_BODY.unpack(body)[1:])
-        raise IllegalRequest("this is not a receipt of this group")
+            for keyed in self._keyed:
+                hashed = keyed.copy()
+                hashed.update(body)
+                is_ours |= compare_digest(hashed.digest(), signature)
+            is_ours = is_ours and rest == 0  # one spelling
+            receipts.append(Receipt(topic_id, partition, offset, attempt, until_ms, epoch) if is_ours else None)
+        return receipts
 
 
-def _signature(key: bytes, group: str, body: bytes) -> bytes:
-    return blake2b(body + group.encode(), digest_size=_SIGNATURE_BYTES, key=key).digest()
+def _raw(texts: Sequence[str]) -> bytes | None:
+    """The bytes of receipts, one behind the other; None when one of them is no text of ours."""
+    for text in texts:
+        if len(text) != _TEXT_LENGTH or not text.startswith(PREFIX):
+            return None
+    joined = "A".join([*[text[len(PREFIX) :] for text in texts], ""])
+    try:
+        return binascii.a2b_base64(joined.encode("ascii").translate(_STANDARD), strict_mode=True)
+    except ValueError:
+        return None

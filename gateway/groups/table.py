@@ -94,6 +94,10 @@ class GroupTable:
     def __contains__(self, group: str) -> bool:
         return group in self._groups
 
+    def __len__(self) -> int:
+        """All groups; each member of a broadcasting group, present or not, counts as one."""
+        return len(self._groups)
+
     def get(self, group: str) -> Group:
         """Raises UnknownGroup."""
         found = self._groups.get(group)

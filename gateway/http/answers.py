@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 import zlib
+from collections.abc import Mapping
 
 import orjson
 import zstandard
@@ -37,9 +38,11 @@ class RequestIds:
     def of(self, request: web.BaseRequest) -> str:
         """The id of this request, the client's own if it is fit to be repeated; the same at every call."""
         known: str | None = request.get(_REQUEST_ID_KEY)
-        if known is not None:
-            return known
-        sent = request.headers.get(REQUEST_ID)
+        return self.of_headers(request.headers) if known is None else known
+
+    def of_headers(self, headers: Mapping[str, str]) -> str:
+        """The id of a request with these headers; another one at every call, unless its client sent one."""
+        sent = headers.get(REQUEST_ID)
         if sent is not None and len(sent) <= _REQUEST_ID_CHARS_MAX and sent.isascii() and sent.isprintable():
             return sent
         return f"{self._prefix}-{next(self._numbers):x}"

@@ -22,6 +22,7 @@ from gateway.http.admission import admission, charge_bytes
 from gateway.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.http.context import GATEWAY, Gateway, RouteStats
 from gateway.http.errors import RequestError, error_of
+from gateway.http.openapi.served import DOCUMENTS, Documents
 from gateway.http.origins import ORIGIN, Origins
 from gateway.http.reading import Unread, read_body
 from gateway.http.routes import ROUTES, Row, check_table
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+SCHEDULE = "{schedule:[^/:]+}"
+"""A schedule id has no colon, so `…/{schedule}:fire` is no schedule's path."""
+
 UNMATCHED = "unmatched"
 """The metrics label of requests that no route answers."""
 
@@ -41,6 +45,7 @@ def build_application(gateway: Gateway, rows: Sequence[Row] = ROUTES) -> web.App
     check_table(rows)
     application = web.Application()
     application[GATEWAY] = gateway
+    application[DOCUMENTS] = Documents(gateway, rows)
     install_sockets(application, gateway)
     request_ids = RequestIds()
     origins = origins_of(gateway.config)
@@ -49,9 +54,10 @@ def build_application(gateway: Gateway, rows: Sequence[Row] = ROUTES) -> web.App
     for slash in ("", "/"):
         for row, endpoint in endpoints:
             if row.path != "/" or not slash:
-                router.add_route(row.method, row.path + slash, endpoint)
+                path = row.path.replace("{schedule}", SCHEDULE) + slash
+                router.add_route(row.method, path, endpoint)
                 if row.method == hdrs.METH_GET:
-                    router.add_route(hdrs.METH_HEAD, row.path + slash, endpoint)
+                    router.add_route(hdrs.METH_HEAD, path, endpoint)
     router.add_route("*", "/{unmatched:.*}", _unmatched(gateway, request_ids, origins))
     application.on_response_prepare.append(_header_finisher(request_ids, origins))
     return application

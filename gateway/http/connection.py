@@ -3,6 +3,9 @@
 The shell around aiohttp's protocol class. Connections are counted in all and by address; one too many is told so and
 closed before anything of it is read. aiohttp answers malformed requests by itself, past every route; here that answer
 gets the shape of all others: JSON, a request id, no Server header.
+
+A request that arrives whole while the connection is idle is shown to the express lane first (express.py). While the
+lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
 
 from gateway.auth.address import counted_as
 from gateway.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.http.context import GatewayStats
 from gateway.http.errors import TOO_MANY, RequestError
+from gateway.http.express import Express, Journey
 from gateway.limits import Limits
 from gateway.tls import HANDSHAKE_TIMEOUT_S
+from store.types import Appended
 
 RETRY_AFTER_S = 1
 
@@ -60,12 +67,18 @@ class Door:
 class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, behind the door."""
 
-    __slots__ = ("_address", "_door", "_request_ids")
+    __slots__ = ("_address", "_door", "_express", "_held", "_journey", "_request_ids", "_taken")
 
-    def __init__(self, manager: web.Server, door: Door, request_ids: RequestIds, **options: Any) -> None:
+    def __init__(
+        self, manager: web.Server, door: Door, request_ids: RequestIds, express: Express | None = None, **options: Any
+    ) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
         self._door = door
         self._request_ids = request_ids
+        self._express = express
+        self._journey: Journey | None = None  # the request that the express lane has
+        self._taken: tuple[RawRequestMessage, StreamReader] | None = None  # the same request as aiohttp knows it
+        self._held = b""  # came while the express lane had a request
         self._address: str | None = None  # None: not let in
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -86,6 +99,90 @@ class Connection(web.RequestHandler):
             self._door.leave(self._address)
             self._address = None
         super().connection_lost(exc)
+
+    # ------------------------------------------------------------------------------------------ the express lane
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._journey is not None:
+            self._hold(data)
+            return
+        waiter = self._waiter
+        if self._express is None or waiter is None or waiter.done() or self._paused:
+            super().data_received(data)  # aiohttp is busy with a request, or the client does not read its answers
+            return
+        self._waiter = None  # so that it wakes nobody yet
+        super().data_received(data)
+        self._waiter = waiter
+        messages = self._messages
+        if messages and not (len(messages) == 1 and self._take(self._express, *messages[0])) and not waiter.done():
+            waiter.set_result(None)
+
+    def _take(self, express: Express, message: object, payload: StreamReader) -> bool:
+        """Let the express lane have the request that has just arrived, if it can."""
+        if not (isinstance(message, RawRequestMessage) and payload.__class__ is StreamReader and payload.is_eof()):
+            return False  # not HTTP, without a body, or not whole
+        if not express.is_for(message):
+            return False
+        # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
+        pieces = payload._buffer
+        journey = express.begin(message, pieces[0]) if len(pieces) == 1 else None
+        if journey is None:
+            return False
+        self._messages.clear()
+        self._journey, self._taken = journey, (message, payload)
+        self._request_in_progress = True  # a shutdown waits for it
+        journey.begun.outcome.add_done_callback(self._arrived)
+        return True
+
+    def _arrived(self, outcome: asyncio.Future[list[Appended]]) -> None:
+        journey, taken, express, transport = self._journey, self._taken, self._express, self.transport
+        assert journey is not None
+        assert taken is not None
+        assert express is not None
+        self._journey = self._taken = None
+        self._request_in_progress = False
+        if outcome.cancelled() or outcome.exception() is not None:
+            self._hand_over(taken)
+            return
+        answer = express.answer(journey)
+        if transport is not None and not transport.is_closing():
+            assert self._parser is not None
+            self._parser.message_consumed()
+            transport.write(answer)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+        if self._held:
+            self._release()
+
+    def _hand_over(self, taken: tuple[RawRequestMessage, StreamReader]) -> None:
+        """Give a request to aiohttp after all: its append has failed, which is for the ordinary way to say."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # the connection has ended, and nobody waits for it
+        self._messages.append(taken)
+        waiter.set_result(None)
+        if self._held:
+            self._release()
+
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _release(self) -> None:
+        held, self._held = self._held, b""
+        self._resume_reading_for_buffer()
+        self.data_received(held)
+
+    def _process_keepalive(self) -> None:
+        """aiohttp's end of an idle connection. One whose request is in the express lane is not idle."""
+        if self._journey is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
+
+    # ------------------------------------------------------------------------------------------------- errors
 
     def handle_error(
         self,

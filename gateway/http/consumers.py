@@ -60,7 +60,7 @@ _WITHOUT_FORMAT = ("application/vnd.kafka+json", "application/vnd.kafka.v1+json"
 
 
 async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Create an instance in a group; its name and where it is. Durable when answered."""
+    """Create a consumer instance in a group; its name and where it is. Durable when answered."""
     check_accept(request)
     name, settings = parse_settings(_object(body))
     group = request.match_info["group"]
@@ -70,7 +70,7 @@ async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 
 
 async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """Forget an instance: 204. With auto commit, what its client has read is committed first."""
+    """Forget a consumer instance: 204. With auto commit, what its client has read is committed first."""
     await request.app[INSTANCES].delete(*_instance(request))
     return web.Response(status=204)
 
@@ -137,13 +137,13 @@ async def records(gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 
 
 async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """REST Proxy v1: as `records`, and subscribes to the one topic with the first call."""
+    """Records of one topic, as REST Proxy v1 has it: the first call subscribes to it."""
     topic = request.match_info["topic"]
     return await _read(gateway, request, _poll(Query(request), gateway), topic=topic)
 
 
 async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """REST Proxy v1: `count` records of one partition from `offset` on."""
+    """So many records of one partition from an offset on, as REST Proxy v1 has it."""
     query = Query(request)
     kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
     if kind.fmt is None:
@@ -220,7 +220,7 @@ async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web
 
 
 async def query_committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """As `committed`, for clients that cannot send a body with GET."""
+    """The committed offsets of partitions, for clients that cannot send a body with GET."""
     return await _committed(request, _places(_object(body).get("partitions"), "partitions"))
 
 

@@ -64,7 +64,7 @@ class _Pull:
 
 
 async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """Answer with records from `offset` on, and where the next pull begins."""
+    """Records of one partition from an offset on, and where the next pull begins."""
     kind, query = _form_of(request)
     pull = await _pull_of(gateway, request, kind, query)
     fetched = await _fetch(gateway, pull)

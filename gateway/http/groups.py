@@ -38,6 +38,7 @@ from gateway.groups.copies import (
     DEAD_LETTERED_AT,
     REASON,
     REASON_BYTES_MAX,
+    check_group_name,
     dead_letter_topic,
     origin_of,
     shown_headers,
@@ -118,7 +119,7 @@ async def delete_group(gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 
 async def configure_group(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Change settings; null takes one back to its default. Answers all of them, durably changed."""
+    """Change a group's settings; null takes one back to its default. Answers all of them, durably changed."""
     check_accept(request)
     changes = _object(body)
     if "backoff" in changes:
@@ -167,7 +168,7 @@ async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> 
 
 
 async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Records on lease: those there are, or the first ones that come within `wait_ms`."""
+    """Take records on lease: those there are, or the first ones that come within `wait_ms`."""
     wants_raw = _wants_raw(request)
     if not wants_raw:
         check_accept(request)
@@ -193,7 +194,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     """Done with records: by receipt, or all that are on lease in a partition up to an offset. Durable when answered."""
     check_accept(request)
     wanted = _object(body, ("receipts", "up_to"))
-    group = request.match_info["group"]
+    group = _group_named(request)
     if "up_to" not in wanted:
         return _settled(request, await gateway.groups.ack(group, _receipts(wanted)))
     up_to = wanted["up_to"]
@@ -208,7 +209,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
 
 
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Not done: to be handed out again after `delay_ms`, or as the group's back-off table says."""
+    """Give records back: to be handed out again after `delay_ms`, or as the group's back-off table says."""
     check_accept(request)
     wanted = _object(body, ("receipts", "delay_ms", "reason"))
     delay_ms = wanted.get("delay_ms")
@@ -216,38 +217,38 @@ async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     if not isinstance(delay_ms, int | None) or isinstance(delay_ms, bool) or not 0 <= (delay_ms or 0) <= delay_ms_max:
         raise RequestError(422, DELAY_ILLEGAL, f"delay_ms: must be an integer from 0 to {delay_ms_max}")
     receipts = _receipts(wanted)
-    group = request.match_info["group"]
+    group = _group_named(request)
     return _settled(
         request, await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
     )
 
 
 async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Never again: copied to the dead-letter topic. Durable when answered."""
+    """Never hand records out again: they go to the dead-letter topic. Durable when answered."""
     check_accept(request)
     wanted = _object(body, ("receipts", "reason"))
     receipts = _receipts(wanted)
-    group = request.match_info["group"]
+    group = _group_named(request)
     return _settled(request, await gateway.groups.reject(group, receipts, _reason(wanted) or "rejected"))
 
 
 async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """More time: the leases end `invisible_ms` from now, under new receipts."""
+    """Keep records longer: the leases end `invisible_ms` from now, under new receipts."""
     check_accept(request)
     wanted = _object(body, ("receipts", "invisible_ms"))
-    if "invisible_ms" not in wanted:
+    if wanted.get("invisible_ms") is None:
         raise invalid("invisible_ms: must be given")
     invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=_INVISIBLE_MS_MAX)
     receipts = _receipts(wanted)
-    return _settled(request, await gateway.groups.extend(request.match_info["group"], receipts, invisible_ms))
+    return _settled(request, await gateway.groups.extend(_group_named(request), receipts, invisible_ms))
 
 
 # Dead letters
 
 
 async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One page of the group's dead letters, with where they came from and why, from `offset` on (default: the first
-    that was not sent back)."""
+    """One page of the group's dead letters, with where they came from and why. From `offset` on, else from the first
+    that was not sent back."""
     query = Query(request, known=DEAD_LETTERS_QUERY)
     limit = query.integer("limit", 100, least=1, most=DEAD_LETTERS_MAX)
     group = request.match_info["group"]
@@ -419,6 +420,13 @@ def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> di
 # Reading requests
 
 
+def _group_named(request: web.Request) -> str:
+    """The group of the path. Raises IllegalRequest for a name that no group can have."""
+    group = request.match_info["group"]
+    check_group_name(group)
+    return group
+
+
 def _wants_raw(request: web.Request) -> bool:
     return next(iter(preferred_types(request.headers.get(hdrs.ACCEPT, "*/*"))), "") == OCTETS
 
@@ -521,7 +529,7 @@ def _topic(request: web.Request, value: object, field: str) -> str:
 
 def _start(value: object) -> StartSpec:
     if value is None:
-        return Start.LAST
+        return Start.FIRST
     if isinstance(value, str) and value in _STARTS:
         return _STARTS[value]
     return _at_time(value, 'start: must be "earliest", "latest" or {"timestamp": ...}')

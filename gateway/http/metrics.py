@@ -63,9 +63,20 @@ class Collector:
             "mq_produce_duplicate_records", "Records sent again and not stored again.", value=producer.duplicate_count
         )
         stats = self._stats
+        consumed = CounterMetricFamily("mq_consume_records", "Records handed to clients.", labels=("way",))
+        consumed.add_metric(("http",), stats.fetched_record_count)
+        consumed.add_metric(("socket",), stats.ws_sent_message_count)
+        yield consumed
         yield CounterMetricFamily("mq_fetch_records", "Records pulled over HTTP.", value=stats.fetched_record_count)
         yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)
         yield GaugeMetricFamily("mq_long_polls", "Long polls waiting now.", value=stats.long_poll_count)
+        yield GaugeMetricFamily("mq_streams", "Event streams open now.", value=stats.stream_count)
+        yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
+        yield CounterMetricFamily(
+            "mq_connections_refused",
+            "Connections refused, for there were too many.",
+            value=stats.connection_refused_count,
+        )
 
     def _sockets(self) -> Iterator[Metric]:
         stats = self._stats

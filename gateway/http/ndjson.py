@@ -66,7 +66,7 @@ class EventLines(NativeLines):
 
 
 async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """Send the records of the body as they come, and answer each."""
+    """Send records by the stream, one a line, and get a receipt for each as soon as it is stored."""
     query = Query(request, known=QUERY)
     receipts = query.text("receipts") or "all"
     if receipts not in ("all", "errors"):

@@ -37,7 +37,7 @@ async def limits(gateway: Gateway, request: web.Request, _: bytes) -> web.Respon
 
 
 async def info(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """What this server is, and whose data it has: `cluster_id` is made with a data directory and never changes. A
+    """What this server is, and whose data it has. `cluster_id` is made with a data directory and never changes; a
     topic's epoch, which every answer with offsets names, is its `topic_id`."""
     body = {
         "name": "mq",

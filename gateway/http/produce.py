@@ -19,6 +19,7 @@ from gateway.http.errors import invalid
 from gateway.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.http.media import format_named, sent_format
 from gateway.http.reading import Query, partition_in
+from gateway.http.tracing import trace_headers, traced
 from gateway.producer import BatchReceipt, Receipt
 from gateway.routing.select import SELECTORS
 from store.types import Acks
@@ -27,7 +28,8 @@ QUERY = ("acks", "format", "selector")
 
 
 async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Send the records of the body. 200 when all are as durable as asked; `Mq-Acks` names the level reached."""
+    """Send records, as JSON in three formats or as raw batches. 200 when all are as durable as asked; `Mq-Acks` names
+    the level reached."""
     content_type = check_accept(request)
     fmt = sent_format(request.headers.get(hdrs.CONTENT_TYPE, ""))
     acks: Acks | None = None
@@ -51,6 +53,8 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         offsets = _rendered_batches(batches)
     else:
         records = parse_envelope(body, fmt, records_max=gateway.limits.records_per_request_max)
+        if trace := trace_headers(request):
+            records = [traced(record, trace) for record in records]
         singles = receipts = await gateway.producer.produce(
             topic,
             records,

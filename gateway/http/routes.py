@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 from gateway.auth.access import Permission
 from gateway.http import (
     consumers,
+    examples,
     fetch,
     groups,
     lookup,
@@ -33,6 +34,7 @@ from gateway.http import (
     v3_records,
 )
 from gateway.http.context import Gateway
+from gateway.http.openapi import served
 from gateway.limits import Limits
 from gateway.ws.endpoint import consume_handler, produce_handler, websocket_handler
 from gateway.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY
@@ -69,6 +71,15 @@ class Row:
     permission: Permission
     body: Body = Body.NONE
     query: Sequence[str] = ()
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether a request's body means anything."""
+        return self.body is not Body.NONE
+
+    def body_bytes_max(self, limits: Limits) -> int:
+        """The largest body; 0: of any length, as it is read piece by piece."""
+        return self.body.bytes_max(limits)
 
     def __post_init__(self) -> None:
         if not isinstance(self.permission, Permission):
@@ -283,6 +294,17 @@ ROUTES: tuple[Row, ...] = (
     _get("/metrics", "metrics", ops.metrics, Permission.OPERATE),
     _get("/mq/v1/limits", "limits", ops.limits, Permission.PUBLIC),
     _get("/mq/v1/info", "info", ops.info, Permission.PUBLIC),
+    _get("/openapi.json", "openapi", served.openapi, Permission.PUBLIC),
+    _get("/asyncapi.json", "asyncapi", served.asyncapi, Permission.PUBLIC),
+    _get("/docs", "docs", served.docs, Permission.PUBLIC),
+    _get("/examples", "examples", examples.examples, Permission.PUBLIC),
+    _get("/examples/{file}", "example_file", examples.example_file, Permission.PUBLIC),
+    # what orchestrators and clients of other bridges ask for
+    _get("/healthy", "healthz", ops.healthz, Permission.PUBLIC),
+    _get("/_health", "healthz", ops.healthz, Permission.PUBLIC),
+    _get("/ready", "readyz", ops.readyz, Permission.PUBLIC),
+    _get("/status/ready", "readyz", ops.readyz, Permission.PUBLIC),
+    _get("/openapi", "openapi", served.openapi, Permission.PUBLIC),
 )
 
 _PARAMETER = re.compile(r"\{\w+\}")

@@ -25,10 +25,10 @@ from gateway.http.context import Gateway
 from gateway.http.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
 from gateway.http.reading import Query
 from timer.changes import Standing
+from timer.changing import Outcome
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Page, Schedule
 from timer.schedules import Query as ScheduleQuery
-from timer.service import Outcome
 
 CURSOR_ILLEGAL = 40050
 SCHEDULE_NOT_FOUND = 40450
@@ -65,7 +65,8 @@ SCHEDULES = web.AppKey("schedules", ScheduleAdmin)
 async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One page of pending schedules, in the order of acceptance.
 
-    `total` is exact; null with a key, and behind the first page of a time range, where it would be counted each time.
+    `total` is exact; null where it would be counted anew for each page: when there is more than one page of a key, and
+    behind the first page of a time range.
     A page may be short, even empty, and still have a `next_cursor`.
     """
     asked = Query(request, known=LIST_QUERY)
@@ -76,10 +77,11 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     cursor = _cursor(asked.text("cursor"))
     timer = request.app[SCHEDULES]
     page = await timer.page(query, cursor=cursor, limit=limit)
+    is_all = cursor == 0 and page.next_cursor is None
     body = {
         "schedules": [_row(gateway, schedule, with_value) for schedule in page.schedules],
         "next_cursor": None if page.next_cursor is None else str(page.next_cursor),
-        "total": await _total(timer, query, is_first=cursor == 0),
+        "total": len(page.schedules) if is_all else await _total(timer, query, is_first=cursor == 0),
     }
     return json_answer(request, body)
 

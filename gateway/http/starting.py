@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import hdrs, web
 
+from gateway.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.http.errors import READ_ONLY, RequestError
 
 RETRY_AFTER_MS = 1000
+HEALTH_PATHS = ("/healthz", "/healthy", "/_health")
+READY_PATHS = ("/readyz", "/ready", "/status/ready")
 _JSON = {hdrs.CONTENT_TYPE: "application/json"}
 
 
@@ -37,6 +40,8 @@ class RecoveryProgress:
 def build_starting_application(progress: RecoveryProgress) -> web.Application:
     """The application of a server that is not ready yet."""
 
+    request_ids = RequestIds()
+
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps({"status": "ok"}), headers=_JSON)
 
@@ -44,13 +49,20 @@ def build_starting_application(progress: RecoveryProgress) -> web.Application:
         body = {"status": "unavailable", "reasons": [str(progress)]}
         return web.Response(status=503, body=orjson.dumps(body), headers=_JSON)
 
-    async def anything_else(_: web.Request) -> web.Response:
-        refusal = RequestError(503, READ_ONLY, f"The server is starting; {progress}.", retriable=True)
-        headers = {**_JSON, hdrs.RETRY_AFTER: str(RETRY_AFTER_MS // 1000)}
-        return web.Response(status=503, body=orjson.dumps(refusal.body()), headers=headers)
+    async def anything_else(request: web.Request) -> web.Response:
+        message = f"The server is starting; {progress}."
+        refusal = RequestError(503, READ_ONLY, message, retriable=True, retry_after_ms=RETRY_AFTER_MS)
+        return error_answer(refusal, request_ids.fixed(request))
+
+    async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[REQUEST_ID] = request_ids.of(request)
+        response.headers.pop(hdrs.SERVER, None)
 
     application = web.Application()
-    application.router.add_get("/healthz", healthz)
-    application.router.add_get("/readyz", readyz)
+    for path in HEALTH_PATHS:
+        application.router.add_get(path, healthz)
+    for path in READY_PATHS:
+        application.router.add_get(path, readyz)
     application.router.add_route("*", "/{anything:.*}", anything_else)
+    application.on_response_prepare.append(finish_headers)
     return application

@@ -128,7 +128,7 @@ async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes
         raise invalid("topic_name: must be a string")
     access_of(request).check(Permission.CREATE, topic=name)
     count = gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway)
-    configs = shape.get("config") or {}
+    configs = {} if shape.get("config") is None else shape["config"]
     if not isinstance(configs, dict):
         raise bad_request("config: must be an object of names and values")
     changes = kafka_changes(configs.items())
@@ -155,7 +155,7 @@ async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> we
 
 
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The bounds of all partitions, and with `timestamp` the offsets of the first records from that time on."""
+    """The bounds of all partitions. With `timestamp` the offsets of the first records from that time on, too."""
     time_ms = Query(request, known=OFFSETS_QUERY).time_ms("timestamp")
     view = _topic(gateway, request)
     offsets = await _offsets(gateway, view, time_ms)

@@ -196,7 +196,8 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     access_of(request).check(Permission.CREATE, topic=name)
     wanted = shape.get("partitions_count")
     count = gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway)
-    config = TopicConfig(**_changes(shape.get("configs") or [], with_operations=False))
+    configs = [] if shape.get("configs") is None else shape["configs"]
+    config = TopicConfig(**_changes(configs, with_operations=False))
     if any(view.name == name for view in gateway.routes_table.topics()):
         raise RequestError(400, CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
     if shape.get("validate_only") is True:
@@ -315,7 +316,7 @@ async def _configure(gateway: Gateway, request: web.Request, changes: Mapping[st
 def _changes(rows: object, *, with_operations: bool) -> dict[str, int | None]:
     """Changes out of `[{"name", "value", "operation"}]`. Raises RequestError 400."""
     if not isinstance(rows, list):
-        raise bad_request('must be an array of {"name", "value"} objects')
+        raise bad_request('configs: must be an array of {"name", "value"} objects')
     named: list[tuple[str, object]] = []
     for row in rows:
         if not isinstance(row, dict) or not isinstance(name := row.get("name"), str):

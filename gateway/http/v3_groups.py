@@ -18,7 +18,7 @@ _STATES = {"empty": "EMPTY", "stable": "STABLE", "rebalancing": "PREPARING_REBAL
 
 
 async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """All groups that the caller may describe."""
+    """All consumer groups that the caller may describe."""
     to = links(gateway, request)
     access = access_of(request)
     views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
@@ -27,7 +27,7 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 
 
 async def get_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One group."""
+    """One consumer group."""
     to = links(gateway, request)
     return json_answer(request, _group_row(to, _described(gateway, request)))
 
@@ -42,7 +42,7 @@ async def list_consumers(gateway: Gateway, request: web.Request, _: bytes) -> we
 
 
 async def get_consumer(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One member."""
+    """One member of a group."""
     to = links(gateway, request)
     group = _described(gateway, request)
     return json_answer(request, _consumer_row(to, group.view.group, _member(group, request)))

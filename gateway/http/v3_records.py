@@ -77,7 +77,7 @@ class V3Records:
 
 
 async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """Send records as they come."""
+    """Send records as they come: JSON objects one behind the other, of any number."""
     to = links(gateway, request)
     view = topic_of(gateway, request)
     body = BodyStream(
@@ -98,7 +98,7 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
 
 
 async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Send a batch: 207, whatever became of its entries; 422/42208 when it is no batch."""
+    """Send a batch: 207, whatever became of its entries."""
     check_accept(request)
     to = links(gateway, request)
     view = topic_of(gateway, request)

@@ -1,7 +1,7 @@
 """`GET /ws/v1` and its short forms: where a WebSocket begins and ends. The shell: aiohttp and close codes, no rules.
 
-One task reads, one writes, one waits for the order to close; produces and acks are tasks of the same group. Whichever
-ends first raises Closing with the code to close with, and takes the others with it. What outlives the connection is in
+One task reads, one writes; produces and acks are tasks of the same group, and so is an order to close. Whichever ends
+first raises Closing with the code to close with, and takes the others with it. What outlives the connection is in
 `sessions.py`.
 """
 
@@ -17,13 +17,16 @@ from aiohttp import WebSocketError, WSMsgType, web
 from gateway.auth.access import NOBODY, access_of
 from gateway.http.context import GATEWAY, Gateway
 from gateway.http.errors import READ_ONLY, RequestError, bad_request
-from gateway.ws.conversation import Conversation, StartTask
+from gateway.ws.conversation import Conversation
+from gateway.ws.metrics import SocketMetrics
 from gateway.ws.outbox import Closing, Outbox, OutboxClosed
 from gateway.ws.protocol import SUBPROTOCOL, TOO_MANY, CloseCode
 from gateway.ws.rights import Rights
 from gateway.ws.session import REFUSALS
 from gateway.ws.sessions import Sessions
 from gateway.ws.short_forms import Sender, consume_command, produce_target
+from gateway.ws.stall import Stall
+from gateway.ws.works import StartTask
 from store.limits import KiB, MiB
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ def install_sockets(application: web.Application, gateway: Gateway) -> None:
     """Give an application the sessions of its sockets."""
     sessions = Sessions(gateway)
     application[SESSIONS] = sessions
+    gateway.metrics.register(SocketMetrics(sessions))
 
     async def close(_: web.Application) -> None:
         await sessions.close()
@@ -76,12 +80,12 @@ def install_sockets(application: web.Application, gateway: Gateway) -> None:
 
 
 async def websocket_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
-    """`/ws/v1`: serve one socket until either side ends it. Raises RequestError before the handshake."""
+    """One socket for any number of sends and subscriptions, until either side ends it."""
     return await _Socket(request).serve(_take_commands)
 
 
 async def consume_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
-    """`/ws/v1/consume`: as if the client had subscribed. Raises RequestError before the handshake."""
+    """A socket that begins as if its client had subscribed to what the query says."""
     socket = _Socket(request)
     command = consume_command(request.query, socket.gateway, access_of(request))
 
@@ -96,7 +100,7 @@ async def consume_handler(_gateway: Gateway, request: web.Request, _body: bytes)
 
 
 async def produce_handler(_gateway: Gateway, request: web.Request, _body: bytes) -> web.StreamResponse:
-    """`/ws/v1/produce`: every frame is a message. Raises RequestError before the handshake."""
+    """A socket on which every frame is a message to be stored."""
     socket = _Socket(request)
     target = produce_target(request.query, socket.gateway, access_of(request))
 
@@ -140,7 +144,14 @@ class _Socket:
             raise bad_request("This is a WebSocket: the request must ask for an upgrade.")
         self._compresses = False
         self._said_goodbye = False
-        self._ordered: asyncio.Future[CloseCode] = asyncio.get_running_loop().create_future()
+        self._start: StartTask | None = None  # a task of this socket's, while it lasts
+        self._is_ordered_to_close = False
+        self._stall = Stall(
+            self._waiting_bytes,
+            timeout_s=gateway.config.ws_write_timeout_ms / 1000,
+            on_stall=lambda: self._order(CloseCode.SLOW),
+        )
+        self._is_listening = False
         self._missed_count = 0  # pings since the client was last heard
         self._heartbeat: asyncio.TimerHandle | None = None
 
@@ -179,14 +190,12 @@ class _Socket:
         code: CloseCode | None = None
         gateway = self.gateway
         conversation: Conversation | None = None
-        outbox = Outbox(
-            self._write, bytes_max=OUTBOX_BYTES_MAX, write_timeout_s=gateway.config.ws_write_timeout_ms / 1000
-        )
+        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX)
         rights: Rights | None = None
         leave_drain: Callable[[], None] | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                start = tasks.create_task
+                start = self._start = tasks.create_task
                 rights = Rights(
                     self._access,
                     gateway.clock,
@@ -204,7 +213,6 @@ class _Socket:
                     frame_bytes_max=self._frame_bytes_max,
                 )
                 start(outbox.run())
-                start(self._closing())
                 leaving = conversation
                 leave_drain = self._sessions.when_draining(lambda: self._leave_with_server(start, leaving))
                 rights.renew(self._access)
@@ -221,6 +229,7 @@ class _Socket:
             code = CloseCode.INTERNAL
         finally:
             outbox.close()
+            self._stall.end()
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
             if rights is not None:
@@ -235,13 +244,23 @@ class _Socket:
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
         compress = _WINDOW_BITS if self._compresses and len(frame) >= COMPRESS_BYTES_MIN else None
-        await self._socket.send_frame(frame, WSMsgType.BINARY if is_binary else WSMsgType.TEXT, compress)
+        self._stall.begin()
+        try:
+            await self._socket.send_frame(frame, WSMsgType.BINARY if is_binary else WSMsgType.TEXT, compress)
+        finally:
+            self._stall.end()
+
+    def _waiting_bytes(self) -> int:
+        transport = self._request.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
 
     async def _read(self, take: _Take) -> NoReturn:
         while True:
-            message = await self._socket.receive()
-            kind = message.type
             self._missed_count = 0
+            self._is_listening = True
+            message = await self._socket.receive()
+            self._is_listening = False
+            kind = message.type
             if kind is WSMsgType.TEXT or kind is WSMsgType.BINARY:
                 if _size(message.data) > self._frame_bytes_max:  # inflated, aiohttp lets one byte more pass
                     raise Closing(CloseCode.TOO_LARGE)
@@ -259,11 +278,9 @@ class _Socket:
 
     def _order(self, code: CloseCode) -> None:
         """Close the socket soon."""
-        if not self._ordered.done():
-            self._ordered.set_result(code)
-
-    async def _closing(self) -> NoReturn:
-        raise Closing(await self._ordered)
+        if self._start is not None and not self._is_ordered_to_close:
+            self._is_ordered_to_close = True
+            _start_from_timer(self._start, _closing(code))
 
     def _warn(self, start: StartTask, conversation: Conversation | None, in_ms: int) -> None:
         if conversation is not None:
@@ -293,7 +310,8 @@ class _Socket:
             if self._missed_count >= PINGS_MISSED_MAX:
                 self._order(CloseCode.NO_PONG)
                 return
-            self._missed_count += 1
+            if self._is_listening:  # while we do not read it is we who miss the pongs
+                self._missed_count += 1
             _start_from_timer(start, self._ping())
             self._heartbeat = loop.call_later(ping_s, beat)
 
@@ -318,6 +336,10 @@ class _Socket:
         finally:
             if transport is not None:
                 asyncio.get_running_loop().call_later(LINGER_S, transport.abort)  # of a closed transport: no effect
+
+
+async def _closing(code: CloseCode) -> NoReturn:
+    raise Closing(code)
 
 
 def _size(frame: str | bytes) -> int:

@@ -4,12 +4,14 @@ One task goes round the places that have something to send. A place that has com
 round until `Tails` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read again
 later, so a client that returns no credit costs no memory.
 
-Places come and go while it runs (a rebalance); what of a place has been put out before it goes is sent before.
+Places come and go while it runs (a rebalance); what of a place has been put out before it goes is sent before. A topic
+that is gone ends the subscription, unless somebody else takes its places away (a pattern, a group): then they just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
     S2  at most one read and its encoded messages are held, whatever the client does
-    S3  `caught_up` is pushed once, after every place had nothing more for the first time; once more after a seek
+    S3  `caught_up` is pushed once, after every place had nothing more for the first time; once more after a seek, and
+        after a rewind
     S4  no message of a place is put out after `remove` or `stop` of it has returned
 """
 
@@ -29,6 +31,7 @@ from gateway.ws.credit import Ledger
 from gateway.ws.journal import Frame, Journal
 from gateway.ws.outbox import Outbox
 from gateway.ws.protocol import (
+    EPOCH_CHANGED,
     FRAME_BYTES_TARGET,
     batch_header,
     binary_frame,
@@ -36,8 +39,9 @@ from gateway.ws.protocol import (
     cursor_of,
     messages_push,
 )
-from gateway.ws.slices import OutOfRange, Slice, Slices, Wanted
+from gateway.ws.slices import OutOfRange, Slice, Slices, TopicGone, Wanted
 from gateway.ws.tails import Tails
+from store.errors import UnknownQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Place:
         "call_off",
         "handed",
         "is_live",
+        "is_ready",
         "key",
         "message_bytes",
         "next_message_bytes",
@@ -71,6 +76,7 @@ class Place:
         self.offset = offset
         self.handed = offset  # before it, all has been taken by the transport
         self.is_live = True
+        self.is_ready = False  # waits for its turn
         self.number = 0
         self.next_message_bytes = 1  # of what is at `offset`, once known: credit for it must suffice
         self.next_record_count = 1  # the same; more than 1 for a RecordBatch
@@ -86,7 +92,17 @@ class Place:
 class Feed:
     """Pushes while `run` runs. Everything else may be called while it does, or does not."""
 
-    def __init__(self, name: str, sources: Sources, wanted: Wanted, ledger: Ledger, journal: Journal) -> None:
+    def __init__(
+        self,
+        name: str,
+        sources: Sources,
+        wanted: Wanted,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        outlives_topics: bool = False,
+    ) -> None:
+        """`outlives_topics`: somebody removes the places of a topic that is gone."""
         self.name = name
         self.ledger = ledger
         self.journal = journal
@@ -95,12 +111,12 @@ class Feed:
         self._tails = sources.tails
         self._stats = sources.stats
         self._wanted = wanted
+        self._outlives_topics = outlives_topics
         self._changed = asyncio.Event()
         self._ready: deque[Place] = deque()
         self._numbered: dict[int, Place] = {}
         self._next_number = 0
         self._behind: set[Place] | None = set()  # None once caught up
-        self._outbox: Outbox | None = None
 
     # What is
 
@@ -118,9 +134,7 @@ class Feed:
     def add(self, place: Place) -> None:
         """Follow one more partition."""
         assert place.key not in self.places
-        place.number = self._next_number
-        self._next_number += 1
-        self._numbered[place.number] = place
+        self._give_number(place)
         self.places[place.key] = place
         self.go(place)
 
@@ -129,18 +143,24 @@ class Feed:
         place.is_live = True
         if self._behind is not None:
             self._behind.add(place)
+        self._call_off(place)
         self._wake(place)
 
     def stop(self, place: Place) -> None:
         """Send nothing more of this place, until `go`."""
         place.is_live = False
-        if place.call_off is not None:
-            place.call_off()
-            place.call_off = None
-        if place in self._ready:
+        self._call_off(place)
+        if place.is_ready:
+            place.is_ready = False
             self._ready.remove(place)
-        if self._behind is not None:
-            self._behind.discard(place)
+        if self._behind is not None and place in self._behind:
+            self._behind.remove(place)
+            if not self._behind:  # all others have been at their ends: one that looks again says so
+                for other in self.places.values():
+                    if other.is_live:
+                        self._call_off(other)
+                        self._wake(other)
+                        break
 
     def remove(self, place: Place) -> None:
         """Forget a place."""
@@ -149,21 +169,27 @@ class Feed:
 
     def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Go on from other offsets."""
-        self._behind = {place for place in self.places.values() if place.is_live}
         for key, offset in offsets.items():
             place = self.places[key]
+            del self._numbered[place.number]
+            self._give_number(place)  # frames from before the seek are not its any more: no rewind undoes it
             place.move(offset)
-            self._wake(place)
+        self._behind = {place for place in self.places.values() if place.is_live}
         for place in self._behind:
+            self._call_off(place)
             self._wake(place)
 
     def rewind(self, seen: int) -> None:
-        """Take back the frames after `seen`, as if they had never been sent. Raises Forgotten. Not while it runs."""
+        """Take back the frames after `seen`, as if they had never been sent. Raises Forgotten. Not while it runs.
+
+        A seek that came after them stays where it went.
+        """
         for frame in self.journal.rewind(seen):
             self.ledger.unsent(frame.message_count, frame.byte_count)
             place = self._numbered.get(frame.place)
             if place is not None:
                 place.move(frame.start)
+        self._behind = {place for place in self.places.values() if place.is_live}
 
     def credit_changed(self) -> None:
         """There may be more to send: permit, resume."""
@@ -173,8 +199,9 @@ class Feed:
 
     async def run(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError or StoreError when a partition cannot be read on."""
-        self._outbox = outbox
         self._ready = deque(place for place in self.places.values() if place.is_live)
+        for place in self.places.values():
+            place.is_ready = place.is_live
         try:
             while True:
                 if not self._ready or not self._fits(self._ready[0]):
@@ -182,13 +209,11 @@ class Feed:
                     await self._changed.wait()
                     continue
                 place = self._ready.popleft()
+                place.is_ready = False
                 await self._turn(place, outbox)
         finally:
-            self._outbox = None
             for place in self.places.values():
-                if place.call_off is not None:
-                    place.call_off()
-                    place.call_off = None
+                self._call_off(place)
 
     def _fits(self, place: Place) -> bool:
         return self.ledger.fits(place.next_message_bytes, record_count=place.next_record_count)
@@ -211,27 +236,49 @@ class Feed:
                 )
             except OutOfRange as error:
                 raise out_of_range(key, place.offset, *error.bounds) from None
+            except (UnknownQueue, TopicGone) as error:
+                if self._outlives_topics:
+                    self.stop(place)
+                    return
+                if isinstance(error, UnknownQueue):
+                    raise
+                raise epoch_changed(key.topic) from None
             end = portion.end
             for part in portion.slices:
                 # A seek or a rebalance may have come in between.
                 if not place.is_live or part.start != place.offset or not await self._push(place, part, outbox):
                     break
-        if not place.is_live or place.call_off is not None or place in self._ready:
+        if not place.is_live or place.is_ready:
             return
         if end is not None and place.offset >= end:
             await self._at_end(place, outbox)
-            if place.is_live and place.call_off is None and place not in self._ready:
+            if place.is_live and not place.is_ready:
                 place.call_off = self._tails.watch(*key, place.offset, lambda: self._wake(place))
         else:
-            self._ready.append(place)
+            self._make_ready(place)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
                 await asyncio.sleep(0)
 
     def _wake(self, place: Place) -> None:
         place.call_off = None
-        if place.is_live and place not in self._ready:
-            self._ready.append(place)
+        if place.is_live and not place.is_ready:
+            self._make_ready(place)
         self._changed.set()
+
+    def _make_ready(self, place: Place) -> None:
+        place.is_ready = True
+        self._ready.append(place)
+
+    def _call_off(self, place: Place) -> None:
+        """It does not wait at its end any more."""
+        if place.call_off is not None:
+            place.call_off()
+            place.call_off = None
+
+    def _give_number(self, place: Place) -> None:
+        place.number = self._next_number
+        self._next_number += 1
+        self._numbered[place.number] = place
 
     def _count_max(self, place: Place) -> int:
         """How many messages to read: about what credit allows, for the rest would be encoded in vain."""
@@ -318,6 +365,11 @@ class Feed:
         ):
             count += 1
         return count
+
+
+def epoch_changed(topic: str) -> RequestError:
+    """The answer when a topic is not the one that was subscribed to."""
+    return RequestError(409, EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
 
 
 def out_of_range(key: TopicPartition, offset: int, beginning_offset: int, end_offset: int) -> RequestError:

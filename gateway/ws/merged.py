@@ -16,7 +16,10 @@ Answer = TypeVar("Answer")
 
 
 class Merged(Generic[Item, Answer]):
-    """Calls `work` with the items of all who ask, in the order they asked; it answers one by one, in that order."""
+    """Calls `work` with the items of all who ask, in the order they asked; it answers one by one, in that order.
+
+    What is asked is done, whether or not somebody still waits for the answer.
+    """
 
     def __init__(self, work: Callable[[list[Item]], Awaitable[Sequence[Answer]]], tasks: Tasks) -> None:
         self._work = work
@@ -25,14 +28,14 @@ class Merged(Generic[Item, Answer]):
         self._askers: list[tuple[int, asyncio.Future[Sequence[Answer]]]] = []
         self._running: asyncio.Task[None] | None = None
 
-    async def ask(self, items: Sequence[Item]) -> Sequence[Answer]:
-        """The answers to these items. Raises what `work` raises. An asker that is cancelled is not taken out."""
+    def ask(self, items: Sequence[Item]) -> asyncio.Future[Sequence[Answer]]:
+        """The answers to these items, asked for from here on. Raises what `work` raises."""
         asked: asyncio.Future[Sequence[Answer]] = asyncio.get_running_loop().create_future()
         self._items.extend(items)
         self._askers.append((len(items), asked))
         if self._running is None:
-            self._running = self._tasks.start(self._run())
-        return await asked
+            self._running = self._tasks.finish(self._run())
+        return asked
 
     async def settled(self) -> None:
         """Wait until everything that was asked so far is done."""
@@ -60,6 +63,5 @@ class Merged(Generic[Item, Answer]):
         finally:
             self._running = None
             for _, asked in askers + self._askers:
-                if not asked.done():  # cancelled in the middle
-                    asked.cancel()
+                asked.cancel()  # cancelled in the middle; of one that is done: no effect
             self._items, self._askers = [], []

@@ -3,13 +3,13 @@
 Invariants
     O1  frames leave in the order they were put in
     O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
-    O3  a frame the transport does not take within `write_timeout_s` ends the connection (SLOW)
+
+Whether the peer takes anything at all is watched by `stall.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -33,16 +33,15 @@ class OutboxClosed(Exception):
 
 
 class Outbox:
-    """One socket's way out."""
+    """One socket's way out. Most sockets are idle: what waiting needs is made when somebody waits."""
 
-    def __init__(self, write: Write, *, bytes_max: int, write_timeout_s: float) -> None:
+    def __init__(self, write: Write, *, bytes_max: int) -> None:
         self._write = write
         self._bytes_max = bytes_max
-        self._write_timeout_s = write_timeout_s
-        self._frames: deque[tuple[bytes, bool, asyncio.Future[None] | None]] = deque()
+        self._frames: list[tuple[bytes, bool, asyncio.Future[None] | None]] = []  # short: O2
         self._waiting_bytes = 0
-        self._filled = asyncio.Event()
-        self._room = asyncio.Event()
+        self._filled: asyncio.Future[None] | None = None  # the writer waits for a frame
+        self._room: asyncio.Future[None] | None = None  # whoever has the turn waits for room
         self._is_closed = False
         self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
 
@@ -63,7 +62,7 @@ class Outbox:
     def close(self) -> None:
         """The connection has ended: whoever waits, or comes, is told so."""
         self._is_closed = True
-        self._room.set()
+        _tell(self._room)
         for _, _, taken in self._frames:
             if taken is not None and not taken.done():
                 taken.set_exception(OutboxClosed())
@@ -73,33 +72,34 @@ class Outbox:
         """Write what is queued, for ever. Raises Closing."""
         while True:
             while self._frames:
-                frame, is_binary, taken = self._frames[0]
-                if frame:
-                    await self._write_one(frame, is_binary)
-                self._frames.popleft()  # only now: a frame being written takes its room (O2)
-                self._waiting_bytes -= len(frame)
-                self._room.set()
-                if taken is not None and not taken.done():
-                    taken.set_result(None)
-            self._filled.clear()
-            await self._filled.wait()
+                await self._write_first()
+            self._filled = asyncio.get_running_loop().create_future()
+            await self._filled
+
+    async def _write_first(self) -> None:
+        frame, is_binary, taken = self._frames[0]
+        if frame:
+            try:
+                await self._write(frame, is_binary)
+            except OSError:
+                raise Closing(None) from None
+        del self._frames[0]  # only now: a frame being written takes its room (O2)
+        self._waiting_bytes -= len(frame)
+        _tell(self._room)
+        _tell(taken)
 
     async def _enqueue(self, frame: bytes, is_binary: bool, taken: asyncio.Future[None] | None) -> None:
         async with self._turn:
             while self._frames and self._waiting_bytes + len(frame) > self._bytes_max:
-                self._room.clear()
-                await self._room.wait()
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
             if self._is_closed:
                 raise OutboxClosed
             self._frames.append((frame, is_binary, taken))
             self._waiting_bytes += len(frame)
-            self._filled.set()
+            _tell(self._filled)
 
-    async def _write_one(self, frame: bytes, is_binary: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._write(frame, is_binary)
-        except TimeoutError:
-            raise Closing(CloseCode.SLOW) from None
-        except OSError:
-            raise Closing(None) from None
+
+def _tell(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

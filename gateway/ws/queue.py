@@ -5,7 +5,7 @@ a resumed session knows what the client has not seen (it is given back, its atte
 to release. With automatic credit a message costs credit until it is settled or its lease is over.
 
 Invariants
-    Q1  every lease is held, settled, given back or over; none is forgotten
+    Q1  every lease is held, settled, given back or over; none is forgotten, whoever is cancelled
     Q2  messages held <= credit granted, always (see `credit.py`)
 """
 
@@ -21,6 +21,7 @@ from gateway.auth.access import Access, Permission
 from gateway.codec.records import add_headers, native_fields
 from gateway.coordinator.api import Delivered, Groups, Receive, Settled
 from gateway.groups.errors import GroupError
+from gateway.groups.progress import Start
 from gateway.groups.subscription import Subscription as Pattern
 from gateway.http.context import GatewayStats
 from gateway.topics import Routes, TopicView
@@ -33,7 +34,7 @@ from gateway.ws.slices import FETCH_BYTES, binary_parts, encode_messages
 from gateway.ws.stream import start_spec
 from gateway.ws.tasks import Tasks
 from store.clock import Clock
-from store.errors import StoreError
+from store.errors import StoreError, UnknownQueue
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,13 @@ RECEIVE_WAIT_MS = 20_000
 PATTERN_WAIT_MS = 5_000
 """The same with a pattern: topics that came meanwhile are asked for then."""
 
+GONE_WAIT_S = 0.1
+"""How long a topic that has gone may still be in the list that a pattern is matched with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One message in the client's hands."""
+    """One message in the client's hands. `newest`: its receipt, after an extend another than the first one."""
 
     seq: int
     topic: str
@@ -54,6 +58,7 @@ class Lease:
     offset: int
     byte_count: int
     until_ms: int
+    newest: str
 
 
 class Queue:
@@ -83,15 +88,16 @@ class Queue:
         self._form = form
         self._consumer_name = consumer_name
         self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
-        self._start = start_spec(command.start)
+        self._start = Start.FIRST if command.start is None else start_spec(command.start)
         self._groups = groups
         self._routes = routes
         self._access = access
         self._tasks = tasks
         self._clock = clock
         self._stats = stats
-        self._acks: Merged[str, Settled] = Merged(lambda receipts: groups.ack(self.group, receipts), tasks)
-        self._leases: dict[str, Lease] = {}
+        self._acks: Merged[str, Settled] = Merged(self._ack_now, tasks)
+        self._leases: dict[str, Lease] = {}  # by their first receipts
+        self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
         self._changed = asyncio.Event()
         self._receiving: asyncio.Task[object] | None = None
         self._next_bytes = 1
@@ -101,7 +107,7 @@ class Queue:
 
     # Beginning and end
 
-    async def open(self, places_left: int) -> dict[str, object]:
+    async def open(self) -> dict[str, object]:
         """Look whether all topics are there; the answer's fields. Raises StoreError."""
         topics = self._wanted_topics()
         return {"epochs": {topic.name: str(topic.topic_id) for topic in topics}, **self.state()}
@@ -110,9 +116,10 @@ class Queue:
         """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
         await self._acks.settled()
         self._sweep()
-        unseen = [receipt for receipt, lease in self._leases.items() if lease.seq > self._handed_seq]
-        held = [receipt for receipt, lease in self._leases.items() if lease.seq <= self._handed_seq]
+        unseen = [lease.newest for lease in self._leases.values() if lease.seq > self._handed_seq]
+        held = [lease.newest for lease in self._leases.values() if lease.seq <= self._handed_seq]
         self._leases.clear()
+        self._first_of.clear()
         try:
             if unseen:
                 await self._groups.give_back(self.group, unseen)
@@ -145,6 +152,9 @@ class Queue:
 
     # What the client does
 
+    def confirm(self, seen: int) -> None:
+        """Acks tell as much."""
+
     def credit_changed(self) -> None:
         """Permit, pause or resume."""
         self._changed.set()
@@ -162,25 +172,36 @@ class Queue:
             if not topics:  # a pattern that fits nothing yet
                 await asyncio.sleep(PATTERN_WAIT_MS / 1000)
                 continue
-            await self._push(await self._receive(topics), outbox)
+            try:
+                delivered = await self._receive(topics)
+            except UnknownQueue:
+                if self._pattern is None:
+                    raise
+                await asyncio.sleep(GONE_WAIT_S)
+                continue
+            await self._push(delivered, outbox)
 
     async def rewind(self, seen: int) -> None:
         """Give back what went in frames after `seen`. Raises GroupError, StoreError."""
-        unseen = {receipt: lease for receipt, lease in self._leases.items() if lease.seq > seen}
+        unseen = {first: lease for first, lease in self._leases.items() if lease.seq > seen}
+        # With auto_ack what the transport took is acked, or about to be.
+        seen_or_acked = self._handed_seq if self._command.auto_ack else seen
+        back = [lease.newest for lease in unseen.values() if lease.seq > seen_or_acked]
         self.seq = min(self.seq, seen)
         self._handed_seq = min(self._handed_seq, seen)
-        for receipt, lease in unseen.items():
-            del self._leases[receipt]
+        for first, lease in unseen.items():
+            del self._leases[first]
+            self._first_of.pop(lease.newest, None)
             self.ledger.unsent(1, lease.byte_count)
-        if unseen and not self._command.auto_ack:
-            await self._groups.give_back(self.group, list(unseen))
+        if back:
+            await self._tasks.whole(self._groups.give_back(self.group, back))
 
-    async def refresh(self, places_left: int) -> None:
+    async def refresh(self) -> None:
         """Each receive asks for the topics there are."""
 
     async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
         """Done with these. Raises GroupError, StoreError."""
-        return self._settled(await self._acks.ask(receipts))
+        return await self._acks.ask(receipts)
 
     async def ack_up_to(self, places: Sequence[UpTo]) -> list[int]:
         """Done with all this subscription holds of these partitions up to there; how many each."""
@@ -188,8 +209,8 @@ class Queue:
         receipts: list[str] = []
         for topic, partition, next_offset in places:
             mine = [
-                receipt
-                for receipt, lease in self._leases.items()
+                lease.newest
+                for lease in self._leases.values()
                 if (lease.topic, lease.partition) == (topic, partition) and lease.offset < next_offset
             ]
             counts.append(len(mine))
@@ -200,6 +221,14 @@ class Queue:
 
     async def settle(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
         """Not done, never, or not yet. Raises GroupError, StoreError."""
+        return await self._tasks.whole(self._settle_now(command))
+
+    # Inside
+
+    async def _ack_now(self, receipts: list[str]) -> Sequence[Settled]:
+        return self._settled(await self._groups.ack(self.group, receipts))
+
+    async def _settle_now(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
         groups = self._groups
         match command:
             case Nack():
@@ -210,8 +239,6 @@ class Queue:
                 return self._settled(await groups.reject(self.group, command.receipts, command.reason))
             case Extend():
                 return await self._extend(command)
-
-    # Inside
 
     def _wanted_topics(self) -> list[TopicView]:
         if self._pattern is None:
@@ -249,15 +276,22 @@ class Queue:
         receiving = asyncio.ensure_future(self._groups.receive(self.group, request))
         self._receiving = receiving
         try:
-            received = await receiving
+            return (await receiving).messages
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return ()  # paused
+            if task is None or not task.cancelling():
+                return ()  # paused
+            # It may have leased something in the very turn in which we are cancelled.
+            if receiving.done() and not receiving.cancelled() and receiving.exception() is None:
+                self._give_back_soon(receiving.result().messages)
+            raise
         finally:
             self._receiving = None
-        return received.messages
+
+    def _give_back_soon(self, delivered: Sequence[Delivered]) -> None:
+        """These were never sent: they need not wait for their leases to end (Q1)."""
+        if delivered:
+            self._tasks.finish(self._groups.give_back(self.group, [one.receipt for one in delivered]))
 
     async def _push(self, delivered: Sequence[Delivered], outbox: Outbox) -> None:
         """Send what was leased, as far as credit goes; what does not fit goes back."""
@@ -268,8 +302,7 @@ class Queue:
             sizes = [self._size(heads[n], messages[n][1]) for n in range(at, len(delivered))]
             self._next_bytes = sizes[0]
             if not self.ledger.fits(sizes[0]):
-                receipts = [one.receipt for one in delivered[at:]]
-                await self._groups.give_back(self.group, receipts)
+                await self._tasks.whole(self._groups.give_back(self.group, [one.receipt for one in delivered[at:]]))
                 return
             count, size_bytes = self._cut(sizes)
             end = at + count
@@ -278,7 +311,9 @@ class Queue:
             self.seq += 1
             seq = self.seq
             for one, size in zip(delivered[at:end], sizes, strict=False):
-                self._leases[one.receipt] = Lease(seq, one.topic, one.partition, one.offset, size, one.until_ms)
+                self._leases[one.receipt] = Lease(
+                    seq, one.topic, one.partition, one.offset, size, one.until_ms, one.receipt
+                )
                 self._sweep_at_ms = min(self._sweep_at_ms, one.until_ms)
             receipts = [one.receipt for one in delivered[at:end]]
             left = None if self.ledger.bytes is None else self.ledger.bytes.left
@@ -292,18 +327,16 @@ class Queue:
             )
             if self._form is Form.BINARY:
                 frame = binary_frame(frame, b"".join([payload for _, payload in messages[at:end]]))
-            rest = [one.receipt for one in delivered[end:]]
             try:
                 await outbox.send(frame, is_binary=self._form is Form.BINARY)
             except BaseException:
-                if rest:  # never sent: they need not wait for their leases to end (Q1)
-                    self._tasks.start(self._groups.give_back(self.group, rest))
+                self._give_back_soon(delivered[end:])
                 raise
             self._handed_seq = seq
             self._stats.ws_sent_message_count += count
             self._stats.ws_sent_byte_count += len(frame)
             if self._command.auto_ack:
-                self._tasks.start(self._auto_ack(receipts))
+                self._acks.ask(receipts).add_done_callback(self._auto_acked)
             at = end
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
@@ -345,10 +378,8 @@ class Queue:
             size_bytes += size
         return count, size_bytes
 
-    async def _auto_ack(self, receipts: Sequence[str]) -> None:
-        try:
-            await self.ack(receipts)
-        except (GroupError, StoreError) as error:
+    def _auto_acked(self, acked: asyncio.Future[Sequence[Settled]]) -> None:
+        if not acked.cancelled() and (error := acked.exception()) is not None:
             log.warning("group=%s could not ack, the records come again: %s", self.group, error)
 
     def _settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
@@ -364,16 +395,22 @@ class Queue:
             invisible_ms = self._groups.describe(self.group).config.invisible_ms
         results = await self._groups.extend(self.group, command.receipts, invisible_ms)
         until_ms = self._clock.now_ms() + invisible_ms
+        self._sweep_at_ms = min(self._sweep_at_ms, until_ms)
+        self._changed.set()  # whoever waits for a lease to end may wait less
         for result in results:
             if result.ok and result.new_receipt is not None:
-                if (lease := self._leases.pop(result.receipt, None)) is not None:
-                    self._leases[result.new_receipt] = replace(lease, until_ms=until_ms)
+                first = self._first_of.pop(result.receipt, result.receipt)
+                if (lease := self._leases.get(first)) is not None:
+                    self._first_of.pop(lease.newest, None)
+                    self._leases[first] = replace(lease, until_ms=until_ms, newest=result.new_receipt)
+                    self._first_of[result.new_receipt] = first
             elif result.error_code == LEASE_OVER:
                 self._let_go(result.receipt)
         return results
 
     def _let_go(self, receipt: str) -> None:
-        if (lease := self._leases.pop(receipt, None)) is not None:
+        if (lease := self._leases.pop(self._first_of.pop(receipt, receipt), None)) is not None:
+            self._first_of.pop(lease.newest, None)
             self.ledger.returned(1, lease.byte_count)
             self._changed.set()
 

@@ -16,9 +16,10 @@ from gateway.groups.subscription import Subscription as Pattern
 from gateway.http.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.topics import Routes, TopicView
 from gateway.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
-from gateway.ws.feed import Feed, Place, out_of_range
+from gateway.ws.feed import Feed, Place, epoch_changed, out_of_range
 from gateway.ws.outbox import Outbox
 from gateway.ws.protocol import EPOCH_CHANGED, TOO_MANY, assigned_push, partitions_of, revoked_push
+from store.errors import UnknownQueue
 
 PLACES_MAX = 4096
 """Partitions that the subscriptions of one socket follow."""
@@ -31,9 +32,17 @@ class Reader:
     group: str | None = None
 
     def __init__(
-        self, command: Subscribe, feed: Feed, *, routes: Routes, consumer: Consumer, access: Callable[[], Access]
+        self,
+        command: Subscribe,
+        feed: Feed,
+        *,
+        routes: Routes,
+        consumer: Consumer,
+        access: Callable[[], Access],
+        places_left: Callable[[], int],
     ) -> None:
-        """`access`: the rights of the client, as they are at the time."""
+        """`access`, `places_left`: the rights of the client, and how many more partitions its socket may follow, as
+        they are at the time."""
         self.name = command.sub
         self.feed = feed
         self.ledger = feed.ledger
@@ -42,15 +51,16 @@ class Reader:
         self._routes = routes
         self._consumer = consumer
         self._access = access
+        self._places_left = places_left
         self._outbox: Outbox | None = None
         self._epochs: dict[str, str] = {}
 
-    async def open(self, places_left: int) -> dict[str, object]:
+    async def open(self) -> dict[str, object]:
         """Find the places; the answer's fields. Raises RequestError, StoreError."""
         command = self._command
         start = From.LATEST if command.start is None else command.start
         topics = self._wanted_topics()
-        if sum(topic.partitions for topic in topics) > places_left:
+        if sum(topic.partitions for topic in topics) > self._places_left():
             raise too_many_places()
         await self._check_epochs(topics)
         check_all_named(start, {topic.name: topic.partitions for topic in topics}, "from")
@@ -69,9 +79,23 @@ class Reader:
     def place_count(self) -> int:
         return len(self.feed.places)
 
+    @property
+    def seq(self) -> int:
+        """Number of the last frame."""
+        return self.feed.journal.last
+
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
-        return {"partitions": partitions_of(self.feed.places), "cursor": self.feed.cursor}
+        live = [place for place in self.feed.places.values() if place.is_live]
+        return {"partitions": partitions_of(place.key for place in live), "cursor": self.feed.cursor_of(live)}
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self.feed.credit_changed()
+
+    def confirm(self, seen: int) -> None:
+        """The client has taken in the frames up to this one."""
+        self.feed.journal.confirm(seen)
 
     async def push(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
@@ -90,7 +114,7 @@ class Reader:
         await seek(self.feed, self._consumer, to)
         return self.feed.cursor
 
-    async def refresh(self, places_left: int) -> None:
+    async def refresh(self) -> None:
         """Topics may have grown, come or gone. Raises RequestError when there are too many."""
         topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
         if self._pattern is not None:
@@ -110,15 +134,24 @@ class Reader:
             for partition in range(topic.partitions)
             if (topic.name, partition) not in self.feed.places
         ]
-        if len(news) > places_left:
+        if len(news) > self._places_left():
             raise too_many_places()
-        places = [Place(key, topic_id, (await self._consumer.bounds(*key)).min_offset) for key, topic_id in news]
+        places = [new for key, topic_id in news if (new := await self._new_place(key, topic_id)) is not None]
         self._epochs = {topic.name: str(topic.topic_id) for topic in topics.values()}
         if places and self._outbox is not None:
-            cursor = self.feed.cursor_of(places)
-            await self._outbox.put(assigned_push(self.name, None, partitions_of(key for key, _ in news), cursor))
+            keys = [place.key for place in places]
+            await self._outbox.put(assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(places)))
         for place in places:
             self.feed.add(place)
+
+    async def _new_place(self, key: TopicPartition, topic_id: int) -> Place | None:
+        """Where a partition that came begins; None when its topic has gone again. Raises StoreError."""
+        try:
+            return Place(key, topic_id, (await self._consumer.bounds(*key)).min_offset)
+        except UnknownQueue:
+            if self._pattern is None:
+                raise
+            return None
 
     async def end(self) -> None:
         """Nobody else keeps anything for a reader."""
@@ -140,7 +173,7 @@ class Reader:
         for name, epoch in self._epochs.items():
             topic = known.get(name)
             if topic is None or str(topic.topic_id) != epoch:
-                raise RequestError(409, EPOCH_CHANGED, f"Topic {name} was deleted or created anew.")
+                raise epoch_changed(name)
             topics[name] = topic
         return topics
 

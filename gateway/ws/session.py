@@ -13,12 +13,14 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.auth.access import Access, Permission
 from gateway.groups.errors import GroupError
 from gateway.http.context import Gateway
 from gateway.http.errors import LIMIT_ILLEGAL, RequestError, error_of
+from gateway.limits import Limits
 from gateway.ws import protocol
 from gateway.ws.commands import Form, Mode, Subscribe
 from gateway.ws.credit import Credit, CreditRefused, Ledger
@@ -62,7 +64,7 @@ class Session:
         """Its client has been told its name."""
 
         self.ended: dict[str, RequestError] = {}
-        """Subscriptions that ended while nobody was there to be told."""
+        """Subscriptions that met an error: their clients have been told, or have been gone by then."""
 
         self.is_broken = False
         """One of its tasks met a fault of ours."""
@@ -71,6 +73,7 @@ class Session:
         self._sources = sources
         self._tasks = Tasks(self._fault)
         self._running: dict[str, _Running] = {}
+        self._refreshing: asyncio.Task[None] | None = None
         self._outbox: Outbox | None = None
         self._close: Callable[[CloseCode], None] | None = None
 
@@ -145,7 +148,8 @@ class Session:
         if command.group is not None:
             self.access.check(Permission.RECEIVE, group=command.group)
         subscription = self._made(command)
-        fields = await subscription.open(self._places_left())
+        self.ended.pop(command.sub, None)
+        fields = await self._tasks.whole(_opened(subscription), unheard=subscription.end)
         return subscription, {
             "sub": command.sub,
             "mode": command.mode.value,
@@ -155,7 +159,7 @@ class Session:
 
     def abandon(self, subscription: Subscription) -> None:
         """Undo `subscribe`: its answer could not be sent."""
-        self._tasks.start(subscription.end())
+        self._tasks.finish(subscription.end())
 
     def start(self, subscription: Subscription) -> None:
         """Push. The answer to `subscribe` is on its way."""
@@ -171,15 +175,20 @@ class Session:
         self.subscription(name)
         await self._end(name, None)
 
+    def refresh_soon(self) -> None:
+        """Topics or rights may have changed. One that is slow to take the news holds up nobody else."""
+        if self._running and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._tasks.start(self.refresh())
+
     async def refresh(self) -> None:
-        """Topics or rights may have changed."""
+        """Look at topics and rights again."""
         for subscription in self.subscriptions:
             try:
                 for topic in subscription.topics():
                     self.access.check(Permission.RECEIVE, topic=topic)
                 if subscription.group is not None:
                     self.access.check(Permission.RECEIVE, group=subscription.group)
-                await subscription.refresh(self._places_left())
+                await subscription.refresh()
             except REFUSALS as error:
                 await self._end(subscription.name, error)
             except OutboxClosed:
@@ -213,9 +222,11 @@ class Session:
         form = command.form or (Form.BINARY if self.binary else Form.JSON)
         if form is not Form.JSON and not self.binary:
             raise RequestError(422, 422, f'format: {form.value} needs "binary": true in hello.')
-        ledger = _ledger(command, gateway.limits.ws_credit_max, gateway.limits.ws_credit_bytes_max)
+        ledger = ledger_of(command, gateway.limits)
         journal = Journal(FRAMES_MAX if self.is_resumable else 0)
-        feed = Feed(command.sub, self._sources, Wanted(form, command.batch, command.filter), ledger, journal)
+        wanted = Wanted(form, command.batch, command.filter)
+        outlives_topics = command.pattern is not None or command.mode is Mode.STREAM
+        feed = Feed(command.sub, self._sources, wanted, ledger, journal, outlives_topics=outlives_topics)
         if command.mode is Mode.READER:
             return Reader(
                 command,
@@ -223,6 +234,7 @@ class Session:
                 routes=gateway.routes_table,
                 consumer=gateway.consumer,
                 access=self._rights,
+                places_left=self._places_left,
             )
         if command.mode is Mode.STREAM:
             return Stream(
@@ -232,6 +244,7 @@ class Session:
                 routes=gateway.routes_table,
                 consumer=gateway.consumer,
                 access=self._rights,
+                places_left=self._places_left,
                 tasks=self._tasks,
             )
         return Queue(
@@ -254,7 +267,7 @@ class Session:
         ledger = subscription.ledger
         state: dict[str, object] = {
             "mode": subscription.mode.value,
-            "seq": subscription.seq if isinstance(subscription, Queue) else subscription.feed.journal.last,
+            "seq": subscription.seq,
             **subscription.state(),
             "credit": ledger.messages.left,
             "paused": ledger.paused,
@@ -289,30 +302,45 @@ class Session:
         if running is None:
             return
         self._gateway.stats.ws_subscription_count -= 1
-        for task in (running.pushing, running.keeping):
-            if task is not asyncio.current_task():
-                await stop(task)
-        await running.subscription.end()
-        if error is None:
-            return
-        log.warning("socket=%s subscription=%s ended: %s", self.name[:12], name, error)
-        answer = error_of(error)
-        if self._outbox is None:
-            self.ended[name] = answer
-            return
-        try:
-            await self._outbox.put(protocol.error_push(answer, sub=name))
-        except OutboxClosed:
-            self.ended[name] = answer
+        if error is not None:
+            log.warning("socket=%s subscription=%s ended: %s", self.name[:12], name, error)
+            self.ended[name] = answer = error_of(error)
+            if len(self.ended) > self._gateway.limits.ws_subscriptions_max:
+                del self.ended[next(iter(self.ended))]
+        await self._tasks.whole(_wound_up(running, asyncio.current_task()))
+        if error is not None and self._outbox is not None:
+            with suppress(OutboxClosed):
+                await self._outbox.put(protocol.error_push(answer, sub=name))
 
     def _fault(self, error: BaseException) -> None:
+        if isinstance(error, REFUSALS):
+            log.info("socket=%s nobody waits to hear: %s", self.name[:12], error)
+            return
         log.error("socket=%s failed", self.name[:12], exc_info=error)
         self.is_broken = True
         if self._close is not None:
             self._close(CloseCode.INTERNAL)
 
 
-def _ledger(command: Subscribe, credit_max: int, credit_bytes_max: int) -> Ledger:
+async def _opened(subscription: Subscription) -> dict[str, object]:
+    """Open it, or leave nothing of it: a member that may not have what it was given has joined nevertheless."""
+    try:
+        return await subscription.open()
+    except BaseException:
+        await subscription.end()
+        raise
+
+
+async def _wound_up(running: _Running, caller: asyncio.Task[object] | None) -> None:
+    for task in (running.pushing, running.keeping):
+        if task is not caller:
+            await stop(task)
+    await running.subscription.end()
+
+
+def ledger_of(command: Subscribe, limits: Limits) -> Ledger:
+    """The credit a subscription begins with. Raises RequestError."""
+    credit_max, credit_bytes_max = limits.ws_credit_max, limits.ws_credit_bytes_max
     try:
         wanted = min(protocol.CREDIT_DEFAULT, credit_max) if command.credit is None else command.credit
         messages = Credit(credit_max).widened(wanted)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.auth.access import NOBODY, Access
 from gateway.http.context import Gateway
@@ -44,8 +44,8 @@ class _Held:
     session: Session
     evict: Callable[[CloseCode], None] | None
     grace: asyncio.TimerHandle | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the socket that had it is through with it."""
+    gone: asyncio.Event | None = None
+    """Of those who wait: set when the socket that had it is through with it."""
 
 
 class Sessions:
@@ -56,7 +56,9 @@ class Sessions:
         self._waiting_max = waiting_max
         self._tasks = Tasks(lambda error: log.error("sockets failed", exc_info=error))
         fetch = gateway.consumer.fetch
-        self._sources = Sources(Slices(fetch), Tails(fetch, self._tasks), gateway.stats)
+        routes = gateway.routes_table
+        slices = Slices(fetch, lambda name: routes.topic(name).topic_id)
+        self._sources = Sources(slices, Tails(fetch, self._tasks), gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
         self._go_away: dict[object, Callable[[], None]] = {}
@@ -65,6 +67,10 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def all(self) -> list[Session]:
+        """The sessions there are now."""
+        return [held.session for held in self._held.values()]
 
     @property
     def waiting_count(self) -> int:
@@ -90,6 +96,8 @@ class Sessions:
         """Call `go_away` once when the server is about to stop. The answer calls that off."""
         token = object()
         self._go_away[token] = go_away
+        if self._gateway.draining.is_set():  # it came in while the others were told
+            asyncio.get_running_loop().call_soon(self._call_go_away, token)
 
         def call_off() -> None:
             self._go_away.pop(token, None)
@@ -109,6 +117,8 @@ class Sessions:
         if held.grace is None:
             if held.evict is not None:
                 held.evict(CloseCode.TAKEN_OVER)
+            if held.gone is None:
+                held.gone = asyncio.Event()
             await held.gone.wait()
             if self._held.get(name) is not held or held.grace is None:
                 return None  # ended meanwhile, or somebody else was faster
@@ -146,7 +156,8 @@ class Sessions:
         else:
             del self._held[session.name]
             await session.close(leave=True)
-        held.gone.set()
+        if held.gone is not None:
+            held.gone.set()
 
     async def close(self) -> None:
         """The server stops. Members and leases stay in their groups for clients that come back after the restart."""
@@ -166,18 +177,22 @@ class Sessions:
         if held.grace is not None:
             held.grace.cancel()
         log.info("socket=%s did not come back", name[:12])
-        self._tasks.start(held.session.close(leave=True))
+        self._tasks.finish(held.session.close(leave=True))
 
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             for number, held in enumerate(list(self._held.values()), 1):
-                if held.session.subscriptions:
-                    await held.session.refresh()
+                held.session.refresh_soon()
                 if number % _SESSIONS_A_TURN == 0:
                     await asyncio.sleep(0)
 
     async def _drain(self) -> None:
         await self._gateway.draining.wait()
-        for go_away in list(self._go_away.values()):
+        for token in list(self._go_away):
+            self._call_go_away(token)
+
+    def _call_go_away(self, token: object) -> None:
+        go_away = self._go_away.pop(token, None)
+        if go_away is not None:
             go_away()

@@ -12,10 +12,12 @@ from gateway.auth.access import NOBODY, Access, Permission
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.http.context import Gateway
 from gateway.http.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, error_of, invalid
-from gateway.ws import commands
-from gateway.ws.conversation import Conversation, shown_receipt
+from gateway.ws.commands import Subscribe
+from gateway.ws.conversation import Conversation
+from gateway.ws.parse import parse_command
 from gateway.ws.protocol import error_fields
-from gateway.ws.session import REFUSALS
+from gateway.ws.sends import shown_receipt
+from gateway.ws.session import REFUSALS, ledger_of
 from store.types import Acks
 
 SUB = "s"
@@ -30,7 +32,7 @@ PRODUCE_QUERY = ("topic", "partition", "key", "tag", "acks")
 _TICKETS = ("ticket", "token")  # read before us
 
 
-def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) -> commands.Subscribe:
+def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) -> Subscribe:
     """The `subscribe` that a URL stands for. Raises RequestError, StoreError for what would refuse it at once."""
     _check_known(query, CONSUME_QUERY, access)
     fields: dict[str, object] = {"id": 0, "op": "subscribe", "sub": SUB}
@@ -49,8 +51,9 @@ def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) 
         fields["topics"] = query["topic"].split(",")
     if "group" in query:
         fields.setdefault("mode", "stream")
-    command = commands.parse_command(fields)
-    assert isinstance(command, commands.Subscribe)
+    command = parse_command(fields)
+    assert isinstance(command, Subscribe)
+    ledger_of(command, gateway.limits)
     for topic in command.topics:
         access.check(Permission.RECEIVE, topic=topic)
         gateway.routes_table.topic(topic)
@@ -109,11 +112,12 @@ class Sender:
         self._gateway.stats.ws_received_frame_count += 1
         before, self._before = self._before, asyncio.Event()
         value = frame.encode() if isinstance(frame, str) else frame
-        await self._conversation.work(self._send(self._count, value, before, self._before), len(value))
+        await self._conversation.works.start(self._send(self._count, value, before, self._before), len(value))
 
     async def _send(self, number: int, value: bytes, before: asyncio.Event, after: asyncio.Event) -> None:
         target = self._target
         try:
+            self._conversation.check_staying()
             self._conversation.charge(len(value))
             self._conversation.access.check(Permission.SEND, topic=target.topic)
             (receipt,) = await self._gateway.producer.produce(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,6 +39,9 @@ BATCH_FRAME_BYTES = 1024 * 1024
 
 RENDER_COUNT_MAX = 1024
 """Messages rendered at a time (about 4 ms of work): an entry may hold 100,000 records."""
+
+RENDERS_A_READ_MAX = 2
+"""Of one read, one after the other: enough for all small records of FETCH_BYTES, which are not read again then."""
 
 CACHE_BYTES_MAX = 32 * 1024 * 1024
 
@@ -97,14 +100,20 @@ class OutOfRange(Exception):
         self.bounds = fetched.min_offset, fetched.max_offset
 
 
+class TopicGone(Exception):
+    """The topic of that name is another one now."""
+
+
 _Key = tuple[int, int, int, Wanted]
 
 
 class Slices:
     """Reads and encodes for all sockets of a server."""
 
-    def __init__(self, fetch: Fetch, cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(self, fetch: Fetch, topic_id_of: Callable[[str], int], cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+        """`topic_id_of` raises UnknownQueue for a name that no topic has."""
         self._fetch = fetch
+        self._topic_id_of = topic_id_of
         self._bytes_max = cache_bytes_max
         self._bytes = 0
         self._cache: OrderedDict[_Key, Slice] = OrderedDict()
@@ -119,7 +128,7 @@ class Slices:
     ) -> Portion:
         """What follows from `offset` on. `count_max`: messages the client may be sent, where that is less than a frame.
 
-        Raises OutOfRange, or what fetch raises.
+        Raises OutOfRange, TopicGone, or what fetch raises.
         """
         is_shared = count_max >= wanted.batch or wanted.form is Form.BATCH
         key = topic_id, partition, offset, wanted
@@ -141,10 +150,17 @@ class Slices:
                 max_bytes=BATCH_FRAME_BYTES if wanted.form is Form.BATCH else FETCH_BYTES,
                 tag_hashes=None if wanted.filter is None else wanted.filter.hashes,
             )
+            if self._topic_id_of(topic) != topic_id:  # names come again, ids do not: so it was, too, when we read
+                raise TopicGone(topic)
             if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
                 raise OutOfRange(fetched)
             slices = _slices(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
+                for _ in range(1, RENDERS_A_READ_MAX):
+                    if not slices or slices[-1].stop >= fetched.next_offset:
+                        break
+                    await asyncio.sleep(0)
+                    slices += _slices(topic, partition, slices[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
                 for made in slices:
                     self._keep((topic_id, partition, made.start, wanted), made)
             return Portion(slices, fetched.max_offset)
@@ -163,8 +179,13 @@ class Slices:
             self._bytes -= _memory_bytes(oldest)
 
 
+_MARK_BYTES = 40  # of one integer in a list
+_SLICE_BYTES = 500
+
+
 def _memory_bytes(made: Slice) -> int:
-    return 500 + len(made.body) + len(made.payload) + 40 * (len(made.marks) + len(made.payload_marks))
+    mark_count = len(made.ends) + len(made.marks) + len(made.payload_marks)
+    return _SLICE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
 
 
 def _slices(topic: str, partition: int, offset: int, fetched: Fetched, wanted: Wanted, count_max: int) -> list[Slice]:

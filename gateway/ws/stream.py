@@ -4,7 +4,7 @@
     assigned p            start at the committed offset, push                              assigned p, cursor
     revoking p            stop pushing; wait until what was sent is acked, the client      revoked p, drain_ms
                           releases, or DRAIN_MS are over; then release p
-    p is gone             forget it                                                        revoked p, lost
+    p is gone             forget it (of a deleted topic: and release it)                   revoked p, lost
     not a member          forget all, join again under the same member id                  revoked all, lost
 
 While a connection is lost all of this goes on without the client; a resumed session is told how things are by `state`.
@@ -25,49 +25,29 @@ from typing import NoReturn
 
 from gateway.auth.access import Access, Permission
 from gateway.consumer import Consumer
-from gateway.coordinator.api import Groups, MemberKey, OffsetCommit, StartSpec, TopicPartition
+from gateway.coordinator.api import Groups, MemberKey, StartSpec, TopicPartition
 from gateway.groups.errors import GroupError, StaleGeneration, UnknownMember
 from gateway.groups.membership import Share
 from gateway.groups.progress import Start, StartTime
 from gateway.groups.subscription import Subscription as Wish
-from gateway.http.errors import INVALID, RequestError
+from gateway.http.errors import RequestError
 from gateway.topics import Routes
 from gateway.ws import commands
 from gateway.ws.commands import From, FromTime, Mode, Subscribe, UpTo
+from gateway.ws.commits import Commits, Owned
 from gateway.ws.feed import Feed, Place
-from gateway.ws.merged import Merged
 from gateway.ws.outbox import Outbox, OutboxClosed
 from gateway.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
-from gateway.ws.reader import seek
+from gateway.ws.reader import seek, too_many_places
 from gateway.ws.tasks import Tasks
-from store.errors import StoreError
+from store.errors import StoreError, UnknownQueue
 
 log = logging.getLogger(__name__)
 
 DRAIN_MS = 10_000
 """How long a client may take to finish what it has of a partition that moves; less in a group that waits for less."""
 
-AUTO_COMMIT_MS = 1_000
-"""How often what was handed over is committed for a client that asked for it."""
-
 HEARTBEATS_PER_SESSION = 3
-
-
-class _Owned:
-    """One partition of this member."""
-
-    __slots__ = ("acked", "drained", "draining", "place")
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.acked = place.offset  # next offset the client wants committed
-        self.draining = False
-        self.drained = asyncio.Event()
-
-    def look(self) -> None:
-        """What was sent may be done with now."""
-        if self.draining and self.acked >= self.place.offset:
-            self.drained.set()
 
 
 class Stream:
@@ -84,6 +64,7 @@ class Stream:
         routes: Routes,
         consumer: Consumer,
         access: Callable[[], Access],
+        places_left: Callable[[], int],
         tasks: Tasks,
     ) -> None:
         assert command.group is not None
@@ -98,25 +79,35 @@ class Stream:
         self._routes = routes
         self._consumer = consumer
         self._access = access
+        self._places_left = places_left
         self._tasks = tasks
         self._outbox: Outbox | None = None
         self._member_id = command.member
         self._share = Share(0, (), (), b"", False)
-        self._owned: dict[TopicPartition, _Owned] = {}
-        self._commits: Merged[UpTo, RequestError | None] = Merged(self._commit, tasks)
+        self._owned: dict[TopicPartition, Owned] = {}
+        self._commits = Commits(
+            self.group,
+            self._owned,
+            self._member,
+            auto=command.auto_ack,
+            groups=groups,
+            consumer=consumer,
+            tasks=tasks,
+        )
         self._drain_ms = DRAIN_MS
 
     # Beginning and end
 
-    async def open(self, places_left: int) -> dict[str, object]:
+    async def open(self) -> dict[str, object]:
         """Join; the answer's fields. Raises RequestError, GroupError, StoreError."""
         await self._join()
         return {"member": self._member_id, "epochs": self._epochs(), **self.state()}
 
     async def end(self) -> None:
         """Leave the group. What was acked is committed before."""
-        await self._auto_commit()
         await self._commits.settled()
+        if self._share.generation == 0:
+            return  # never came in
         try:
             await self._groups.leave(self.group, self._member())
         except (GroupError, StoreError) as error:
@@ -127,7 +118,7 @@ class Stream:
         async with asyncio.TaskGroup() as keeping:
             keeping.create_task(self._beat())
             if self._command.auto_ack:
-                keeping.create_task(self._commit_now_and_then())
+                keeping.create_task(self._commits.now_and_then())
             await self._follow()
         raise AssertionError("a member stays until it is cancelled")
 
@@ -140,6 +131,11 @@ class Stream:
     def place_count(self) -> int:
         return len(self._owned)
 
+    @property
+    def seq(self) -> int:
+        """Number of the last frame."""
+        return self.feed.journal.last
+
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
         live = [owned.place for owned in self._owned.values() if not owned.draining]
@@ -150,9 +146,17 @@ class Stream:
         }
 
     def _epochs(self) -> dict[str, str]:
-        return {topic: str(self._routes.topic(topic).topic_id) for topic in self.topics()}
+        return {key.topic: str(owned.place.topic_id) for key, owned in sorted(self._owned.items())}
 
     # What the client does
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self.feed.credit_changed()
+
+    def confirm(self, seen: int) -> None:
+        """The client has taken in the frames up to this one."""
+        self.feed.journal.confirm(seen)
 
     async def push(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
@@ -185,10 +189,10 @@ class Stream:
     def release(self, partitions: Sequence[TopicPartition]) -> None:
         """The client is done with partitions that were revoked. Others are passed over."""
         for key in partitions:
-            if (owned := self._owned.get(key)) is not None and owned.draining:
-                owned.drained.set()
+            if (owned := self._owned.get(key)) is not None:
+                owned.finish()
 
-    async def refresh(self, places_left: int) -> None:
+    async def refresh(self) -> None:
         """The group itself notices what becomes of topics."""
 
     # Membership
@@ -235,24 +239,34 @@ class Stream:
     async def _heed(self, share: Share) -> None:
         """Make what is pushed what the share says (T1)."""
         self._share = share
-        assigned = {TopicPartition(owned.topic, owned.partition) for owned in share.assigned}
-        revoking = {TopicPartition(owned.topic, owned.partition) for owned in share.revoking}
-        await self._lose([key for key in self._owned if key not in assigned | revoking])
+        assigned = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.assigned}
+        revoking = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.revoking}
+        ids = assigned | revoking  # a topic that was made anew is another one: its partitions are lost, and taken
+        gone = {key for key, topic_id in revoking.items() if self._topic_id(key.topic) != topic_id}
+        await self._lose(
+            [key for key, owned in self._owned.items() if key in gone or ids.get(key) != owned.place.topic_id]
+        )
+        if nothing_sent := [key for key in revoking if key not in self._owned]:
+            self._tasks.start(self._give_up(nothing_sent))
         await self._revoke([key for key in sorted(revoking) if key in self._owned and not self._owned[key].draining])
-        await self._take(sorted(assigned))
+        await self._take(sorted(assigned.items()))
 
-    async def _take(self, assigned: Sequence[TopicPartition]) -> None:
+    async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
+        if sum(key not in self._owned for key, _ in assigned) > self._places_left():
+            raise too_many_places()
         taken: list[Place] = []
-        for key in assigned:
+        for key, topic_id in assigned:
             owned = self._owned.get(key)
             if owned is None:
                 self._access().check(Permission.RECEIVE, topic=key.topic)
-                offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
-                owned = self._owned[key] = _Owned(Place(key, self._routes.topic(key.topic).topic_id, offset))
+                try:
+                    offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
+                except UnknownQueue:
+                    continue  # deleted a moment ago: the group is about to say so
+                owned = self._owned[key] = Owned(Place(key, topic_id, offset))
                 taken.append(owned.place)
             elif owned.draining:  # it is to stay after all
-                owned.draining = False
-                owned.drained.clear()
+                owned.drained = None
                 taken.append(owned.place)
         if taken:
             partitions = partitions_of(place.key for place in taken)
@@ -267,10 +281,11 @@ class Stream:
         told = []
         for key in lost:
             owned = self._owned.pop(key)
-            self.feed.remove(owned.place)
+            if key in self.feed.places:
+                self.feed.remove(owned.place)
             if not owned.draining:
                 told.append(key)
-            owned.drained.set()
+            owned.finish()
         if told:
             await self._tell(revoked_push(self.name, self._share.generation, partitions_of(told), None))
 
@@ -280,27 +295,31 @@ class Stream:
         for key in keys:
             owned = self._owned[key]
             self.feed.stop(owned.place)
-            owned.draining = True
+            owned.drained = asyncio.Event()
+            self._tasks.start(self._drain(key, owned, owned.drained))
             owned.look()
         await self._tell(revoked_push(self.name, self._share.generation, partitions_of(keys), self._drain_ms))
-        for key in keys:
-            self._tasks.start(self._drain(key, self._owned[key]))
 
-    async def _drain(self, key: TopicPartition, owned: _Owned) -> None:
-        """Wait for what the client still acks; then give the partition up (T2)."""
+    async def _drain(self, key: TopicPartition, owned: Owned, drained: asyncio.Event) -> None:
+        """Wait for what the client still acks; then give the partition up (T2), unless it is to stay after all."""
         if not self._command.auto_ack:
             try:
                 async with asyncio.timeout(self._drain_ms / 1000):
-                    await owned.drained.wait()
+                    await drained.wait()
             except TimeoutError:
                 log.info("group=%s member=%s released %s unfinished", self.group, self._member_id, key)
         try:
-            await self._auto_commit()
             await self._commits.settled()
-            if owned.draining and self._owned.get(key) is owned:
-                await self._groups.release(self.group, self._member(), [key])
+            if owned.drained is drained and self._owned.get(key) is owned:
+                await self._give_up([key])
         except (GroupError, StoreError) as error:
-            log.info("group=%s member=%s did not release %s: %s", self.group, self._member_id, key, error)
+            log.info("group=%s member=%s could not commit %s: %s", self.group, self._member_id, key, error)
+
+    async def _give_up(self, keys: Sequence[TopicPartition]) -> None:
+        try:
+            await self._groups.release(self.group, self._member(), keys)
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s did not release %s: %s", self.group, self._member_id, keys, error)
 
     async def _tell(self, frame: bytes) -> None:
         """Push to a client that is there; one that comes back asks how things are."""
@@ -308,60 +327,12 @@ class Stream:
             with suppress(OutboxClosed):
                 await self._outbox.put(frame)
 
-    # Commits
-
-    async def _commit(self, places: list[UpTo]) -> list[RequestError | None]:
-        """Commit what may be; for each place None, or why not."""
-        answers: list[RequestError | None] = []
-        commits: dict[TopicPartition, OffsetCommit] = {}
-        for place in places:
-            key = TopicPartition(place.topic, place.partition)
-            answer = None
-            if key not in self._owned:
-                answer = _not_owner(key)
-            elif place.next_offset > (await self._consumer.bounds(*key)).max_offset:
-                answer = RequestError(422, INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
-            else:
-                commits[key] = OffsetCommit(*key, place.next_offset)
-            answers.append(answer)
-        if not commits:
-            return answers
+    def _topic_id(self, name: str) -> int | None:
+        """None: the topic has gone."""
         try:
-            await self._groups.commit(self.group, list(commits.values()), self._member())
-        except (StaleGeneration, UnknownMember):
-            return [
-                answer or _not_owner(TopicPartition(*place[:2])) for place, answer in zip(places, answers, strict=True)
-            ]
-        for key, commit in commits.items():
-            if (owned := self._owned.get(key)) is not None:
-                owned.acked = commit.offset
-                owned.look()
-        return answers
-
-    async def _commit_now_and_then(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(AUTO_COMMIT_MS / 1000)
-            await self._auto_commit()
-
-    async def _auto_commit(self) -> None:
-        if not self._command.auto_ack:
-            return
-        news = [
-            UpTo(*key, owned.place.handed) for key, owned in self._owned.items() if owned.place.handed != owned.acked
-        ]
-        if news:
-            try:
-                await self._commits.ask(news)
-            except (GroupError, StoreError) as error:
-                log.warning("group=%s member=%s could not commit: %s", self.group, self._member_id, error)
-
-
-def _not_owner(key: TopicPartition) -> RequestError:
-    return RequestError(
-        409,
-        NOT_OWNER,
-        f"Partition {key.partition} of {key.topic} is not this member's; what was sent goes to its owner.",
-    )
+            return self._routes.topic(name).topic_id
+        except UnknownQueue:
+            return None
 
 
 def start_spec(start: commands.Start | None) -> StartSpec:

@@ -1,9 +1,20 @@
-"""Tasks that belong to something that lives longer than one connection: started, watched, and ended together."""
+"""Tasks that belong to something that lives longer than one connection: started, watched, and ended together.
+
+start    runs until it ends or its owner does: then it is cancelled        pushing, heartbeats
+finish   what must not be left half done: its owner waits for it           commits, giving leases back, leaving
+whole    `finish`, and wait for it; who waits may be cancelled, the work is not
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar
+
+FINISH_TIMEOUT_S = 10.0
+"""How long `close` waits for what is to be finished."""
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -11,30 +22,84 @@ class Tasks:
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._running: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], bool] = {}  # the value: is to be finished
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` until it ends or `close` is called."""
+        return self._add(work, is_to_finish=False)
+
+    def finish(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run `work` to its end; `close` waits for it."""
+        return self._add(work, is_to_finish=True)
+
+    async def whole(
+        self, work: Awaitable[T], *, unheard: Callable[[], Coroutine[object, object, None]] | None = None
+    ) -> T:
+        """The result of `work`, which runs to its end even if the caller is cancelled meanwhile.
+
+        `unheard` takes back what was done then. Raises what `work` raises.
+        """
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.finish(self._answer(work, result, unheard))
+        try:
+            return await result
+        except asyncio.CancelledError:
+            # It may have been answered in the very turn in which the caller was cancelled.
+            if unheard is not None and not result.cancelled() and result.exception() is None:
+                self.finish(unheard())
+            raise
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def close(self) -> None:
+        """Cancel what was started, wait for what is to be finished; the caller's own task is left alone."""
+        if running := self._others(is_to_finish=False):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+        deadline_s = asyncio.get_running_loop().time() + FINISH_TIMEOUT_S
+        while finishing := self._others(is_to_finish=True):
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                for task in finishing:
+                    task.cancel()
+            await asyncio.wait(finishing, timeout=max(left_s, 1.0))
+
+    def _others(self, *, is_to_finish: bool) -> list[asyncio.Task[None]]:
+        own = asyncio.current_task()
+        return [task for task, finishes in self._tasks.items() if finishes is is_to_finish and task is not own]
+
+    def _add(self, work: Coroutine[object, object, None], *, is_to_finish: bool) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
+        self._tasks[task] = is_to_finish
         task.add_done_callback(self._ended)
         return task
 
-    def __len__(self) -> int:
-        return len(self._running)
-
-    async def close(self) -> None:
-        """Cancel what runs and wait for it; the caller's own task is left alone."""
-        running = self._running - {asyncio.current_task()}
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
-
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
+
+    async def _answer(
+        self,
+        work: Awaitable[T],
+        result: asyncio.Future[T],
+        unheard: Callable[[], Coroutine[object, object, None]] | None,
+    ) -> None:
+        try:
+            answer = await work
+        except Exception as error:
+            if result.done():  # nobody is there to be told
+                raise
+            result.set_exception(error)
+        else:
+            if not result.done():
+                result.set_result(answer)
+            elif unheard is not None:
+                await unheard()
+        finally:
+            result.cancel()  # cancelled ourselves
 
 
 async def stop(task: asyncio.Task[None] | None) -> None:

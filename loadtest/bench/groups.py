@@ -1,35 +1,46 @@
-"""How fast consumer groups are: receive and ack in queue mode, and a rebalance of many members. Prints medians.
+"""`python -m loadtest.bench.groups`: how fast consumer groups are; `groups.json`, `groups.md`.
 
-    python -m loadtest.bench.groups [--records N] [--consumers N] [--partitions N]
-
-Queue mode runs the coordinator over a real store on a real disk, with durable acks and without HTTP: what the
-coordinator itself allows. Beside it, in the same run, the rate of small durable appends to the same store, each waiting
-for the one before: the limit of a consumer that acks batch by batch.
+queue mode   receive and ack in batches of 32, durably, by many consumers at once: by the coordinator itself over a real
+             store, over HTTP, and over WebSockets. Beside each, in the same run, what limits it: durable appends of
+             the events' size, one after the other; requests of a bare aiohttp server, as many as were needed
+rebalance    200 members, 1,000 partitions: one comes, and all release what is to move; one leaves; all come at once
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
+import aiohttp
 import uvloop
+from rich.console import Console
+from rich.table import Table
 
 from gateway.brokers.local import LocalBroker
 from gateway.coordinator.api import Receive
 from gateway.coordinator.service import Coordinator
 from gateway.groups.config import GroupConfig
 from gateway.groups.membership import Membership
-from gateway.groups.progress import Start
 from gateway.groups.strategies.base import StrategyContext
 from gateway.groups.strategies.registry import StrategyRegistry
 from gateway.groups.subscription import Subscription
 from gateway.routing.table import RouteTable
 from gateway.topics import TopicView
+from loadtest.bench import machine
+from loadtest.bench.groups_wire import over_http, over_websocket
+from loadtest.bench.payloads import JSON_TYPE, json_value
+from loadtest.bench.raw_client import RawClient
+from loadtest.bench.request import Request
+from loadtest.bench.scenarios import bare_server
+from loadtest.process import Running, running_server
 from store import Store, record_batch
 from store.clock import SystemClock
 from store.config import StoreConfig
@@ -41,7 +52,25 @@ from store.types import Acks, Append, Appended, QueueKey
 
 BATCH = 32
 VALUE_BYTES = 100
-ROUNDS = 3
+GOAL = 30_000
+"""Records a second in queue mode."""
+
+MEMBERS, PARTITIONS = 200, 1_000
+REBALANCE_GOAL_S = 1.0
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+TOPIC = "orders"
+HEADINGS = ("work", "value", "beside it", "CPU of the server", "goal", "met")
+
+
+class Row(NamedTuple):
+    """One measurement. `limit`: what limits it, and how much of that is used."""
+
+    work: str
+    value: str
+    limit: str
+    cpu: str
+    goal: str
+    is_met: bool
 
 
 class _NoTimer:
@@ -55,6 +84,7 @@ class Bench:
     """A store and a coordinator in a directory of their own."""
 
     def __init__(self, root: Path) -> None:
+        root.mkdir()
         self.root = root
         self.routes = RouteTable()
 
@@ -80,6 +110,7 @@ class Bench:
             monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
             draining=asyncio.Event(),
             in_flight_max=20_000,
+            groups_max=100,
         )
         await self.groups.start()
         self.running = asyncio.create_task(self.groups.run())
@@ -104,7 +135,7 @@ class Bench:
 
         async def consume() -> None:
             nonlocal left
-            request = Receive(topics=(topic,), max_messages=BATCH, start=Start.FIRST, wait_ms=100)
+            request = Receive(topics=(topic,), max_messages=BATCH, wait_ms=100)
             while left > 0:
                 messages = (await self.groups.receive(group, request)).messages
                 results = await self.groups.ack(group, [message.receipt for message in messages])
@@ -126,61 +157,158 @@ class Bench:
 
 
 def rebalance(members: int, partitions: int) -> dict[str, float]:
-    """Seconds to decide and apply: all members' joins, one by one; the last join alone; one leave."""
-    config = GroupConfig()
-    membership = Membership("g", config, StrategyRegistry().make("sticky", StrategyContext()))
-    topics: Sequence[TopicView] = [Topic(16, "orders", partitions)]
-    wish = Subscription(frozenset(["orders"]))
-    began = time.perf_counter()
-    last = 0.0
+    """Seconds on one core to decide and apply: a member coming, with all releases; one leaving; all coming in turn."""
+    membership = Membership("g", GroupConfig(), StrategyRegistry().make("sticky", StrategyContext()))
+    topics: Sequence[TopicView] = [Topic(16, TOPIC, partitions)]
+    wish = Subscription(frozenset([TOPIC]))
+    took: dict[str, float] = {}
+    began_s = time.process_time()
     for number in range(members):
-        at = time.perf_counter()
-        member = f"m{number:04d}"
-        for event in membership.decide_join(member, wish, topics):
+        at_s = time.process_time()
+        events = membership.decide_join(f"m{number:04d}", wish, topics)
+        for event in events:
             membership.apply(event, 0)
         for other in membership.members():  # everybody gives up at once what is to move
             share = membership.share(other.member_id)
             if share.revoking:
-                released = membership.decide_release(other.member_id, share.generation, share.revoking, topics)
-                for event in released:
-                    membership.apply(event, 0)
-        last = time.perf_counter() - at
-    joined = time.perf_counter() - began
-    at = time.perf_counter()
-    first = membership.members()[0].member_id
-    for event in membership.decide_leave(first, membership.generation, topics):
+                for released in membership.decide_release(other.member_id, share.generation, share.revoking, topics):
+                    membership.apply(released, 0)
+        took["one member comes, all release"] = time.process_time() - at_s
+    took["all come, one by one"] = time.process_time() - began_s
+    at_s = time.process_time()
+    for event in membership.decide_leave(membership.members()[0].member_id, membership.generation, topics):
         membership.apply(event, 0)
-    left = time.perf_counter() - at
+    took["one member leaves"] = time.process_time() - at_s
     owned = sum(len(membership.share(member.member_id).assigned) for member in membership.members())
     assert owned == partitions
-    return {"all joins": joined, "last join, with releases": last, "one leave": left}
+    return took
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+async def by_coordinator(root: Path, asked: argparse.Namespace) -> Row:
+    """Without a wire. CPU is that of this process, client included."""
+    bench = Bench(root)
+    await bench.open()
+    topic = await bench.broker.create_topic(TOPIC, asked.partitions)
+    other = await bench.broker.create_topic("other", 1)
+    await bench.fill(topic, asked.records)
+    rates, limits, cpu = [], [], []
+    for number in range(asked.rounds):
+        limits.append(await bench.small_appends(QueueKey(other.topic_id, 0)))
+        before_s = time.process_time()
+        rates.append(await bench.queue_mode(f"g{number}", TOPIC, asked.records, asked.consumers))
+        cpu.append((time.process_time() - before_s) / asked.records)
+    await bench.close()
+    return _row("the coordinator", rates, cpu, f"{median(limits):,.0f} durable appends/s, one after the other")
+
+
+async def over_wires(root: Path, asked: argparse.Namespace) -> list[Row]:
+    """A real server, and a bare one for as many requests as HTTP needs: two for a batch."""
+    with running_server(root / "mq") as ours, bare_server(root) as bare:
+        await _fill(ours, asked)
+        found: dict[str, tuple[list[float], list[float]]] = {}
+        bare_rates = []
+        request = Request("POST", "/topics/t", {"Content-Type": "application/json+json"}, b'{"receipts": []}')
+        for number in range(asked.rounds):
+            load = await RawClient().drive(bare, request, connections=asked.consumers, duration_s=2.0)
+            bare_rates.append(load.request_count / load.duration_s * BATCH / 2)
+            for wire, consume in (("HTTP", over_http), ("WebSocket", over_websocket)):
+                before_s = ours.cpu_s()
+                rate = await consume(ours.url, f"{wire}{number}", TOPIC, asked.records, asked.consumers, BATCH)
+                rates, cpu = found.setdefault(wire, ([], []))
+                rates.append(rate)
+                cpu.append((ours.cpu_s() - before_s) / asked.records)
+    limit = median(bare_rates)
+    return [
+        _row(wire, rates, cpu, f"{limit:,.0f} ({median(rates) / limit:.0%}): bare aiohttp, 2 requests a batch")
+        if wire == "HTTP"
+        else _row(wire, rates, cpu, "")
+        for wire, (rates, cpu) in found.items()
+    ]
+
+
+def _row(where: str, rates: Sequence[float], cpu_s: Sequence[float], limit: str) -> Row:
+    rate = median(rates)
+    work = f"receive and ack, batches of {BATCH}, {where}"
+    return Row(
+        work, f"{rate:,.0f} records/s", limit, f"{median(cpu_s) * 1e6:.1f} us/record", f">= {GOAL:,}", rate >= GOAL
+    )
+
+
+async def _fill(ours: Running, asked: argparse.Namespace) -> None:
+    async with aiohttp.ClientSession() as http:
+        async with http.put(f"{ours.url}/mq/v1/topics/{TOPIC}", json={"partitions": asked.partitions}) as answer:
+            answer.raise_for_status()
+        for number, first in enumerate(range(0, asked.records, 1000)):
+            partition = number % asked.partitions
+            records = [
+                {"partition": partition, "value": json_value(one)}
+                for one in range(first, min(first + 1000, asked.records))
+            ]
+            async with http.post(
+                f"{ours.url}/topics/{TOPIC}", json={"records": records}, headers={"Content-Type": JSON_TYPE}
+            ) as answer:
+                answer.raise_for_status()
+
+
+async def measure(root: Path, asked: argparse.Namespace) -> list[Row]:
+    """All of it."""
+    rows = [await by_coordinator(root / "coordinator", asked), *await over_wires(root, asked)]
+    for name, took_s in rebalance(MEMBERS, PARTITIONS).items():
+        goal_s = REBALANCE_GOAL_S * (MEMBERS if name.startswith("all") else 1)
+        work = f"rebalance of {MEMBERS} members, {PARTITIONS:,} partitions: {name}"
+        rows.append(Row(work, f"{took_s * 1e3:,.1f} ms", "", "all of it", f"<= {goal_s:g} s", took_s <= goal_s))
+    return rows
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One line of the table."""
+    return (*row[:-1], "yes" if row.is_met else "**no**")
+
+
+def as_markdown(conditions: dict[str, object], rows: Sequence[Row]) -> str:
+    """One page: the table, then the conditions."""
+    lines = [
+        "# How fast consumer groups are",
+        "",
+        "Written by `make bench-groups`; the numbers for programs are in `groups.json`. Acks are durable: answered",
+        "after `fdatasync`. Rounds alternate with what they are compared with; medians.",
+        "",
+        f"| {' | '.join(HEADINGS)} |",
+        "|---|---:|---|---:|---|---|",
+        *(f"| {' | '.join(cells(row))} |" for row in rows),
+        "",
+        "## Conditions",
+        "",
+        *(f"- {name.replace('_', ' ')}: {value}" for name, value in conditions.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.groups", description="How fast groups are.")
+    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where servers keep their files; a disk")
     parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--consumers", type=int, default=32)
+    parser.add_argument("--consumers", type=int, default=16)
     parser.add_argument("--partitions", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mq-bench-groups-") as directory:
-        bench = Bench(Path(directory))
-        await bench.open()
-        topic = await bench.broker.create_topic("orders", asked.partitions)
-        other = await bench.broker.create_topic("other", 1)
-        await bench.fill(topic, asked.records)
-        rates, limits = [], []
-        for number in range(ROUNDS):
-            limits.append(await bench.small_appends(QueueKey(other.topic_id, 0)))
-            rates.append(await bench.queue_mode(f"g{number}", "orders", asked.records, asked.consumers))
-        print(f"queue mode, receive + ack in batches of {BATCH}: {median(rates):,.0f} records/s")
-        print(f"durable appends of 1 kB, one after the other:  {median(limits):,.0f}/s")
-        stats = bench.groups.log
-        print(f"events an append: {stats.event_count / max(stats.append_count, 1):.1f}")
-        await bench.close()
-    for members, partitions in ((200, 1000),):
-        for name, seconds in rebalance(members, partitions).items():
-            print(f"{members} members x {partitions} partitions, {name}: {seconds * 1000:,.1f} ms")
+    with tempfile.TemporaryDirectory(prefix="mq-bench-groups-", dir=asked.dir) as directory:
+        started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        facts = {name: getattr(asked, name) for name in ("records", "consumers", "partitions", "rounds")}
+        conditions: dict[str, object] = {"started": started, **machine.facts(Path(directory)), **facts}
+        rows = uvloop.run(measure(Path(directory), asked))  # as the server does
+    asked.out.mkdir(parents=True, exist_ok=True)
+    content = {"conditions": conditions, "versions": dict(machine.versions()), "rows": [row._asdict() for row in rows]}
+    (asked.out / "groups.json").write_text(json.dumps(content, indent=2) + "\n")
+    (asked.out / "groups.md").write_text(as_markdown(conditions, rows))
+    table = Table(*HEADINGS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*cells(row))
+    Console(highlight=False).print(table)
 
 
 if __name__ == "__main__":
-    uvloop.run(main())  # as the server does
+    main()

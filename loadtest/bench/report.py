@@ -136,6 +136,8 @@ def _number(value: Spread, measure: str) -> str:
     """A median, short: "2.35 ms", "812 k/s" (records a second)."""
     if measure.endswith("_ms"):
         return f"{value.median:.2f} ms"
+    if measure.endswith("_us"):
+        return f"{value.median:.0f} µs"
     assert measure == "records_per_s", measure
     if value.median >= 1e6:
         return f"{value.median / 1e6:.2f} M/s"

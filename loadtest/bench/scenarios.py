@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -18,7 +20,7 @@ from loadtest.bench.push_latency import PushPath, bare_push_path, our_push_path
 from loadtest.bench.request import LoadClient, Request, RunFailed
 from loadtest.bench.scenario import Bench, Comparison, Measures, Scenario, Subject
 from loadtest.bench.store_append import store_loop
-from loadtest.process import announced, server
+from loadtest.process import ProcessFailed, Running, running_server, server, started
 
 CONNECTIONS = 32
 PARTITIONS = 4
@@ -34,6 +36,7 @@ REQUEST_TIMEOUT_S = 30.0
 
 DURABLE = "ours, durable"
 WRITTEN = "ours, written"
+WITH_TOKEN = "ours, written, with a token"
 BARE = "bare handler"
 DISK = "bare disk loop"
 
@@ -45,11 +48,16 @@ def scenarios() -> list[Scenario]:
     return [
         Scenario(
             "single POST",
-            f"One JSON record of 85 bytes a request, {CONNECTIONS} keep-alive connections.",
+            f"One JSON record of 85 bytes a request, {CONNECTIONS} keep-alive connections. CPU is what the server's "
+            "process takes for a request, all threads; on a busy machine it says more than the rate.",
             single_post,
             (
                 Comparison("POST, one record, durable", DURABLE, BARE, "records_per_s"),
                 Comparison("POST, one record, acks=written", WRITTEN, BARE, "records_per_s"),
+                Comparison("the same with a token", WITH_TOKEN, WRITTEN, "records_per_s"),
+                Comparison("CPU of a POST, durable", DURABLE, BARE, "cpu_us", lower_is_better=True),
+                Comparison("CPU of a POST, acks=written", WRITTEN, BARE, "cpu_us", lower_is_better=True),
+                Comparison("the same with a token", WITH_TOKEN, WRITTEN, "cpu_us", lower_is_better=True),
             ),
         ),
         Scenario(
@@ -124,19 +132,24 @@ def scenarios() -> list[Scenario]:
 @asynccontextmanager
 async def single_post(bench: Bench) -> AsyncIterator[Sequence[Subject]]:
     request = Request("POST", "/topics/bench", {"Content-Type": JSON_TYPE}, json_body([1]))
-    with (
-        _directory(bench) as directory,
-        bare_server(directory) as bare,
-        server(directory / "durable") as durable,
-        server(directory / "written", "--acks", "written") as written,
-    ):
-        await _create_topic(durable)
-        await _create_topic(written)
-        yield [
-            Subject(BARE, _load(bench.client, bare, request, record_count=1)),
-            Subject(DURABLE, _load(bench.client, durable, request, record_count=1)),
-            Subject(WRITTEN, _load(bench.client, written, request, record_count=1)),
-        ]
+    with _directory(bench) as directory:
+        bearer = {"Authorization": f"Bearer {_token(directory / 'token')}"}
+        with (
+            running_bare_server(directory) as bare,
+            running_server(directory / "durable") as durable,
+            running_server(directory / "written", "--acks", "written") as written,
+            running_server(directory / "token", "--acks", "written", "--auth") as guarded,
+        ):
+            await _create_topic(durable.url)
+            await _create_topic(written.url)
+            await _create_topic(guarded.url, bearer)
+            with_token = replace(request, headers={**request.headers, **bearer})
+            yield [
+                Subject(BARE, _metered(bench.client, bare, request)),
+                Subject(DURABLE, _metered(bench.client, durable, request)),
+                Subject(WRITTEN, _metered(bench.client, written, request)),
+                Subject(WITH_TOKEN, _metered(bench.client, guarded, with_token)),
+            ]
 
 
 @asynccontextmanager
@@ -286,6 +299,7 @@ def _load(client: LoadClient, url: str, request: Request, *, record_count: int) 
         return {
             "records_per_s": requests_per_s * record_count,
             "requests_per_s": requests_per_s,
+            "request_count": load.request_count,
             "p50_ms": load.p50_ms,
             "p99_ms": load.p99_ms,
         }
@@ -307,6 +321,19 @@ def _disk(disk: DiskLoop, buffers: list[bytes], *, record_count: int) -> Run:
     return run
 
 
+def _metered(client: LoadClient, running: Running, request: Request) -> Run:
+    """As `_load`, one record a request, with the CPU time that the server's process takes for each."""
+    load = _load(client, running.url, request, record_count=1)
+
+    async def run(duration_s: float) -> Measures:
+        before_s = running.cpu_s()
+        measures = await load(duration_s)
+        cpu_s = running.cpu_s() - before_s
+        return {**measures, "cpu_us": cpu_s / measures["request_count"] * 1e6}
+
+    return run
+
+
 def _push(path: PushPath, rate: int) -> Run:
     async def run(duration_s: float) -> Measures:
         latency = await path.run(rate, duration_s)
@@ -321,8 +348,25 @@ def _push(path: PushPath, rate: int) -> Run:
 @contextmanager
 def bare_server(directory: Path) -> Iterator[str]:
     """The limit of an HTTP server, in a process of its own; its URL."""
-    with announced([sys.executable, "-m", "loadtest.bench.bare_server"], directory / "bare.log") as url:
-        yield url
+    with running_bare_server(directory) as running:
+        yield running.url
+
+
+@contextmanager
+def running_bare_server(directory: Path) -> Iterator[Running]:
+    """As `bare_server`, with its process."""
+    with started([sys.executable, "-m", "loadtest.bench.bare_server"], directory / "bare.log") as running:
+        yield running
+
+
+def _token(data: Path) -> str:
+    """A token for the server of a data directory, which may do everything. Raises ProcessFailed."""
+    command = [sys.executable, "-m", "gateway", "token", "create", "bench", "--allow", "admin", "--data", str(data)]
+    data.mkdir()
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise ProcessFailed(f"no token was made: {made.stderr.strip()[-500:]}")
+    return made.stdout.strip()
 
 
 @contextmanager
@@ -335,9 +379,12 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S))
 
 
-async def _create_topic(url: str) -> None:
+async def _create_topic(url: str, headers: Mapping[str, str] | None = None) -> None:
     shape = {"partitions": PARTITIONS}
-    async with _session() as session, session.put(f"{url}/mq/v1/topics/bench", json=shape) as response:
+    async with (
+        _session() as session,
+        session.put(f"{url}/mq/v1/topics/bench", json=shape, headers=headers) as response,
+    ):
         response.raise_for_status()
 
 

@@ -7,6 +7,7 @@ Every row is measured beside its limit in the same run; rows say medians of roun
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from gateway.app import GC_ALLOCATIONS
 from loadtest.bench import machine
 from loadtest.bench import store_work as work
 from loadtest.bench.disk import disk_loop
@@ -255,6 +257,9 @@ def main() -> None:
     if not parts:
         sys.exit(f"nothing is named like {arguments.only!r}; there are: {', '.join(PARTS)}")
     console = Console(highlight=False)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)  # as in the server
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=arguments.dir) as directory:
         options = Options(
             Path(directory),

@@ -78,6 +78,9 @@ class FakeBroker:
         self.acks.append(acks)
         return [self._append(append, acks) for append in appends]
 
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        return asyncio.ensure_future(self.append(appends, acks=acks))
+
     def _append(self, append: Append, acks: Acks) -> Appended:
         self.appends.append(append)
         entries = self.entries.setdefault(append.queue, [])

@@ -13,7 +13,8 @@ from tests.e2e.server import REPOSITORY
 
 HERE = Path(__file__).resolve().parent
 CLIENTS = REPOSITORY / ".venv" / "clients"
-NPM_CLIENT = "kafka-rest@0.0.5"
+REST_CLIENT = "kafka-rest@0.0.5"
+WEBSOCKET_CLIENT = "ws@8.18.0"
 _INSTALL_TIMEOUT_S = 300
 
 
@@ -32,14 +33,14 @@ def pypi_clients() -> dict[str, str]:
     return _environment(PYTHONPATH=str(place))
 
 
-def npm_client() -> dict[str, str]:
-    """The environment in which a driver finds npm's kafka-rest."""
+def npm_client(package: str = REST_CLIENT) -> dict[str, str]:
+    """The environment in which a driver finds a package of npm: kafka-rest, or ws."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         cannot("needs node and npm; install them with: apt-get install nodejs npm")
     place = CLIENTS / "npm"
-    if not (place / "node_modules" / "kafka-rest" / "package.json").exists():
+    if not (place / "node_modules" / package.partition("@")[0] / "package.json").exists():
         place.mkdir(parents=True, exist_ok=True)
-        _install("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place), NPM_CLIENT)
+        _install("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place), package)
     return _environment(NODE_PATH=str(place / "node_modules"))
 
 

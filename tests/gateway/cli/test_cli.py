@@ -250,6 +250,14 @@ def test_the_files_of_a_server_are_dumped_as_json_lines(tmp_path: Path) -> None:
     (entry,) = [entry for entry in entries if entry.get("topic") == "orders"]
     assert "u1" in orjson.dumps(entry).decode()
     assert len(rows(mq("dump", str(data / "commitlog" / "0".zfill(20)), "-n", "1"))) == 1
+    for path in (path for path in data.rglob("*") if path.is_file() and path.name != "lock"):
+        printed = CliRunner().invoke(app, ["dump", str(path), "-n", "3"])
+        if path.name.startswith("receipt-key"):
+            assert "is a secret" in str(printed.exception)
+            assert not printed.output
+        else:
+            assert printed.exit_code == 0, (path, printed.output)
+            assert all(orjson.loads(line) for line in printed.output.splitlines()), path
     foreign = tmp_path / "notes.txt"
     foreign.write_text("hello")
     refused = mq("dump", str(foreign))

@@ -296,6 +296,40 @@ def test_the_native_form_uses_the_best_form_each_key_and_value_has() -> None:
     assert (third["key_b64"], third["value_b64"]) == ("/w==", "/g==")
 
 
+PIECES = [
+    b"1",
+    b'"x"',
+    b"{}",
+    b"[1]",
+    b"1,2",
+    b"[1",
+    b"2]",
+    b'{"a":',
+    b"}",
+    b'"a',
+    b'b"',
+    b"",
+    b" ",
+    b"\n1",
+    b"nul",
+    b"\xff",
+    None,
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(PIECES)), min_size=1, max_size=6), st.booleans())
+def test_what_stands_beside_a_record_does_not_change_its_form(
+    pairs: list[tuple[bytes | None, bytes | None]], is_native: bool
+) -> None:
+    """Keys and values are looked at together; pieces that are JSON only together must not pass for it."""
+    fmt = None if is_native else Format.JSON
+    records = [Record(key, value, 0) for key, value in pairs]
+    together = rendered(fmt, entry(*records))
+    apart = [rendered(fmt, entry(one))[0] | {"offset": offset} for offset, one in enumerate(records)]
+    assert together == apart
+    assert not any(b"\n" in line[:-1] for line in map(orjson.dumps, together))
+
+
 def test_records_outside_the_range_are_dropped() -> None:
     entries = [entry(*[Record(None, b"1", 7)] * 5, base_offset=base, json_values=True) for base in (10, 15, 20)]
     offsets = [item["offset"] for item in rendered(Format.JSON, *entries, start=12, stop=17)]

@@ -10,6 +10,10 @@ Covers gateway.coordinator.service, event_log, queue, copies, stream, offsets. W
     S1  a commit that was answered is there after any crash; what is there was committed
     S2  one owner for a partition in a generation, over all restarts; the generation never goes back
     S3  a member that was put out, or owns a partition no more, cannot commit there
+    B1  a group that begins at the end gets every record that is sent after its first receive was answered, in whichever
+        partition, also in those that are added later
+    E1  a kill -9 changes nothing: the state after it is the state before, whatever was done to groups, by many at once
+    L1  in the log itself: one owner a partition at any time, assigned once in a generation, generations only grow
 
 Every run is a seed; a failure names it. `MQ_GROUP_RUNS` sets how many are tried.
 """
@@ -25,21 +29,34 @@ from random import Random
 import pytest
 
 from gateway.coordinator.api import Delivered, MemberKey, OffsetCommit, TopicPartition
+from gateway.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.copies import dead_letter_topic
 from gateway.groups.errors import GroupError, StaleGeneration, UnknownMember
+from gateway.groups.events import (
+    Event,
+    MemberLeft,
+    PartitionsAssigned,
+    PartitionsReleased,
+    Rebalanced,
+    decode_events,
+    encode_event,
+)
 from gateway.groups.membership import Share
+from gateway.groups.progress import Start
 from gateway.groups.strategies.base import Partition
-from store.errors import StoreError
+from store import record_batch
+from store.errors import StoreError, UnknownQueue
 from store.types import QueueKey
 from tests.gateway.coordinator.world import ORDERS, World, wanting
 from tests.simdisk import PowerCut, SimDisk
 from tests.store.kit import abandon
 
-RUNS = int(os.environ.get("MQ_GROUP_RUNS", "120"))
+RUNS = int(os.environ.get("MQ_GROUP_RUNS", "80"))
 OPERATIONS = 50
 PARTITIONS = 3
 NOTHING = -1
-QUEUE, STREAM = "q", "s"
+PARTITIONS_MAX = 6
+QUEUE, STREAM, LATE, SCRATCH = "q", "s", "late", "scratch"
 SETTINGS = {"max_attempts": 4, "retry_through_timer_ms": 500, "drain_timeout_ms": 2_000, "session_timeout_ms": 3_000}
 
 
@@ -59,6 +76,9 @@ class Model:
     members: dict[str, Share] = field(default_factory=dict)  # what each last heard
     owners: dict[tuple[Partition, int], str] = field(default_factory=dict)
     generation: int = 0
+    late_sent: set[bytes] = field(default_factory=set)  # after the late group's first receive was answered
+    late_got: set[bytes] = field(default_factory=set)
+    has_late_begun: bool = False
 
 
 class Run:
@@ -81,11 +101,14 @@ class Run:
         rng = self.rng
         steps = [self.send, self.receive, self.ack, self.nack, self.reject, self.give_back, self.extend]
         steps += (self.join, self.leave, self.release, self.commit, self.tick, self.save, self.receive, self.ack)
+        steps += (self.receive_late, self.grow, *[self.scratch] * 3)
         for _ in range(OPERATIONS):
             dice = rng.random()
             if dice < 0.06:
+                before = self.state()
                 await self.world.kill()
-                await self.restart(is_power_cut=False)
+                if not await self.restart(is_power_cut=False):
+                    assert self.state() == before, "E1"
             elif dice < 0.09:
                 await self.world.stop()
                 await self.restart(is_power_cut=False)
@@ -105,7 +128,8 @@ class Run:
                 await self.restart(is_power_cut=True)
             self.check_owners()
 
-    async def restart(self, *, is_power_cut: bool) -> None:
+    async def restart(self, *, is_power_cut: bool) -> bool:
+        """Start again; whether the power was cut before, or meanwhile."""
         model = self.model
         self.committing = asyncio.Lock()
         while True:
@@ -127,6 +151,7 @@ class Run:
             assert found in allowed, f"S1: {place}, which is not one of {allowed}"
             model.committed[place.partition] = {found}
         self.check_owners()
+        return is_power_cut
 
     def check_owners(self) -> None:
         table = self.world.groups.table
@@ -148,8 +173,53 @@ class Run:
     async def send(self) -> None:
         self.number += 1
         values = [b"%d.%d" % (self.number, index) for index in range(self.rng.randrange(1, 6))]
-        await self.world.send(*values, partition=self.rng.randrange(PARTITIONS))
+        is_late = self.model.has_late_begun
+        await self.world.send(*values, partition=self.rng.randrange(self.world.routes.topic("orders").partitions))
         self.model.sent |= set(values)
+        if is_late:
+            self.model.late_sent |= set(values)
+
+    async def receive_late(self) -> None:
+        messages = (await self.world.groups.receive(LATE, wanting(start=Start.LAST, invisible_ms=500))).messages
+        self.model.has_late_begun = True
+        self.model.late_got |= {message.value for message in messages if message.value is not None}
+        await self.world.groups.ack(LATE, [message.receipt for message in messages])
+
+    async def grow(self) -> None:
+        count = self.world.routes.topic("orders").partitions
+        if count < PARTITIONS_MAX and self.rng.random() < 0.3:
+            await self.world.broker.grow_topic("orders", count + 1)
+            await self.world.groups.stream.topics_changed()
+
+    async def scratch(self) -> None:
+        """Anything at all to a group of which nothing is claimed, but that its events can be read again (E1)."""
+        groups, rng = self.world.groups, self.rng
+        with suppress(GroupError, UnknownQueue):
+            match rng.randrange(10):
+                case 0 | 1 | 2:
+                    asked = wanting(max_messages=rng.randrange(1, 20), invisible_ms=rng.choice((1, 1000)))
+                    messages = (await groups.receive(SCRATCH, asked)).messages
+                    receipts = [message.receipt for message in messages]
+                    settle = rng.choice((groups.ack, groups.nack, groups.give_back))
+                    await settle(SCRATCH, receipts)
+                case 3:
+                    commits = [OffsetCommit("orders", number, 0) for number in range(PARTITIONS)]
+                    await groups.commit(SCRATCH, commits)
+                case 4:
+                    await groups.reset(SCRATCH, "orders", rng.choice((Start.FIRST, Start.LAST, 3)), force=True)
+                case 5:
+                    await groups.delete(SCRATCH)
+                case 6:
+                    changes = {"fifo": rng.random() < 0.5, "max_attempts": rng.randrange(1, 4), "backoff_ms": [0]}
+                    await groups.configure(SCRATCH, changes | {"mode": rng.choice(("shared", "shared", "broadcast"))})
+                case 7:
+                    member_id, share = await groups.join(SCRATCH, rng.choice((None, "a")), ORDERS)
+                    if rng.random() < 0.7:
+                        await groups.leave(SCRATCH, MemberKey(member_id, share.generation))
+                case 8:
+                    await groups.ack_up_to(SCRATCH, TopicPartition("orders", 0), 5)
+                case _:
+                    await groups.redrive(SCRATCH, 3)
 
     async def receive(self) -> None:
         asked = wanting(
@@ -315,13 +385,58 @@ class Run:
             await self.world.groups.ack(QUEUE, [message.receipt for message in messages])
             model.acked |= {message.value for message in messages if message.value is not None}
             idle_count = 0 if messages else idle_count + 1
-        assert [lag.lag for lag in await self.world.groups.lag(QUEUE)] in ([], [0] * PARTITIONS, [0] * (PARTITIONS + 1))
+        assert {lag.lag for lag in await self.world.groups.lag(QUEUE)} <= {0}
+        for _ in range(30):
+            self.world.clock.step(500)
+            await self.receive_late()
+        assert model.late_sent <= model.late_got, f"B1: {model.late_sent - model.late_got}"
+        await self.check_log()
         buried: set[bytes | None] = set()
         if any(view.name == dead_letter_topic(QUEUE) for view in self.world.routes.topics()):
             buried = {value for value, _ in await self.world.records(dead_letter_topic(QUEUE))}
         assert model.sent <= final | model.maybe_acked | buried, f"Q3: lost {model.sent - final - model.acked - buried}"
         assert model.rejected <= buried, f"Q4: {model.rejected - buried}"
         await self.world.stop()
+
+    def state(self) -> list[bytes]:
+        return [encode_event(event) for event in self.world.groups.table.snapshot()]
+
+    async def check_log(self) -> None:
+        """L1, from the first event on: nothing of the log is gone on this disk."""
+        owners: dict[Partition, str] = {}
+        given: set[tuple[Partition, int]] = set()
+        generation = 0
+        for event in await self.events():
+            if event.group != STREAM:
+                continue
+            match event:
+                case Rebalanced():
+                    assert event.generation >= generation, f"L1: {event}"
+                    generation = event.generation
+                case PartitionsAssigned():
+                    for partition in event.partitions:
+                        assert partition not in owners, f"L1: {partition} has an owner"
+                        assert (partition, event.generation) not in given, f"L1: {partition} in {event.generation}"
+                        owners[partition] = event.member_id
+                        given.add((partition, event.generation))
+                case PartitionsReleased():
+                    for partition in event.partitions:
+                        assert owners.pop(partition) == event.member_id, f"L1: {partition}"
+                case MemberLeft():
+                    owners = {partition: owner for partition, owner in owners.items() if owner != event.member_id}
+                case _:
+                    pass
+
+    async def events(self) -> list[Event]:
+        low, high = await self.world.broker.bounds(OFFSETS_QUEUE)
+        assert low == 0
+        found: list[Event] = []
+        while low < high:
+            read = await self.world.broker.read(OFFSETS_QUEUE, low, max_bytes=1 << 20)
+            low = read.next_offset
+            for entry in read.entries:
+                found += decode_events(record.value for record in record_batch.decode(entry.batch))
+        return found
 
 
 async def one(seed: int) -> None:

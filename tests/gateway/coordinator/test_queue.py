@@ -1,4 +1,4 @@
-"""gateway.coordinator.queue (with arrivals, copies, records): leases, retries and dead letters over a real store."""
+"""gateway.coordinator.queue (with settling, dead_letters): leases, retries and dead letters over a real store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.coordinator.api import Delivered, Receive, TopicPartition
-from gateway.coordinator.queue import (
-    LEASE_OVER,
-    RECEIPT_ILLEGAL,
-    RECEIPTS_MAX,
-    RECEIVE_BYTES_MAX,
-    RECEIVE_MESSAGES_MAX,
-    REDRIVE_MAX,
-)
+from gateway.coordinator.dead_letters import REDRIVE_MAX
+from gateway.coordinator.receiving import RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX
+from gateway.coordinator.settling import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX
 from gateway.groups.copies import REASON_BYTES_MAX, dead_letter_topic
 from gateway.groups.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
 from gateway.groups.progress import Start

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 
 from gateway.brokers.local import LocalBroker
 from gateway.codec.tags import batch_tag_hashes
@@ -28,6 +29,7 @@ from tests.store.kit import SMALL, abandon, open_store
 
 ORDERS = Subscription(frozenset(["orders"]))
 IN_FLIGHT_MAX = 1000
+GROUPS_MAX = 1000
 
 
 async def inline(work: Callable[[], None]) -> None:
@@ -88,6 +90,7 @@ class World:
         self.monotonic_ms = 0
         self.in_flight_max = IN_FLIGHT_MAX
         """`group_in_flight_max` of gateway/limits.py."""
+        self.groups_max = GROUPS_MAX
         self.strategies = StrategyRegistry()
         self.store: Store
         self.timer: PlainTimer
@@ -118,6 +121,7 @@ class World:
             monotonic_ms=lambda: self.monotonic_ms,
             draining=self.draining,
             in_flight_max=self.in_flight_max,
+            groups_max=self.groups_max,
             strategies=self.strategies,
             run_blocking=inline,
         )
@@ -144,6 +148,12 @@ class World:
         """kill -9."""
         await abandon()
         self.disk.kill()
+
+    async def crash(self, seed: int) -> None:
+        """The power fails, and the server starts again on what the disk has kept."""
+        await abandon()
+        self.disk = self.disk.crash(Random(seed))
+        await self.start()
 
     async def tick(self, ms: int) -> None:
         """Time passes, and what happens by itself happens."""

@@ -110,6 +110,19 @@ async def test_what_a_receive_takes(caller: Caller) -> None:
     assert len(await caller.receive("timed", start={"timestamp": "2020-01-01T00:00:00Z"})) == 6
 
 
+async def test_a_new_group_gets_what_was_there_before_it_unless_it_says_otherwise(caller: Caller) -> None:
+    await caller.send({"value": 1})
+    body = {"topics": ["orders"]}
+    assert len((await caller.ok("POST", "groups/new/messages:receive", body))["messages"]) == 1
+    await caller.ok("PUT", "topics/wide", {"partitions": 3})
+    await caller.send({"value": "old", "partition": 0}, {"value": "old", "partition": 2}, topic="wide")
+    late = {"topics": ["wide"], "start": "latest", "max_messages": 1}
+    assert (await caller.ok("POST", "groups/late/messages:receive", late))["messages"] == []
+    await caller.send({"value": "new", "partition": 1}, {"value": "new", "partition": 2}, topic="wide")
+    got = [(await caller.ok("POST", "groups/late/messages:receive", late))["messages"] for _ in range(3)]
+    assert [[message["value"] for message in messages] for messages in got] == [["new"], ["new"], []]
+
+
 async def test_nack_reject_extend_and_a_bad_receipt(caller: Caller) -> None:
     await caller.send({"value": 1}, {"value": 2}, {"value": 3})
     again, never, longer = await caller.receive(invisible_ms=30_000)
@@ -237,6 +250,7 @@ async def test_settling_that_breaks_a_rule(caller: Caller) -> None:
         ("messages:reject", {"receipts": ["r"], "reason": "x" * REASON_BYTES_MAX}, (200, 0)),
         ("messages:reject", {"receipts": ["r"], "reason": "x" * (REASON_BYTES_MAX + 1)}, (422, 422)),
         ("messages:extend", {"receipts": ["r"]}, (422, 422)),
+        ("messages:extend", {"receipts": ["r"], "invisible_ms": None}, (422, 422)),
         ("messages:extend", {"receipts": ["r"], "invisible_ms": 0}, (422, 42253)),
         ("dlq:redrive", {"max_messages": REDRIVE_MAX}, (200, 0)),
         ("dlq:redrive", {"max_messages": REDRIVE_MAX + 1}, (422, 42253)),

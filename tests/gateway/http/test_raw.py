@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -218,6 +219,16 @@ def test_no_header_of_a_record_breaks_an_answer(headers: list[tuple[str, bytes |
 async def test_a_repeat_with_a_key_says_so(client: Client) -> None:
     headers = {"Idempotency-Key": '"k1"'}
     assert "Idempotent-Replayed" not in (await client.post(SEND, data=b"x", headers=headers)).headers
+
+
+async def test_a_trace_of_a_send_in_json_comes_back_with_its_records(client: Client) -> None:
+    sent = {"records": [{"value": 1, "partition": 0}, {"value": 2, "partition": 0}]}
+    kind = {"Content-Type": "application/vnd.kafka.json.v2+json", "traceparent": PARENT}
+    assert (await client.post("/topics/orders", json=sent, headers=kind)).status == 200
+    for offset in (0, 1):
+        assert (await client.get(f"{READ}/{offset}")).headers["traceparent"] == PARENT
+    (first, _) = await (await client.get("/topics/orders/partitions/0/records")).json(content_type=None)
+    assert first["headers"] == [{"key": "traceparent", "value": b64encode(PARENT.encode()).decode()}]
 
 
 @pytest.mark.parametrize(

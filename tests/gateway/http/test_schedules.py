@@ -30,11 +30,19 @@ SETTINGS: dict[str, object] = {
 
 
 @pytest.fixture
+def settings() -> dict[str, object]:
+    return {}
+
+
+@pytest.fixture
 async def client(
-    tmp_path: Path, clock: FakeClock, aiohttp_client: Callable[[TestServer], Awaitable[Client]]
+    tmp_path: Path,
+    clock: FakeClock,
+    settings: dict[str, object],
+    aiohttp_client: Callable[[TestServer], Awaitable[Client]],
 ) -> AsyncIterator[Client]:
     """A client of a server with the topic `orders` of 2 partitions, whose timer runs."""
-    config = build({"data": tmp_path, **SETTINGS})
+    config = build({"data": tmp_path, **SETTINGS, **settings})
     files = OsFiles()
     store = await Store.open(config.store, files=files, clock=clock)
     timer = TimerService(config.timer, store, files, clock)
@@ -96,8 +104,9 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         (f"?to={START_MS + 6_000}", [first], 1),
         (f"?from={START_MS + 6_000}", [second], 1),
         (f"?from={START_MS + 6_000}&to={START_MS + 6_000}", [], 0),
-        ("?key=k", [first, second], None),
-        ("?key=other", [], None),
+        ("?key=k", [first, second], 2),
+        ("?key=k&limit=1", [first], None),
+        ("?key=other", [], 0),
     ):
         _, page = await ask(client, "GET", query)
         assert ([row["schedule_id"] for row in page["schedules"]], page["total"]) == (ids, total), query
@@ -108,6 +117,36 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         "counts": [1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
         "total": 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "delays_ms"),
+    [({"timer.pending_count_max": 2}, (5_000, 90_000)), ({"timer.slot_count_max": 2}, (3_000, 3_001))],
+    ids=["pending", "in one second"],
+)
+async def test_a_bound_is_answered_429_but_a_repeat_as_what_it_is(client: Client, delays_ms: tuple[int, int]) -> None:
+    async def post(*records: dict[str, object]) -> tuple[int, str | None, Any]:
+        headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        response = await client.post("/topics/orders", json={"records": records}, headers=headers)
+        return response.status, response.headers.get("Retry-After"), await response.json(content_type=None)
+
+    first, second = ({"value": 1, "delay_ms": delay_ms, "msg_id": str(delay_ms)} for delay_ms in delays_ms)
+    _, _, accepted = await post(first, second)
+    status, retry_after, refused = await post({"value": 1, "delay_ms": 3_500})
+    assert (status, retry_after, refused["error_code"]) == (429, "5", 42950)
+    status, _, repeated = await post(second)
+    assert (status, repeated["offsets"][0]["schedule_id"]) == (200, accepted["offsets"][1]["schedule_id"])
+    assert (await ask(client, "GET", ""))[1]["total"] == 2
+    await ask(client, "DELETE", f"/{accepted['offsets'][0]['schedule_id']}")
+    await ask(client, "GET", "")  # which waits until the cancelled one is off the wheel
+    assert (await post({"value": 1, "delay_ms": 3_500}))[0] == 200
+
+
+@pytest.mark.parametrize("settings", [{"timer.slot_count_max": 1}])
+async def test_a_move_to_a_full_second_is_answered_429(client: Client) -> None:
+    stays, moves = await send(client, 3_000, 4_000)
+    assert await ask(client, "PATCH", f"/{moves}", json={"delay_ms": 3_500}) == (429, 42950)
+    assert (await ask(client, "GET", f"/{moves}"))[0] == (await ask(client, "GET", f"/{stays}"))[0] == 200
 
 
 async def test_cancelling_answers_exactly(client: Client) -> None:

@@ -15,7 +15,10 @@ Client = TestClient[web.Request, web.Application]
 async def test_alive_not_ready_and_how_far(aiohttp_client: Callable[[web.Application], Awaitable[Client]]) -> None:
     progress = RecoveryProgress()
     client = await aiohttp_client(build_starting_application(progress))
-    assert (await client.get("/healthz")).status == 200
+    for path in ("/healthz", "/healthy", "/_health"):
+        assert (await client.get(path)).status == 200
+    for path in ("/ready", "/status/ready"):
+        assert (await client.get(path)).status == 503
     response = await client.get("/readyz")
     assert (response.status, (await response.json())["reasons"]) == (503, ["recovering: opening the store"])
     progress.tell(16, 64)
@@ -31,3 +34,5 @@ async def test_everything_else_is_to_be_tried_again(
         answer = await response.json()
         assert (response.status, answer["error_code"], answer["retriable"]) == (503, 50350, True)
         assert response.headers["Retry-After"] == "1"
+        assert response.headers["X-Request-Id"] == answer["request_id"]
+        assert "Server" not in response.headers

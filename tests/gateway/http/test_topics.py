@@ -202,7 +202,7 @@ async def test_a_topic_refuses_records_beyond_its_own_limit(client: Client) -> N
         (b'{"topic_name":5}', 422),
         (b'{"name":"new"}', 422),
         (b'{"topic_name":"new","config":{"cleanup.policy":"compact"}}', 400),
-        (b'{"topic_name":"new","config":[]}', 201),
+        (b'{"topic_name":"new","config":[]}', 400),
         (b"[]", 400),
     ],
 )

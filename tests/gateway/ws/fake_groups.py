@@ -65,11 +65,14 @@ class FakeGroups:
         self.offsets: dict[TopicPartition, int] = {}
         self.commits: list[list[OffsetCommit]] = []
         self.hold: asyncio.Event | None = None
+        self.hold_join: asyncio.Event | None = None
         self.leases: dict[str, OnLease] = {}
         self.attempts: dict[tuple[str, int, int], int] = {}
         self.done: set[tuple[str, int, int]] = set()
         self.rejected: dict[tuple[str, int, int], str] = {}
         self.acked: set[str] = set()
+        self.starts: list[StartSpec] = []
+        """Where each receive wanted to begin."""
         self.given_back: list[str] = []
         self.generation = 0
         self._receipt_count = 0
@@ -82,6 +85,15 @@ class FakeGroups:
         self.generation += 1
         member = self.members[member_id]
         member.share = Share(self.generation, self._named(owned), self._named(revoking), b"", False)
+        self._tell(member)
+
+    def revoke_topic(self, member_id: str, topic: str) -> None:
+        """The group has heard that a topic is gone."""
+        self.generation += 1
+        member = self.members[member_id]
+        kept = tuple(one for one in member.share.assigned if one.topic != topic)
+        gone = tuple(one for one in member.share.assigned if one.topic == topic)
+        member.share = Share(self.generation, kept, gone, b"", False)
         self._tell(member)
 
     def put_out(self, member_id: str) -> None:
@@ -127,6 +139,8 @@ class FakeGroups:
         session_timeout_ms: int | None = None,
         metadata: bytes = b"",
     ) -> tuple[str, Share]:
+        if self.hold_join is not None:
+            await self.hold_join.wait()
         member_id = member_id or f"m{len(self.members) + 1}"
         self.generation += 1
         free = [
@@ -215,6 +229,7 @@ class FakeGroups:
     # The protocol: queue mode
 
     async def receive(self, group: str, request: Receive) -> Received:
+        self.starts.append(request.start)
         while True:
             more = self._more
             messages = await self._lease(request)

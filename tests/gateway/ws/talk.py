@@ -18,6 +18,7 @@ from gateway.ws.protocol import CloseCode, split_binary
 from gateway.ws.rights import Rights
 from gateway.ws.session import Session
 from gateway.ws.sessions import Sessions
+from tests import contract
 from tests.gateway.ws.fake_groups import FakeGroups
 from tests.gateway.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway, until
 
@@ -67,7 +68,7 @@ class Talk:
         self.closed_with: CloseCode | None = None
         self.says_goodbye = False
         self.takes: asyncio.Event | None = None  # while set and not is_set(), the transport takes nothing
-        self.outbox = Outbox(self._write, bytes_max=1 << 20, write_timeout_s=60)
+        self.outbox = Outbox(self._write, bytes_max=1 << 20)
         self.rights = Rights(access, self.gateway.clock, warn=lambda in_ms: None, close=self._close)
         self.conversation = Conversation(
             self.gateway,
@@ -95,8 +96,10 @@ class Talk:
             await self.takes.wait()
         if is_binary:
             header, payload = split_binary(frame)
+            contract.check_frame(orjson.dumps(header))
             self.said.put_nowait({**header, "payload": bytes(payload)})
         else:
+            contract.check_frame(frame)
             self.said.put_nowait(orjson.loads(frame))
 
     async def say(self, *commands: Frame) -> None:
@@ -158,7 +161,7 @@ class Talk:
         for at in range(first, first + count, per_batch):
             records = [{"value": n} for n in range(at, min(at + per_batch, first + count))]
             await self.say({"op": "produce", "topic": topic, "partition": partition, "records": records, "ack": False})
-        await until(lambda: not self.conversation.work_count)
+        await until(lambda: not self.conversation.works)
 
 
 @asynccontextmanager

@@ -12,10 +12,7 @@ from gateway.auth.access import Permission
 from gateway.codec.records import Format
 from gateway.http.errors import RequestError
 from gateway.ws.commands import (
-    COMMANDS_MAX,
     PERMISSIONS,
-    RECEIPT_CHARS_MAX,
-    RECEIPTS_MAX,
     Ack,
     Auth,
     Extend,
@@ -35,9 +32,14 @@ from gateway.ws.commands import (
     Seek,
     Seen,
     Subscribe,
-    TooManyCommands,
     Unsubscribe,
     UpTo,
+)
+from gateway.ws.parse import (
+    COMMANDS_MAX,
+    RECEIPT_CHARS_MAX,
+    RECEIPTS_MAX,
+    TooManyCommands,
     command_id,
     parse_command,
     parse_frame,

@@ -85,6 +85,7 @@ class Running:
 
 
 Start = Callable[..., Awaitable[Running]]
+SUBSCRIBE: Frame = {"op": "subscribe", "sub": "s", "topics": ["orders"]}
 
 
 @pytest.fixture
@@ -217,6 +218,10 @@ async def test_shutdown_says_goaway_and_closes_with_4001(start: Start) -> None:
         server.gateway.draining.set()
         goaway = orjson.loads(await socket.recv())
         assert (goaway["op"], goaway["reason"]) == ("goaway", "shutdown")
+        assert goaway["resume"].startswith("sess_")
+        for begins in ({"op": "produce", "topic": "orders", "records": [{"value": 2}]}, {**SUBSCRIBE, "sub": "late"}):
+            refused_now = await asked(socket, {"id": 2, **begins})
+            assert (refused_now["error_code"], refused_now["retriable"]) == (50350, True), "nothing was begun"
         server.broker.hold.set()
         assert orjson.loads(await socket.recv())["ok"], "an accepted produce is answered before the close"
         with pytest.raises(websockets.ConnectionClosed):
@@ -352,6 +357,20 @@ async def test_who_answers_pings_stays(start: Start) -> None:
     async with websockets.connect(server.url, ping_interval=None) as socket:
         await asyncio.sleep(0.15)
         assert (await asked(socket, {"id": 1, "op": "ping"}))["ok"]
+
+
+async def test_pings_that_we_do_not_read_are_not_missed(start: Start) -> None:
+    """While a socket waits for the disk nobody reads its pongs: it is alive nevertheless."""
+    server = await start(ws_ping_ms=10)
+    server.broker.hold = asyncio.Event()
+    async with websockets.connect(server.url, ping_interval=None) as socket:
+        produce = {"op": "produce", "topic": "orders", "records": [{"value": "x" * 3_000_000}] * 3}
+        for number in (1, 2):  # together more than may be unanswered
+            await socket.send(orjson.dumps({"id": number, **produce}).decode())
+        await until(lambda: server.broker.append_count)
+        await asyncio.sleep(0.2)
+        server.broker.hold.set()
+        assert [orjson.loads(await socket.recv())["id"] for _ in range(2)] == [1, 2]
 
 
 # ------------------------------------------------------------------------------------------------- authentication
@@ -564,57 +583,12 @@ async def test_binary_forms_need_hello(start: Start) -> None:
 # ------------------------------------------------------------------------------------------------- short forms
 
 
-async def test_a_url_that_consumes(start: Start) -> None:
-    server = await start()
-    async with websockets.connect(f"{server.url}/consume?topic=orders&group=g&auto_ack=true&start=earliest") as socket:
-        answer = orjson.loads(await socket.recv())
-        assert (answer["id"], answer["ok"], answer["sub"], answer["mode"]) == (0, True, "s", "stream")
-        assert orjson.loads(await socket.recv())["op"] == "caught_up"
-        await socket.send('{"op":"produce","topic":"orders","records":[{"value":7}],"ack":false}')
-        assert orjson.loads(await socket.recv())["messages"][0]["value"] == 7
-
-
-@pytest.mark.parametrize(
-    ("query", "status"),
-    [
-        ("topic=nosuch", 404),
-        ("", 422),
-        ("topic=orders&x=1", 422),
-        ("topic=orders&credit=-1", 422),
-        ("topic=orders&auto_credit=maybe", 422),
-        ("topic=orders&mode=queue", 422),
-        ("topic=orders&from=nowhere", 400),
-    ],
-)
-async def test_what_is_wrong_with_a_url_is_answered_as_http(start: Start, query: str, status: int) -> None:
-    server = await start()
-    with pytest.raises(websockets.InvalidStatus) as refused:
-        await websockets.connect(f"{server.url}/consume?{query}")
-    assert refused.value.response.status_code == status
-
-
-async def test_a_url_that_sends_answers_each_frame_in_order(start: Start) -> None:
-    server = await start()
-    async with websockets.connect(f"{server.url}/produce?topic=orders&partition=1&key=k&tag=t") as socket:
-        for frame in (b"\xff", "text", b""):
-            await socket.send(frame)
-        answers = [orjson.loads(await socket.recv()) for _ in range(3)]
-        assert [(answer["n"], answer["ok"], answer["offset"]) for answer in answers] == [
-            (1, True, 0), (2, True, 1), (3, True, 2),
-        ]  # fmt: skip
-    for query, status in (
-        ("topic=nosuch", 404),
-        ("", 422),
-        ("topic=orders&partition=9", 404),
-        ("topic=orders&acks=x", 422),
-    ):
-        with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(f"{server.url}/produce?{query}")
-        assert refused.value.response.status_code == status
+async def test_short_forms_ask_who_one_is_before_the_handshake(start: Start) -> None:
     tokens = Tokens()
     tokens.known["good"] = Somebody("ann", None, set())
     guarded = await start(tokens=tokens)
     for headers, status in (({}, 401), ({"Authorization": "Bearer good"}, 403)):
-        with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(f"{guarded.url}/produce?topic=orders", additional_headers=headers)
-        assert refused.value.response.status_code == status
+        for path in ("produce?topic=orders", "consume?topic=orders"):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                await websockets.connect(f"{guarded.url}/{path}", additional_headers=headers)
+            assert refused.value.response.status_code == status

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from gateway.ws.outbox import Closing, Outbox, OutboxClosed
-from gateway.ws.protocol import CloseCode
 
 
 class Transport:
@@ -28,7 +27,7 @@ class Transport:
 async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=100, write_timeout_s=60)
+    outbox = Outbox(transport.write, bytes_max=100)
     writer = asyncio.create_task(outbox.run())
     await outbox.put(b"1")
     sending = asyncio.create_task(outbox.send(b"2"))
@@ -46,7 +45,7 @@ async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
 async def test_who_puts_too_much_waits_and_nobody_overtakes() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, write_timeout_s=60)
+    outbox = Outbox(transport.write, bytes_max=10)
     writer = asyncio.create_task(outbox.run())
     await outbox.put(b"a" * 6)
     await transport.writing.wait()
@@ -65,21 +64,11 @@ async def test_who_puts_too_much_waits_and_nobody_overtakes() -> None:
     writer.cancel()
 
 
-async def test_a_transport_that_takes_nothing_ends_the_socket_as_slow() -> None:
-    transport = Transport()
-    transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, write_timeout_s=0.001)
-    await outbox.put(b"1")
-    with pytest.raises(Closing) as closing:
-        await outbox.run()
-    assert closing.value.code is CloseCode.SLOW
-
-
 async def test_a_peer_that_is_gone_is_no_error() -> None:
     async def write(frame: bytes, is_binary: bool) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, bytes_max=10, write_timeout_s=60)
+    outbox = Outbox(write, bytes_max=10)
     await outbox.put(b"1")
     with pytest.raises(Closing) as closing:
         await outbox.run()
@@ -89,7 +78,7 @@ async def test_a_peer_that_is_gone_is_no_error() -> None:
 async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, write_timeout_s=60)
+    outbox = Outbox(transport.write, bytes_max=10)
     writer = asyncio.create_task(outbox.run())
     sending = asyncio.create_task(outbox.send(b"1"))
     await transport.writing.wait()
@@ -103,7 +92,7 @@ async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
 async def test_who_waits_when_the_connection_ends_is_told() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, write_timeout_s=60)
+    outbox = Outbox(transport.write, bytes_max=10)
     writer = asyncio.create_task(outbox.run())
     sending = asyncio.create_task(outbox.send(b"a" * 10))
     await transport.writing.wait()

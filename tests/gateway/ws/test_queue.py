@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.groups.progress import Start, StartTime
 from tests.clock import START_MS, FakeClock
 from tests.gateway.ws.memory import until
 from tests.gateway.ws.talk import Frame, Server, subscribe, talking
@@ -43,6 +45,19 @@ async def test_messages_carry_receipt_and_attempt_and_each_settling_answers_for_
         )
         assert answer["results"] == [{"topic": "orders", "partition": 0, "ok": True, "count": 2}]
         assert talk.groups.held() == {("orders", 0, 4)}
+
+
+@pytest.mark.parametrize(
+    ("said", "start"),
+    [({}, Start.FIRST), ({"start": "latest"}, Start.LAST), ({"start": {"timestamp": 5}}, StartTime(5))],
+)
+async def test_a_group_begins_at_the_first_record_unless_the_client_says_otherwise(
+    said: Frame, start: Start | StartTime
+) -> None:
+    async with talking({"orders": 1}) as talk:
+        await talk.ask(subscribe(**QUEUE, **said))
+        await until(lambda: talk.groups.starts != [])
+        assert talk.groups.starts[0] == start
 
 
 async def test_credit_comes_back_when_a_message_is_settled() -> None:

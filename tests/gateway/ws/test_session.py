@@ -256,7 +256,7 @@ async def test_produces_share_their_wait_and_keep_their_order() -> None:
 
 
 async def test_unanswered_produces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ws.conversation.WORK_BYTES_MAX", 150)
+    monkeypatch.setattr("gateway.ws.works.WORK_BYTES_MAX", 150)
     async with talking({"orders": 1}) as talk:
         talk.broker.hold = asyncio.Event()
         produce = {"op": "produce", "topic": "orders", "records": [{"value": "x" * 30}]}

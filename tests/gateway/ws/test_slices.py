@@ -15,7 +15,7 @@ from gateway.codec.filters import parse_filter
 from gateway.http.context import Gateway
 from gateway.ws.commands import Form
 from gateway.ws.merged import Merged
-from gateway.ws.slices import OutOfRange, Slices, Wanted
+from gateway.ws.slices import CACHE_BYTES_MAX, OutOfRange, Slices, Wanted
 from gateway.ws.tails import Tails
 from gateway.ws.tasks import Tasks
 from tests.gateway.ws.memory import MemoryBroker, memory_gateway, until
@@ -38,6 +38,10 @@ async def produce(gateway: Gateway, record: dict[str, object]) -> None:
     await gateway.producer.produce("orders", parse_records([record], Format.JSON), json_values=True)
 
 
+def slices_of(gateway: Gateway, cache_bytes_max: int = CACHE_BYTES_MAX) -> Slices:
+    return Slices(gateway.consumer.fetch, lambda name: gateway.routes_table.topic(name).topic_id, cache_bytes_max)
+
+
 async def read(slices: Slices, offset: int, wanted: Wanted = ALL, count_max: int = 1000) -> list[int]:
     portion = await slices.read("orders", 1, 0, offset, wanted, count_max=count_max)
     return [orjson.loads(b"[" + part.body + b"]")[n]["value"] for part in portion.slices for n in range(len(part.ends))]
@@ -45,7 +49,7 @@ async def read(slices: Slices, offset: int, wanted: Wanted = ALL, count_max: int
 
 async def test_slices_follow_each_other_without_a_gap_and_each_prefix_is_json() -> None:
     gateway, _ = await filled(25)
-    slices = Slices(gateway.consumer.fetch)
+    slices = slices_of(gateway)
     portion = await slices.read("orders", 1, 0, 3, ALL, count_max=1000)
     assert [(part.start, part.stop) for part in portion.slices] == [(3, 13), (13, 23), (23, 25)]
     part = portion.slices[0]
@@ -59,7 +63,7 @@ async def test_slices_follow_each_other_without_a_gap_and_each_prefix_is_json() 
 
 async def test_many_who_ask_at_once_share_one_read() -> None:
     gateway, broker = await filled(10)
-    slices = Slices(gateway.consumer.fetch)
+    slices = slices_of(gateway)
     before = broker.read_count
     answers = await asyncio.gather(*[read(slices, 0) for _ in range(100)])
     assert answers == [list(range(10))] * 100
@@ -70,7 +74,7 @@ async def test_many_who_ask_at_once_share_one_read() -> None:
 
 async def test_a_reader_that_gives_up_does_not_hold_up_the_others() -> None:
     gateway, _ = await filled(5)
-    slices = Slices(gateway.consumer.fetch)
+    slices = slices_of(gateway)
     first = asyncio.create_task(read(slices, 0))
     second = asyncio.create_task(read(slices, 0))
     await asyncio.sleep(0)
@@ -80,7 +84,7 @@ async def test_a_reader_that_gives_up_does_not_hold_up_the_others() -> None:
 
 async def test_the_cache_forgets_the_oldest_beyond_its_bytes() -> None:
     gateway, broker = await filled(40)
-    slices = Slices(gateway.consumer.fetch, cache_bytes_max=8_000)
+    slices = slices_of(gateway, cache_bytes_max=8_000)
     for offset in range(0, 40, 10):
         await read(slices, offset, Wanted(Form.JSON, 10))
         assert slices.cached_bytes <= 8_000
@@ -94,7 +98,7 @@ async def test_the_cache_forgets_the_oldest_beyond_its_bytes() -> None:
 @pytest.mark.parametrize("form", [Form.JSON, Form.BINARY])
 async def test_a_filter_leaves_out_the_others_and_moves_on_behind_them(form: Form) -> None:
     gateway, _ = await filled(20, tag="paid")
-    slices = Slices(gateway.consumer.fetch)
+    slices = slices_of(gateway)
     wanted = Wanted(form, 4, parse_filter("tag:paid"))
     portion = await slices.read("orders", 1, 0, 1, wanted, count_max=1000)
     assert [list(part.ends) for part in portion.slices] == [[4, 7, 10, 13], [16, 19]]
@@ -153,7 +157,7 @@ async def test_what_is_asked_while_a_call_runs_goes_into_the_next_one() -> None:
 
     tasks = Tasks(lambda error: None)
     merged: Merged[int, int] = Merged(work, tasks)
-    asked = [asyncio.create_task(merged.ask(items)) for items in ([1], [2, 3], [], [4])]
+    asked = [merged.ask(items) for items in ([1], [2, 3], [], [4])]
     await asyncio.sleep(0)
     go.set()
     assert [list(await one) for one in asked] == [[10], [20, 30], [], [40]]
@@ -161,4 +165,7 @@ async def test_what_is_asked_while_a_call_runs_goes_into_the_next_one() -> None:
     with pytest.raises(ValueError, match="13"):
         await merged.ask([13])
     assert list(await merged.ask([5])) == [50]
+    nobody_waits = merged.ask([6])
+    nobody_waits.cancel()
     await merged.settled()
+    assert calls[-1] == [6], "what is asked is done"

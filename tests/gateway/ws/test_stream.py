@@ -1,13 +1,19 @@
-"""Stream mode over a coordinator that does what the test says: who is pushed what, and what is committed when."""
+"""Stream mode over a coordinator that does what the test says: who is pushed what, and what is committed when.
+
+Covers gateway.ws.commits too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.coordinator.api import TopicPartition
+from gateway.ws.reader import PLACES_MAX
 from tests.gateway.ws.memory import until
 from tests.gateway.ws.talk import Frame, Server, Talk, subscribe, talking
 
@@ -71,6 +77,21 @@ async def test_acks_that_wait_together_are_one_commit_and_the_last_one_counts() 
         assert len(talk.groups.commits) <= 2
 
 
+async def test_a_partition_that_was_lost_does_not_take_the_acks_of_others_with_it() -> None:
+    """The group has moved it on, and the member has not heard of that yet."""
+    async with talking({"orders": 2}) as talk:
+        await talk.fill("orders", 5, partition=0)
+        await talk.fill("orders", 5, partition=1)
+        await joined(talk)
+        await talk.messages(10)
+        member = talk.groups.members["m"]
+        member.share = replace(member.share, assigned=member.share.assigned[:1])
+        answer = await talk.answer({"id": 2, "op": "ack", "sub": "s", "cursor": "orders:0=3;orders:1=4"})
+        assert [result["ok"] for result in answer["results"]] == [True, False]
+        assert answer["results"][1]["error_code"] == 40959
+        assert talk.groups.offsets == {P0: 3}
+
+
 async def test_a_revoked_partition_is_released_once_what_was_sent_is_acked() -> None:
     async with talking({"orders": 2}) as talk:
         await talk.fill("orders", 5, partition=0)
@@ -115,6 +136,84 @@ async def test_a_client_that_does_not_finish_is_waited_for_until_the_time_is_ove
         talk.groups.assign("m", revoking=[P0])
         assert (await talk.heard("revoked"))["drain_ms"] == 20
         await until(lambda: not talk.groups.members["m"].share.revoking)
+
+
+async def test_every_revocation_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is taken back and comes again does not end when the first would have."""
+    monkeypatch.setattr("gateway.ws.stream.DRAIN_MS", 300)
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 5)
+        await joined(talk)
+        await talk.messages(5)
+        talk.groups.assign("m", revoking=[P0])
+        await talk.heard("revoked")
+        await asyncio.sleep(0.2)
+        talk.groups.assign("m", P0)
+        await talk.heard("assigned")
+        talk.groups.assign("m", revoking=[P0])
+        await talk.heard("revoked")
+        await asyncio.sleep(0.15)  # the first is over now
+        assert talk.groups.members["m"].share.revoking
+        await until(lambda: not talk.groups.members["m"].share.revoking)
+
+
+async def test_what_is_revoked_before_anything_was_sent_is_given_up_at_once() -> None:
+    async with talking({"orders": 2}) as talk:
+        await joined(talk)
+        talk.groups.assign("m", P0, revoking=[("orders", 1)])
+        assert (await talk.heard("revoked"))["partitions"] == {"orders": [1]}
+        await until(lambda: not talk.groups.members["m"].share.revoking)
+
+
+async def test_partitions_of_a_deleted_topic_are_lost_and_given_up() -> None:
+    async with talking({"orders": 1, "other": 1}) as talk:
+        await talk.fill("orders", 3)
+        await talk.answer(subscribe(**STREAM, pattern=".*"))
+        await talk.messages(3)
+        talk.server.routes.remove(talk.server.routes.topic("other"))
+        talk.groups.revoke_topic("m", "other")
+        revoked = await talk.heard("revoked")
+        assert (revoked["partitions"], revoked.get("lost")) == ({"other": [0]}, True)
+        await until(lambda: not talk.groups.members["m"].share.revoking)
+
+
+async def test_a_member_that_may_not_read_what_it_is_given_does_not_stay() -> None:
+    class OnlyGroups(type(OPEN)):  # type: ignore[misc]
+        def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
+            if topic is not None:
+                raise forbidden(permission, topic, group)
+
+    server = Server({"orders": 1})
+    async with server.talk(OnlyGroups()) as talk:
+        assert (await talk.ask(subscribe(**STREAM, pattern=".*")))["error_code"] == 40301
+        assert not server.groups.members
+    await server.sessions.close()
+
+
+async def test_a_connection_that_is_lost_while_it_joins_leaves_no_member() -> None:
+    server = Server({"orders": 1})
+    server.groups.hold_join = asyncio.Event()
+    async with server.talk() as talk:
+        saying = asyncio.create_task(talk.say(subscribe(**STREAM)))
+        await asyncio.sleep(0.01)
+        saying.cancel()
+        await asyncio.sleep(0)
+        server.groups.hold_join.set()
+    assert not server.groups.members
+    await server.sessions.close()
+
+
+@pytest.mark.parametrize("fields", [{}, STREAM])
+async def test_as_many_partitions_as_may_be_and_one_more(fields: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PLACES_MAX == 4096
+    monkeypatch.setattr("gateway.ws.session.PLACES_MAX", 3)
+    for count, is_taken in ((3, True), (4, False)):
+        async with talking({"orders": count}) as talk:
+            answer = await talk.ask(subscribe(**fields))
+            assert answer["ok"] is is_taken
+            if not is_taken:
+                assert answer["error_code"] == 42950
+                assert not talk.groups.members
 
 
 async def test_a_revocation_that_is_taken_back_goes_on_where_it_was() -> None:

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from gateway.http.application import build_application
 from gateway.ws.protocol import split_binary
 from store import record_batch
+from tests import contract
 from tests.gateway.ws.fake_groups import FakeGroups
 from tests.gateway.ws.memory import MemoryRoutes, memory_gateway
 
@@ -53,8 +54,10 @@ class Client:
             async for data in self._socket:
                 if isinstance(data, bytes):
                     header, payload = split_binary(data)
+                    contract.check_frame(orjson.dumps(header))
                     yield {**header, "payload": bytes(payload)}
                 else:
+                    contract.check_frame(data)
                     yield orjson.loads(data)
 
 
