@@ -31,12 +31,17 @@ AUTO_COMMIT_MS = 1_000
 class Owned:
     """One partition of this member."""
 
-    __slots__ = ("acked", "drained", "place")
+    __slots__ = ("acked", "begins_at", "drained", "place")
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.acked = place.offset  # next offset the client wants committed
+        self.begins_at = place.offset  # what lies before it was done under former owners, this member among them
         self.drained: asyncio.Event | None = None  # of the revocation that is going on: nothing more is to be acked
+
+    def sought(self) -> None:
+        """The client went elsewhere: what lies there may be acked too."""
+        self.begins_at = min(self.begins_at, self.place.offset)
 
     @property
     def draining(self) -> bool:
@@ -111,8 +116,10 @@ class Commits:
         for place in places:
             key = TopicPartition(place.topic, place.partition)
             answer = None
-            if key not in self._owned or (end_offset := await self._end_offset(key)) is None:
-                answer = _not_owner(key)
+            end_offset = await self._end_offset(key)
+            owned = self._owned.get(key)
+            if owned is None or end_offset is None or place.next_offset < owned.begins_at:
+                answer = _not_owner(key)  # or what it had been sent as an owner before: the group has come further
             elif place.next_offset > end_offset:
                 answer = RequestError(422, INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
             else:
@@ -120,7 +127,8 @@ class Commits:
             answers.append(answer)
         refused = await self._write(commits)
         for key, commit in commits.items():
-            if key not in refused and (owned := self._owned.get(key)) is not None:
+            owned = self._owned.get(key)
+            if key not in refused and owned is not None:
                 owned.acked = commit.offset
                 owned.look()
         keys = [TopicPartition(place.topic, place.partition) for place in places]

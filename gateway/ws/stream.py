@@ -180,6 +180,8 @@ class Stream:
     async def seek(self, to: commands.Start) -> str:
         """Go on from elsewhere; the new cursor. Raises RequestError, StoreError."""
         await seek(self.feed, self._consumer, to)
+        for owned in self._owned.values():
+            owned.sought()
         return self.feed.cursor
 
     async def ack(self, places: Sequence[UpTo]) -> Sequence[RequestError | None]:

@@ -86,7 +86,8 @@ class Clients:
             self.stop_count += 1
             victim.send_signal(signal.SIGSTOP)
             await asyncio.sleep(self._rng.choice((0.3, 3.0)))
-            victim.send_signal(signal.SIGCONT)
+            with suppress(ProcessLookupError):  # another task has killed it meanwhile
+                victim.send_signal(signal.SIGCONT)
 
     async def end(self) -> None:
         for process in self._running:

@@ -77,6 +77,25 @@ async def test_acks_that_wait_together_are_one_commit_and_the_last_one_counts() 
         assert len(talk.groups.commits) <= 2
 
 
+async def test_an_ack_of_what_was_sent_under_a_former_ownership_does_not_take_the_group_back() -> None:
+    """A member that hung finds the frames of then in its socket, when the group has come further and it owns again."""
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 10)
+        talk.groups.offsets[P0] = 7
+        await joined(talk)
+        await talk.messages(3)
+        await talk.hear()  # caught up
+        (result,) = (await talk.answer(up_to(0, 5)))["results"]
+        assert (result["ok"], result["error_code"]) == (False, 40959)
+        assert talk.groups.offsets[P0] == 7
+        (result,) = (await talk.answer(up_to(0, 6)))["results"]
+        assert result["ok"]
+        await talk.answer({"id": 2, "op": "seek", "sub": "s", "to": {"orders": {"0": 4}}})
+        (result,) = (await talk.answer(up_to(0, 4)))["results"]
+        assert result["ok"], "the client went back of its own will"
+        assert talk.groups.offsets[P0] == 5
+
+
 async def test_a_partition_that_was_lost_does_not_take_the_acks_of_others_with_it() -> None:
     """The group has moved it on, and the member has not heard of that yet."""
     async with talking({"orders": 2}) as talk:
