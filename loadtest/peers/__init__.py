@@ -11,6 +11,7 @@
     mq.py, kafka.py, rocketmq.py, nats.py, nsq.py, rabbitmq.py, redis.py, beanstalkd.py, bridge.py     the peers
 
 Rules. Every number comes from a file that its run wrote. A server that dies, a client that fails or a count that is
-wrong makes the row "failed", never a number. Servers listen on loopback only. A peer that cannot be had is left out,
-with the reason in the report. Each peer is measured with a disk sync behind every acknowledged batch, and as it comes.
+wrong makes the row "failed", never a number. Servers listen on loopback only, or in a network namespace of their own. A
+peer that cannot be had is left out, with the reason in the report. Each is measured with a disk sync behind every
+acknowledged batch and, where it has that level, without one before the answer.
 """

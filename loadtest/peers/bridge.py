@@ -55,10 +55,6 @@ class _Client:
         async for values in self._broker.read(topic):
             yield [orjson.loads(one).encode() for one in values]
 
-    async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """Kafka cannot."""
-        raise NotImplementedError
-
 
 class Bridge(Peer):
     """See the module."""

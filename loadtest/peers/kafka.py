@@ -98,10 +98,6 @@ class _Client:
         finally:
             consumer.close()
 
-    async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """Kafka cannot."""
-        raise NotImplementedError
-
 
 def _settle(done: asyncio.Future[None], error: object) -> None:
     if not done.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
@@ -26,7 +26,7 @@ BINARY_TYPE = "application/vnd.kafka.binary.v2+json"
 BATCH_TYPE = "application/vnd.mq.batch"
 
 
-class _Client:
+class _Client(ABC):
     """Sends over HTTP, reads over the WebSocket."""
 
     _delay_type = JSON_TYPE

@@ -1,4 +1,7 @@
-"""NATS JetStream: nats-server built from the Go module proxy; nats-py as the client."""
+"""NATS JetStream: nats-server built from the Go module proxy; nats-py as the client.
+
+Its delays are a header of single messages, in whole seconds and one subject each: they are not measured.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +54,6 @@ class _Client:
                 yield values
         finally:
             await subscription.unsubscribe()
-
-    async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """Not measured: NATS schedules single messages by a header, in whole seconds, one subject each."""
-        raise NotImplementedError
 
 
 class Nats(Peer):

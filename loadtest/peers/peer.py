@@ -39,6 +39,10 @@ class Client(Protocol):
     def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
         """The topic from its start, in whatever pieces it comes, and then what is sent: it never ends by itself."""
 
+
+class DelayingClient(Client, Protocol):
+    """One whose peer can hold records back (`Peer.can_delay`)."""
+
     async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
         """One batch that is to be delivered at those times (epoch ms)."""
 

@@ -2,7 +2,8 @@
 
 Confirms of persistent messages to a durable queue are sent when the messages are on disk (RabbitMQ decides itself when
 it syncs, at latest every few hundred ms), so there is one level of durability. Consumers are pushed to and do not ack:
-the queue is not kept, so a topic can be read once.
+the queue is not kept, so a topic can be read once. Without a plugin its delays are TTL queues, which keep the order in
+which they were filled: they are not measured.
 """
 
 from __future__ import annotations
@@ -61,10 +62,6 @@ class _Client:
                 yield values
         finally:
             await queue.cancel(tag)
-
-    async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """Without a plugin RabbitMQ has only TTL queues, which keep the order in which they were filled."""
-        raise NotImplementedError
 
 
 class RabbitMq(Peer):

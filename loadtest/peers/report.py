@@ -57,19 +57,6 @@ LINES = (
 )  # fmt: skip
 COSTS = (("server_cpu_s_per_million", "CPU s per million records"), ("server_peak_rss_mb", "peak memory, MB"))
 
-WHY = {
-    (
-        "single",
-        "nsqd",
-    ): "nsqd parses no JSON and answers two bytes; its queue is not replicated, replayable or ordered.",
-    ("batched", "kafka"): "librdkafka and Kafka move one batch as one object; our JSON row parses every record.",
-    ("batched", "redis streams"): "Redis keeps the stream in memory and appends commands to one file, in C.",
-    ("consume", "kafka"): "librdkafka decodes batches in C; our clients here are Python.",
-    ("push_2000", "nats"): "Go, no HTTP, and no sync before the answer.",
-    ("delayed", "redis streams"): "the loop that moves what is due polls every 10 ms and is not exactly once.",
-}
-"""Why a peer is ahead where it is; shown where it is."""
-
 
 class Row(NamedTuple):
     """One peer at one durability in one work: all rounds, by round."""
@@ -170,7 +157,7 @@ def _tables(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _losses(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "## Where we are behind, and why"
+    yield "## Where we are behind"
     yield ""
     found = False
     for line in LINES:
@@ -179,8 +166,7 @@ def _losses(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             ahead = ratio(line, row, rows)
             if ahead is not None and ahead.median < 1:
                 found = True
-                why = WHY.get((line.step, row.peer), "not looked into yet.")
-                yield f"- {line.title}, {row.peer} ({row.durability}): {_times(ahead)}. {why}"
+                yield f"- {line.title}, {row.peer} ({row.durability}): {_times(ahead)}"
     if not found:
         yield "Nowhere in this run."
     yield ""

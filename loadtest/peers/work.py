@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
-from loadtest.peers.peer import Client
+from loadtest.peers.peer import Client, DelayingClient
 from loadtest.stats import percentile
 
 VALUE_BYTES = 100
@@ -123,7 +123,7 @@ async def push(client: Client, topic: str, *, rate_per_s: int, duration_s: float
     }
 
 
-async def delayed(client: Client, topic: str, *, count: int) -> Numbers:
+async def delayed(client: DelayingClient, topic: str, *, count: int) -> Numbers:
     """`count` records due within one second, accepted before it begins; how late each is in a reader's hand (ms)."""
     await client.create(topic)
     await client.send(topic, [value(0)])
