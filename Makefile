@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check format lint types imports routes fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
+.PHONY: help setup demo run test check format lint types imports routes fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -25,8 +25,8 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-test: $(STAMP) ## All tests
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## All tests, three files at a time (they wait a lot); JOBS=0 for one after the other
+	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadgroup --no-loadscope-reorder
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
 	@$(BIN)/python -m pytest -q tests/e2e/test_js.py
@@ -60,15 +60,23 @@ fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: ma
 bench: $(STAMP) ## Our speed beside the physical limits, measured in one run; results in docs/benchmarks/
 	@$(BIN)/python -m loadtest.bench
 
-load: $(STAMP) ## Locust against a running server: make load URL=http://127.0.0.1:8082
-	@$(BIN)/locust -f loadtest/locustfile.py --headless -u 20 -r 10 -t 30s --host "$(or $(URL),http://127.0.0.1:8082)"
+LOAD = $(BIN)/python -m loadtest.load $(if $(PROFILE),--profile $(PROFILE)) $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(if $(URL),--url $(URL)) $(if $(WORKERS),--workers $(WORKERS))
+
+load: $(STAMP) ## Locust: PROFILE=mixed|send|consume|delayed|ramp|spike|soak USERS=20 DURATION=30s WORKERS=0 URL=(its own server)
+	@$(LOAD)
+
+load-ui: $(STAMP) ## The same with Locust's page on port 8089
+	@$(LOAD) --ui
+
+bench-growth: $(STAMP) ## How cost grows over 1x, 10x, 100x of the size: ONLY=push RESUME=1 MINUTES=5; ten minutes in full
+	@$(BIN)/python -m loadtest.growth $(if $(ONLY),--only "$(ONLY)") $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(QUICK),--quick)
 
 bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
-bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd: ROUNDS=5 PEERS='mq; kafka' QUICK=1; an hour in full
-	@$(BIN)/python -m pip install -q '.[peers]'
-	@$(BIN)/python -m loadtest.peers --rounds $(or $(ROUNDS),5) $(if $(PEERS),--peers "$(PEERS)") $(if $(QUICK),--quick) $(if $(RESTART),--restart-bytes $(RESTART))
+bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd: ROUNDS=5 PEERS='mq; kafka' QUICK=1 PARTS=works RESUME=1 MINUTES=18
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@$(BIN)/python -m loadtest.peers --rounds $(or $(ROUNDS),5) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-push: $(STAMP) ## How fast sockets are fed: one subscriber, fan-out, latency, idle sockets; about two minutes
 	@$(BIN)/python -m loadtest.bench.push
@@ -95,8 +103,9 @@ torture-groups: $(STAMP) ## Members killed and stopped for minutes while the ser
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
 	@MQ_TIMER_PENDING=1000000 $(BIN)/python -m pytest -s -q tests/e2e/test_timer_kill9.py
 
-torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers without the package, a million reminders; minutes
-	@MQ_SPARK_LONG=1 $(BIN)/python -m pytest -s -q tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py tests/spark/test_examples.py
+torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers without the package, pyspark 4.0 and 4.1, a million reminders; minutes
+	@MQ_SPARK_LONG=1 $(BIN)/python -m pytest -s -q tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py \
+		tests/e2e/test_spark_versions.py tests/spark/test_examples.py
 
 bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where Maven has it, Spark's Kafka source
 	@$(BIN)/python -m loadtest.bench.spark

@@ -1,9 +1,13 @@
-"""For all tests: failures of Hypothesis print what reproduces them, slow machines are no failures, and every answer
-that a test receives is one that the served documents declare (tests/contract.py).
+"""For all tests: failures of Hypothesis print what reproduces them, slow machines are no failures, every answer
+that a test receives is one that the served documents declare (tests/contract.py), and `-n` runs files side by side.
+
+CI tries the same examples each time, so that it judges the change and not the dice; `make test` and `make torture`
+elsewhere look for new ones.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +15,17 @@ from hypothesis import settings
 
 from tests import contract
 
-settings.register_profile("mq", deadline=None, print_blob=True)
+settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("mq")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side goes a file at a time, and all that needs Spark in one process: they share its JVM."""
+    for item in items:
+        file, _, _ = item.nodeid.partition("::")
+        item.add_marker(pytest.mark.xdist_group("spark" if file.startswith("tests/spark/") else file))
