@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -45,13 +45,13 @@ from store.entry import (
     entry_length,
 )
 from store.errors import Corrupt, DiskFull, StoreError, StoreStopped
-from store.files import File, Files
+from store.files import BackgroundSync, File, Files
 from store.limits import ENTRY_BYTES_MAX, MiB
 from store.types import Buffer, Entry
 
 NAME_DIGITS = 20
 _ZEROS = bytes(1 * MiB)  # zeroed and synced at a time: how long a send's fdatasync may have to wait for it
-_ALLOCATE_BYTES = 16 * MiB  # allocated and synced at a time
+_ALLOCATE_BYTES = 64 * MiB  # allocated and synced at a time
 _SCAN_BYTES = 4 * MiB
 _FIRST_READ_BYTES = 4096
 
@@ -200,7 +200,12 @@ class CommitLog:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(_NO_ROOM.format(path=self._directory)) from error
             raise
-        file.datasync()
+        # By a handle of its own: the kernel tells each handle of an error once, and `sync` must be told too.
+        own = self._files.open(self._directory / _name(start))
+        try:
+            own.datasync()
+        finally:
+            own.close()
         if start in self._unnamed:
             self._files.sync_dir(self._directory)
             self._unnamed.discard(start)
@@ -224,6 +229,16 @@ class CommitLog:
         assert self.end_position <= self.prepared_position
         return self.end_position
 
+    def begin_writeout(self, position: int, size: int) -> None:
+        """Have the disk begin with bytes that were written, all within one file, while more are made ready. They are
+        not durable before `sync`. A failure is final (L3)."""
+        self._refuse_if_failed()
+        start = self.file_start(position)
+        try:
+            self._open_files[start].begin_writeout(position - start, size)
+        except OSError as error:
+            raise self._fail(error) from error
+
     def sync(self) -> None:
         """Make everything written so far durable. A failure is final (L3)."""
         self._refuse_if_failed()
@@ -234,6 +249,26 @@ class CommitLog:
             raise self._fail(error) from error
         self._dirty.clear()
         self.durable_position = self.end_position
+
+    async def sync_beside(self, background: BackgroundSync, meanwhile: Callable[[], None]) -> bool:
+        """As `sync`, without a thread; nothing may be written meanwhile. `meanwhile` is called once it is under way.
+        False, with nothing done: it needs a thread."""
+        self._refuse_if_failed()
+        if len(self._dirty) != 1:
+            return False
+        outcome = background.begin(self._open_files[min(self._dirty)])
+        if outcome is None:
+            return False
+        end = self.end_position
+        try:
+            meanwhile()
+            await outcome
+        except OSError as error:
+            raise self._fail(error) from error
+        assert self.end_position == end
+        self._dirty.clear()
+        self.durable_position = end
+        return True
 
     def starts(self) -> list[int]:
         """The first positions of all files that hold anything, in order."""
@@ -293,6 +328,28 @@ class CommitLog:
     def read_spans(self, spans: Sequence[Span]) -> list[Entry]:
         """The entries at the given places, in order. Neighbours are fetched by one system call. Raises Corrupt."""
         entries: list[Entry] = []
+        for run in self._neighbours(spans):
+            begin, size = _extent(run)
+            entries += self._entries_of(run, self.read_bytes(begin, size))
+        return entries
+
+    def cached_spans(self, spans: Sequence[Span]) -> list[Entry] | None:
+        """As `read_spans`, if the system holds all of it in memory; else None. Raises Corrupt."""
+        entries: list[Entry] = []
+        for run in self._neighbours(spans):
+            begin, size = _extent(run)
+            start = self.file_start(begin)
+            try:
+                found = self._open_files[start].pread_cached(size, begin - start)
+            except (KeyError, OSError):
+                return None  # `read_spans` says what is wrong
+            if found is None:
+                return None
+            entries += self._entries_of(run, found)
+        return entries
+
+    def _neighbours(self, spans: Sequence[Span]) -> Iterator[Sequence[Span]]:
+        """The spans in stretches of those that lie end to end in one file."""
         first = 0
         while first < len(spans):
             last = first
@@ -302,12 +359,13 @@ class CommitLog:
                 and self.file_start(spans[last + 1].position) == self.file_start(spans[first].position)
             ):
                 last += 1
-            begin = spans[first].position
-            view = memoryview(self.read_bytes(begin, spans[last].position + spans[last].size - begin))
-            for span in spans[first : last + 1]:
-                entries.append(self._entry_or_raise(view, span.position - begin, span.position))
+            yield spans[first : last + 1]
             first = last + 1
-        return entries
+
+    def _entries_of(self, run: Sequence[Span], data: Buffer) -> list[Entry]:
+        view = memoryview(data)
+        begin = run[0].position
+        return [self._entry_or_raise(view, span.position - begin, span.position) for span in run]
 
     def scan(self, position: int, *, end: int | None = None) -> Iterator[Entry | Blank | Damage]:
         """Entries and blanks from `position` (an entry boundary) on, across files, up to `end` or the prepared end.
@@ -323,7 +381,7 @@ class CommitLog:
 
     def scan_groups(self, position: int) -> Iterator[Group | Blank | Damage]:
         """As `scan` to the prepared end, with entries in groups, and the headers only of those without an extension:
-        twice as fast."""
+        three times as fast."""
         return self._scan(position, None, by_header=True)
 
     def _scan(self, position: int, end: int | None, *, by_header: bool) -> Iterator[Group | Blank | Damage]:
@@ -338,8 +396,9 @@ class CommitLog:
             while position + at < min(limit, file_end):
                 if by_header and (headers := decode_headers(view, at, position + at)):
                     last = headers[-1]
+                    durable_position = durable_position_of(view, last.position - position)
                     at = last.position + last.size - position
-                    yield Group(headers, position + at, last.durable_position)
+                    yield Group(headers, position + at, durable_position)
                     continue
                 needed = HEADER_BYTES
                 if len(view) - at >= HEADER_BYTES:
@@ -404,6 +463,12 @@ class CommitLog:
 
 
 _NO_ROOM = "no room for the commit log in {path}; free some space or shorten retention, sends resume by themselves"
+
+
+def _extent(run: Sequence[Span]) -> tuple[int, int]:
+    """The position and the size of neighbours."""
+    begin = run[0].position
+    return begin, run[-1].position + run[-1].size - begin
 
 
 def _name(start: int) -> str:

@@ -53,7 +53,8 @@ class StoreConfig:
     the log from the last one."""
 
     checkpoint_log_bytes: int = 64 * MiB
-    """A checkpoint is also due when the log has grown by this much since the last one."""
+    """A checkpoint is also due when the log has grown by this much since the last one; by up to four times as much
+    where each checkpoint has to write thousands of index files."""
 
     dedup_window_ms: int = 600_000
     """How long a repeated send is recognised by its `Idempotency-Key` or `msg_id`, from when it was stored."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from store.consume_queue.file import UNIT_BYTES, decode_bounds
+from store.consume_queue.file import UNIT_BYTES, decode_bounds, is_unfinished
 from store.consume_queue.opening import REBUILD_SNAPSHOT, decode_rebuild
 from store.dedup_journal import DIRECTORY as DEDUP_DIRECTORY
 from store.dedup_journal import JournalDamaged, decode_blocks
@@ -147,7 +147,8 @@ def _dump_snapshot(path: Path) -> Iterator[dict[str, object]]:
 
 def _content(path: Path, content: bytes) -> dict[str, object]:
     if path.name in INDEX_SNAPSHOTS:
-        return {"queues": [{**key._asdict(), **bounds._asdict()} for key, bounds in decode_bounds(content)]}
+        queues = [{**key._asdict(), **bounds._asdict()} for key, bounds in decode_bounds(content)]
+        return {"unfinished": is_unfinished(content), "queues": queues}
     if path.name in PRODUCER_SNAPSHOTS:
         return {
             "producers": [

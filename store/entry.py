@@ -71,6 +71,8 @@ _TAG_HASH = struct.Struct(">q")
 _DELAY = struct.Struct(">qIIqI")
 _SOURCE = struct.Struct(">qI")
 _MAKE_DELAY, _MAKE_SOURCE = Delay._make, Source._make  # bound once: each binding is an object
+unpack_delay = _DELAY.unpack
+"""One packed row -> the fields of a Delay."""
 _MESSAGE_ID = struct.Struct(f">{ID_BYTES}s")
 _REQUEST_ITEM = struct.Struct(">16s8s")
 _PLACE = struct.Struct(">I")
@@ -88,6 +90,12 @@ assert BLANK_BYTES % ALIGNMENT == 0
 
 _JSON_VALUES = 1
 _BLANK = 2
+
+_SCANNED = struct.Struct(">IIIIqqqqQI")  # the header in fewer fields: one for version to topic bytes, one for the queue
+assert _SCANNED.size == HEADER_BYTES
+_TOPIC_BYTES_MASK = 0xFFFF
+_KIND_MASK = 0xFFFFFFFF ^ _TOPIC_BYTES_MASK ^ _JSON_VALUES << 16  # version, and all flags but this one
+_PLAIN_KIND = VERSION << 24
 
 _TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _PLACES, _PRODUCER = range(1, 8)
 _ITEM = {
@@ -120,31 +128,14 @@ class Damage:
 
 
 class Header(NamedTuple):
-    """The header of an entry without an extension, fields as in the format: all that a scan of many entries needs."""
+    """What a scan of many entries needs of one without an extension."""
 
-    length: int
-    crc: int
-    version: int
-    flags: int
-    topic_bytes: int
-    extension_bytes: int
     position: int
-    durable_position: int
+    size: int  # bytes of the entry in the log, padding included
+    queue: QueueKey
     base_offset: int
-    store_time_ms: int
-    topic_id: int
-    queue_id: int
     record_count: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of the entry in the log, padding included."""
-        return padded(self.length)
-
-    @property
-    def queue(self) -> QueueKey:
-        """The queue the entry belongs to."""
-        return QueueKey(self.topic_id, self.queue_id)
+    store_time_ms: int
 
     @property
     def next_offset(self) -> int:
@@ -169,17 +160,17 @@ def entry_bytes(append: Append, topic_bytes: int) -> int:
 
 def encode_entry(
     append: Append,
-    batch: Buffer,
-    *,
+    *batch: Buffer,
     topic: bytes,
     position: int,
     durable_position: int,
     base_offset: int,
     store_time_ms: int,
 ) -> list[Buffer]:
-    """The buffers of one entry, to be written end to end. `batch` is `append.batch` with its base offset set."""
+    """The buffers of one entry, to be written end to end. `batch` is `append.batch` with its base offset set, in one
+    piece or in several."""
     extension = _encode_extension(append)
-    length = HEADER_BYTES + len(topic) + len(extension) + len(batch)
+    length = HEADER_BYTES + len(topic) + len(extension) + sum(map(len, batch))
     header = bytearray(HEADER_BYTES)
     _HEADER.pack_into(
         header, 0,
@@ -189,9 +180,11 @@ def encode_entry(
     )  # fmt: skip
     header += topic
     header += extension
-    crc = crc32c(batch, crc32c(memoryview(header)[_CRC_FROM:]))
+    crc = crc32c(memoryview(header)[_CRC_FROM:])
+    for piece in batch:
+        crc = crc32c(piece, crc)
     _CRC.pack_into(header, _CRC_AT, crc)
-    buffers: list[Buffer] = [header, batch]
+    buffers: list[Buffer] = [header, *batch]
     if length % ALIGNMENT:
         buffers.append(_PADDING[-length % ALIGNMENT])
     return buffers
@@ -276,24 +269,31 @@ def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
     """The headers of as many entries from `view[at:]` on as are whole, valid and without an extension; `view[at]` was
     read from log position `position`. What stops it, if anything, is for `decode_entry` to say."""
     headers: list[Header] = []
-    unpack, check, make, add = _HEADER.unpack_from, crc32c, Header._make, headers.append
-    last = len(view) - HEADER_BYTES
+    add, make = headers.append, tuple.__new__  # recovery is this loop: a step of it is a second for some GiB
+    queues: dict[int, QueueKey] = {}
+    view_end = len(view)
+    last = view_end - HEADER_BYTES
     skew = position - at
     while at <= last:
-        fields = unpack(view, at)
-        length, crc, version, flags, topic_bytes, extension_bytes, own_position, *_ = fields
+        (
+            length, crc, kind, extension_bytes, own_position, _, base_offset, store_time_ms, word, record_count,
+        ) = _SCANNED.unpack_from(view, at)  # fmt: skip
+        end = at + length
         if (
             own_position != at + skew
             or extension_bytes
-            or version != VERSION
-            or flags & _BLANK
-            or not HEADER_BYTES + topic_bytes < length <= ENTRY_BYTES_MAX
-            or at + length > len(view)
-            or check(view[at + _CRC_FROM : at + length]) != crc
+            or kind & _KIND_MASK != _PLAIN_KIND
+            or not HEADER_BYTES + (kind & _TOPIC_BYTES_MASK) < length <= ENTRY_BYTES_MAX
+            or end > view_end
+            or crc32c(view[at + _CRC_FROM : end]) != crc
         ):
             break
-        add(make(fields))
-        at += (length + ALIGNMENT - 1) & -ALIGNMENT
+        queue = queues.get(word)
+        if queue is None:
+            queue = queues[word] = QueueKey(word >> 32, word & 0xFFFFFFFF)
+        size = (length + ALIGNMENT - 1) & -ALIGNMENT
+        add(make(Header, (own_position, size, queue, base_offset, record_count, store_time_ms)))
+        at += size
     return headers
 
 
@@ -333,6 +333,16 @@ def pack_rows(append: Append) -> Append:
         delays=_packed(append.delays, _DELAY, _MAKE_DELAY) if append.delays else (),
         sources=_packed(append.sources, _SOURCE, _MAKE_SOURCE) if append.sources else (),
     )
+
+
+def packed_delays(rows: Sequence[Delay]) -> Packed[Delay]:
+    """The same delays, packed."""
+    return _packed(rows, _DELAY, _MAKE_DELAY)
+
+
+def packed_sources(block: bytes) -> Packed[Source]:
+    """Sources from their rows: position i64 and record index u32 each, big-endian."""
+    return Packed(block, _SOURCE, _MAKE_SOURCE)
 
 
 def _packed(rows: Sequence[_Row], layout: struct.Struct, make: Callable[[Iterable[int]], _Row]) -> Packed[_Row]:

@@ -6,9 +6,11 @@ StoreError
 ├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
 ├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
 ├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
+├── IllegalRecord    a record in a batch breaks a limit of its key or headers         (422)
 ├── AlreadyStored    records of an append are known by their identity: names the originals  (409)
 ├── IdentityReused   an id came again with another content: never retry                (422)
 ├── SequenceGone     a producer's sequence number lies behind its newest, unused       (409)
+├── OffsetMoved      an append was to get an offset that others have taken by now      (412)
 ├── TooManyIds       the window of ids, or the table of producers, is full             (429)
 ├── UnknownQueue     no such queue (or topic) in this store                            (404)
 ├── TopicExists      a topic of that name exists with another shape                    (409)
@@ -53,6 +55,10 @@ class MalformedBatch(StoreError):
     """Bytes given as a RecordBatch are not one. Nothing was stored."""
 
 
+class IllegalRecord(StoreError):
+    """A record in a batch has a key, or headers, that a single record may not have. Nothing was stored."""
+
+
 class AlreadyStored(StoreError):
     """Some records of an append were stored before, by what identifies them. Nothing of the append was stored.
 
@@ -76,6 +82,17 @@ class IdentityReused(StoreError):
 
 class SequenceGone(StoreError):
     """A producer's sequence number is below its newest one and was never used. Nothing was stored."""
+
+
+class OffsetMoved(StoreError):
+    """The queue's next offset is not the expected one. Nothing was stored.
+
+    Others have appended, if only what is still on its way to the disk: `next_offset` says how far.
+    """
+
+    def __init__(self, expected_offset: int, next_offset: int) -> None:
+        super().__init__(f"the next offset is {next_offset}, not {expected_offset}")
+        self.next_offset = next_offset
 
 
 class TooManyIds(StoreError):

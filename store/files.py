@@ -15,6 +15,7 @@ knows what it means. No mmap: a full disk or a truncated file would kill the pro
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import fcntl
@@ -24,9 +25,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from store.kernel_sync import KernelSync
 from store.types import Buffer
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_sync_file_range = getattr(_libc, "sync_file_range", None)  # Linux; the os module has no name for it
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE = 2  # begin to write, wait for nothing: errors stay for fdatasync to report
+
+_RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux 4.14
 
 IOV_MAX = 1024  # buffers one pwritev takes (Linux UIO_MAXIOV)
 
@@ -38,6 +46,10 @@ class File(Protocol):
         """Read up to `size` bytes; shorter only at the end of the file."""
         ...
 
+    def pread_cached(self, size: int, position: int) -> Buffer | None:
+        """As `pread`, if that need not wait for the disk; else None."""
+        ...
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         """Write all buffers one after the other from `position` on; return the byte count. Not yet durable."""
         ...
@@ -46,6 +58,11 @@ class File(Protocol):
         """Take space on the disk for `size` bytes from `position`, which must be the file's end or behind it; the file
         grows, and the new bytes read as zeros. Raises OSError when the disk is full. Durable after the next
         `datasync`."""
+        ...
+
+    def begin_writeout(self, position: int, size: int) -> None:
+        """Ask the system to begin writing these bytes to the disk now, so that a `datasync` to come finds less to do.
+        It promises nothing, and takes nothing from what `datasync` says. Raises OSError."""
         ...
 
     def datasync(self) -> None:
@@ -63,6 +80,19 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class BackgroundSync(Protocol):
+    """Syncs files beside an event loop, without a thread. All methods belong to the loop's thread."""
+
+    def begin(self, file: File) -> asyncio.Future[None] | None:
+        """Begin `file.datasync()`; the future ends as it does. One at a time. None, with nothing begun, when the system
+        cannot do it for this file: call `datasync` in a thread."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; waits for a sync that is under way."""
+        ...
+
+
 class Files(Protocol):
     """A file system. Paths are absolute or relative to the process, as the caller gave them."""
 
@@ -76,8 +106,9 @@ class Files(Protocol):
         """Names in a directory, sorted; empty when there is no such directory."""
         ...
 
-    def make_dirs(self, directory: Path) -> None:
-        """Create a directory and its parents, and make their names durable."""
+    def make_dirs(self, directory: Path, *, sync: bool = True) -> None:
+        """Create a directory and its parents, and make their names durable; without `sync` that is left to the caller's
+        `sync_dir` of each parent, or `sync_all`."""
         ...
 
     def remove(self, path: Path) -> None: ...
@@ -97,6 +128,10 @@ class Files(Protocol):
 
     def lock(self, path: Path) -> File:
         """Create and lock a file for this process; raises BlockingIOError when another process holds it."""
+        ...
+
+    def background_sync(self) -> BackgroundSync | None:
+        """For the running event loop; None where the system has no such thing."""
         ...
 
     def free_bytes(self, directory: Path) -> int:
@@ -124,6 +159,20 @@ class OsFile:
             done += len(chunk)
         return b"".join(parts)
 
+    def pread_cached(self, size: int, position: int) -> Buffer | None:
+        if not _RWF_NOWAIT:
+            return None
+        data = bytearray(size)
+        try:
+            count = os.preadv(self._fd, [data], position, _RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:  # a file system that cannot say
+                return None
+            raise
+        return data if count == size else None
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         start = position
         for first in range(0, len(buffers), IOV_MAX):
@@ -142,6 +191,11 @@ class OsFile:
     def allocate(self, position: int, size: int) -> None:
         os.posix_fallocate(self._fd, position, size)  # where a file system cannot, the C library writes
 
+    def begin_writeout(self, position: int, size: int) -> None:
+        if _sync_file_range is not None and _sync_file_range(self._fd, position, size, _SYNC_FILE_RANGE_WRITE):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(self.path))
+
     def datasync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -158,8 +212,23 @@ class OsFile:
 
     def __del__(self) -> None:
         # A file that is removed while others read it is closed by the last of them.
-        with suppress(OSError):
-            self.close()
+        if self._fd >= 0:
+            with suppress(OSError):
+                self.close()
+
+
+class OsBackgroundSync:
+    """`BackgroundSync` by the kernel."""
+
+    def __init__(self, kernel: KernelSync) -> None:
+        self._kernel = kernel
+
+    def begin(self, file: File) -> asyncio.Future[None] | None:
+        assert isinstance(file, OsFile)
+        return self._kernel.begin(file._fd)
+
+    def close(self) -> None:
+        self._kernel.close()
 
 
 class OsFiles:
@@ -181,14 +250,15 @@ class OsFiles:
         except FileNotFoundError:
             return []
 
-    def make_dirs(self, directory: Path) -> None:
+    def make_dirs(self, directory: Path, *, sync: bool = True) -> None:
         missing = []
         while not directory.exists():
             missing.append(directory)
             directory = directory.parent
         for made in reversed(missing):
             made.mkdir(exist_ok=True)
-            self.sync_dir(made.parent)
+            if sync:
+                self.sync_dir(made.parent)
 
     def remove(self, path: Path) -> None:
         os.remove(path)
@@ -220,6 +290,10 @@ class OsFiles:
             locked.close()
             raise
         return locked
+
+    def background_sync(self) -> OsBackgroundSync | None:
+        kernel = KernelSync.open()
+        return None if kernel is None else OsBackgroundSync(kernel)
 
     def free_bytes(self, directory: Path) -> int:
         stat = os.statvfs(directory)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from store.consume_queue.file import UNIT_BYTES, decode_bounds
+from store.consume_queue.file import UNIT_BYTES, decode_bounds, is_unfinished
 from store.consume_queue.opening import ROCKSDB_DIRECTORY
 from store.snapshot import Snapshot
 from store.types import Bounds, Entry, QueueKey
@@ -67,9 +67,10 @@ class IndexCheck(Protocol):
 
 
 class NoIndexCheck:
-    """There is no index that could be checked here."""
+    """There is no index that could be checked here. `checkpoint`: what is known of it all the same."""
 
-    checkpoint = 0
+    def __init__(self, checkpoint: int = 0) -> None:
+        self.checkpoint = checkpoint
 
     def expect(self, entry: Entry) -> None:
         """Nothing to compare with."""
@@ -252,6 +253,8 @@ def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int) -
     Raises IndexDamaged when a database cannot be opened.
     """
     if snapshot is not None:
+        if is_unfinished(snapshot.content):
+            return NoIndexCheck(snapshot.next_offset)
         bounds = dict(decode_bounds(snapshot.content))
         return FileIndexCheck(root, bounds, checkpoint=snapshot.next_offset, log_begin=log_begin)
     if (root / ROCKSDB_DIRECTORY).is_dir():

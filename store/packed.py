@@ -32,6 +32,11 @@ class Packed(Sequence[T_co], Generic[T_co]):
         """The rows' bytes, end to end."""
         return self._block
 
+    def row(self, index: int) -> bytes:
+        """The bytes of one row, which the garbage collector does not look at either."""
+        size = self._layout.size
+        return self._block[index * size : (index + 1) * size]
+
     def __len__(self) -> int:
         return len(self._block) // self._layout.size
 

@@ -26,14 +26,22 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
 
-from store.errors import MalformedBatch, RecordTooLarge
-from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
+from store.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    HEADER_COUNT_MAX,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    RECORD_BYTES_MAX,
+)
 from store.types import Buffer
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -41,6 +49,8 @@ HEADER_BYTES = 61
 assert _HEADER.size == HEADER_BYTES
 _PREFIX = struct.Struct(">qi")  # base offset, length
 _BASE_OFFSET_AND_EPOCH = struct.Struct(">qii")
+REBASED_BYTES = _BASE_OFFSET_AND_EPOCH.size
+"""From the start of a batch: where the CRC does not look, and a base offset changes anything."""
 _CRC = struct.Struct(">I")
 _COUNT = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
@@ -108,9 +118,30 @@ def encode(records: Sequence[Record]) -> bytearray:
     Raises RecordTooLarge when the batch would exceed BATCH_BYTES_MAX or BATCH_RECORDS_MAX.
     """
     assert records, "a batch holds at least one record"
-    if len(records) > BATCH_RECORDS_MAX:
-        raise RecordTooLarge(f"{len(records)} records in one batch; the limit is {BATCH_RECORDS_MAX}")
-    builder = DefaultRecordBatchBuilder(
+    builder = _builder(len(records))
+    append = builder.append
+    for delta, (key, value, timestamp_ms, headers) in enumerate(records):
+        if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
+            raise _no_room()
+    return _built(builder)
+
+
+def encode_columns(keys: Sequence[bytes] | None, values: Sequence[bytes | None], timestamp_ms: int) -> bytearray:
+    """As `encode`, for records without headers that have one timestamp. `keys` None: none has a key."""
+    assert values, "a batch holds at least one record"
+    builder = _builder(len(values))
+    append = builder.append
+    headers: list[tuple[str, bytes | None]] = []
+    for delta, (key, value) in enumerate(zip(repeat(None, len(values)) if keys is None else keys, values, strict=True)):
+        if append(delta, timestamp_ms, key, value, headers) is None:
+            raise _no_room()
+    return _built(builder)
+
+
+def _builder(record_count: int) -> DefaultRecordBatchBuilder:
+    if record_count > BATCH_RECORDS_MAX:
+        raise RecordTooLarge(f"{record_count} records in one batch; the limit is {BATCH_RECORDS_MAX}")
+    return DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
         is_transactional=0,
@@ -119,14 +150,17 @@ def encode(records: Sequence[Record]) -> bytearray:
         base_sequence=-1,
         batch_size=BATCH_BYTES_MAX,
     )
-    append = builder.append
-    for delta, (key, value, timestamp_ms, headers) in enumerate(records):
-        if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
-            raise RecordTooLarge(f"the records of one batch exceed {BATCH_BYTES_MAX} bytes")
+
+
+def _built(builder: DefaultRecordBatchBuilder) -> bytearray:
     batch: bytearray = builder.build()
     if len(batch) > BATCH_BYTES_MAX:
         raise RecordTooLarge(f"a batch of {len(batch)} bytes; the limit is {BATCH_BYTES_MAX}")
     return batch
+
+
+def _no_room() -> RecordTooLarge:
+    return RecordTooLarge(f"the records of one batch exceed {BATCH_BYTES_MAX} bytes")
 
 
 def compressed(batch: bytearray) -> bytearray:
@@ -159,10 +193,11 @@ def decode(batch: Buffer) -> Iterator[DecodedRecord]:
     return iter(DefaultRecordBatch(batch))
 
 
-def check(batch: Buffer) -> BatchHeader:
+def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
     """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
 
-    Raises MalformedBatch, or RecordTooLarge when it breaks a size limit.
+    With `limited` every record is held to the limits of single ones (store/limits.py), for half as much time again.
+    Raises MalformedBatch, RecordTooLarge when it breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
     if size < HEADER_BYTES:
@@ -189,7 +224,7 @@ def check(batch: Buffer) -> BatchHeader:
     plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
-    _check_records(plain, base_offset, count)
+    _check_records(plain, base_offset, count, limited=limited)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
 
 
@@ -209,6 +244,12 @@ def split(body: Buffer) -> Iterator[memoryview]:
             raise MalformedBatch(f"the batch at byte {position} says it has {length + _LENGTH_AT} bytes")
         yield view[position:end]
         position = end
+
+
+def rebased_head(batch: Buffer, base_offset: int) -> bytes:
+    """The first REBASED_BYTES of the batch, with its base offset (and leader epoch 0) set; what follows stays as it
+    is."""
+    return _BASE_OFFSET_AND_EPOCH.pack(base_offset, len(batch) - _LENGTH_AT, 0)
 
 
 def with_base_offset(batch: Buffer, base_offset: int) -> bytearray:
@@ -242,20 +283,40 @@ def _compression(batch: Buffer) -> int:
     return codec
 
 
-def _check_records(plain: Buffer, base_offset: int, count: int) -> None:
+def _check_records(plain: Buffer, base_offset: int, count: int, *, limited: bool) -> None:
     """Decode every record once: bytes that pass here can be read by anyone, for ever."""
     expected = base_offset
+    has_large = limited and len(plain) > RECORD_BYTES_MAX
     try:
         for record in DefaultRecordBatch(plain):
             if record.offset != expected:
                 raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
+            if limited:
+                key = record.key
+                if has_large or record.headers or (key is not None and len(key) > KEY_BYTES_MAX):
+                    _check_limits(record, expected - base_offset)
             expected += 1
-    except MalformedBatch:
+    except StoreError:
         raise
     except Exception as error:  # the C codec reports bad bytes by errors of many types, MemoryError among them
         raise MalformedBatch(f"record {expected - base_offset} does not decode: {error}") from error
     if expected - base_offset != count:
         raise MalformedBatch(f"{expected - base_offset} records decode, the header says {count}")
+
+
+def _check_limits(record: DecodedRecord, place: int) -> None:
+    """Hold one record to the limits of single ones."""
+    key, value, headers = record.key or b"", record.value or b"", record.headers
+    if len(key) > KEY_BYTES_MAX:
+        raise IllegalRecord(f"record {place}: the key has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
+    if len(headers) > HEADER_COUNT_MAX:
+        raise IllegalRecord(f"record {place}: {len(headers)} headers; the limit is {HEADER_COUNT_MAX}")
+    headers_bytes = sum(len(name.encode()) + len(content or b"") for name, content in headers)
+    if headers_bytes > HEADERS_BYTES_MAX:
+        raise IllegalRecord(f"record {place}: {headers_bytes} bytes of headers; the limit is {HEADERS_BYTES_MAX}")
+    size = len(key) + len(value) + headers_bytes
+    if size > RECORD_BYTES_MAX:
+        raise RecordTooLarge(f"record {place}: {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}")
 
 
 def _inflate(batch: Buffer) -> bytearray:

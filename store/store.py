@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 
 import orjson
@@ -28,7 +27,8 @@ from store.consume_queue.opening import open_consume_queues
 from store.data_format import check_format
 from store.entry import Blank, Damage, Header
 from store.errors import AlreadyStored, Corrupt, IndexDamaged, StoreError, StoreLocked
-from store.files import File, Files, OsFiles
+from store.files import BackgroundSync, File, Files, OsFiles
+from store.limits import KiB
 from store.record_batch import Record, decode, encode
 from store.recovery import Progress, RecoveryReport, recover
 from store.repeats import Repeats
@@ -36,6 +36,7 @@ from store.retention import LogFile, decide_expired
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import (
     META_QUEUE,
+    Changes,
     Event,
     Topic,
     TopicConfig,
@@ -64,8 +65,18 @@ log = logging.getLogger(__name__)
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
 
+INLINE_READ_BYTES_MAX = 256 * KiB
+"""Bytes of the log that the event loop reads itself, when the system has them in memory: a thread's turn costs more."""
+
 UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
 """Index units a filtered read passes over before it answers that nothing matched so far."""
+
+FLUSHED_FILE_LOG_BYTES = 16 * KiB
+"""What writing one file of the index at a checkpoint may cost, in bytes of the log: it dirties a page, an inode and its
+share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
+
+CHECKPOINT_STEPS_MAX = 4
+"""Times `checkpoint_log_bytes` that the log may grow by at most; what recovery may have to scan."""
 
 
 class Store:
@@ -109,6 +120,7 @@ class Store:
         self._log: CommitLog
         self._queues: ConsumeQueues
         self._writer: Writer
+        self._background: BackgroundSync | None
         self._lock: File
         self._meta_snapshots: SnapshotFiles
         self.recovery: RecoveryReport
@@ -212,10 +224,15 @@ class Store:
 
     def _replay(self, entries: Sequence[Header | Entry]) -> None:
         of_queue: dict[QueueKey, list[Header | Entry]] = {}
+        queue: QueueKey | None = None
+        add: Callable[[Header | Entry], None]
         for entry in entries:
             if isinstance(entry, Entry) and entry.identity is not None:
                 self._repeats.apply(entry, is_durable=True)  # it will be, before anything is shown or saved
-            of_queue.setdefault(entry.queue, []).append(entry)
+            if entry.queue is not queue:  # neighbours in the log are often of one queue, and share the key then
+                queue = entry.queue
+                add = of_queue.setdefault(queue, []).append
+            add(entry)
         for queue, its_entries in of_queue.items():
             self._queues.extend(queue, its_entries)
         self._last_store_time_ms = max(self._last_store_time_ms, entries[-1].store_time_ms)
@@ -250,13 +267,15 @@ class Store:
                 self._queues.drop_topic(topic_id)  # deleted; recovery may have met its records
 
     def _start(self) -> None:
+        self._background = self._files.background_sync()
         self._writer = Writer(
             self._log,
             self.config,
             self._clock,
             executor=self._write_executor,
+            background=self._background,
             prepare_executor=self._prepare_executor,
-            next_offset_of=lambda queue: self._queues.bounds(queue).max_offset,
+            next_offset_of=lambda queue: self._queues.max_offset(queue),
             topic_name_of=lambda queue: self._topics.of_queue(queue).name,
             publish=self._publish,
             last_store_time_ms=self._last_store_time_ms,
@@ -284,6 +303,8 @@ class Store:
                 await self._save_checkpoint()
         finally:
             self._shut_down_executors()  # before the files: a thread may still be zeroing an extent
+            if self._background is not None:
+                self._background.close()
             self._queues.close()
             self._log.close()
             self._lock.close()
@@ -318,10 +339,10 @@ class Store:
             lambda: self._topics.decide_create(name, partitions, self._clock.now_ms(), config=config, is_own=is_own)
         )
 
-    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> tuple[Topic, bool]:
+    async def configure_topic(self, name: str, changes: Changes) -> tuple[Topic, bool]:
         """The topic with other choices (names of TopicConfig; None takes one back), and whether that changed it.
         Durable and in force on return. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
-        check_config(replace(self.topic(name).config, **changes), retention_ms_max=self.config.retention_ms)
+        check_config(self.topic(name).config.changed(changes), retention_ms_max=self.config.retention_ms)
         topic, is_new = await self._change_topics(lambda: self._topics.decide_configure(name, changes))
         if is_new:
             for partition in range(topic.partitions):
@@ -385,6 +406,8 @@ class Store:
 
         A batch with an identity is stored once, however often it is sent: raises AlreadyStored when a record is known
         (an equal append that is under way is waited for), IdentityReused, SequenceGone, TooManyIds: nothing was stored.
+        So does one with an expected offset: raises OffsetMoved when it would get another. Of several batches for one
+        queue only the first can have one.
         """
         if acks is None:
             acks = self.config.acks
@@ -484,9 +507,16 @@ class Store:
         return self._published_position
 
     async def read(
-        self, queue: QueueKey, offset: int, *, max_bytes: int, tag_hashes: frozenset[int] | None = None
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int | None = None,
+        tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
-        """Whole entries from the one that holds `offset` on: at least one if there is any, then up to `max_bytes`.
+        """Whole entries from the one that holds `offset` on: at least one if there is any, then up to `max_bytes`, and
+        none that begins at or behind `end_offset`.
 
         With `tag_hashes`, entries without any record of such a tag are passed over in the index, the log is not read
         for them; an entry that is returned may hold other records too, and tags of equal hash. The bounds are of one
@@ -495,11 +525,12 @@ class Store:
         bounds = self.bounds(queue)
         if not bounds.min_offset <= offset < bounds.max_offset:
             return _nothing(bounds, offset)
+        end = bounds.max_offset if end_offset is None else min(bounds.max_offset, max(end_offset, offset + 1))
         runs: list[Run] = []
         total_bytes = 0
         at = offset
-        while at < bounds.max_offset and (total_bytes < max_bytes or not runs):
-            count = min(UNITS_PER_LOOK_UP, bounds.max_offset - at)
+        while at < end and (total_bytes < max_bytes or not runs):
+            count = min(UNITS_PER_LOOK_UP, end - at)
             for run in self._queues.runs(queue, at, count, tag_hashes):
                 if runs and run.position == runs[-1].position:
                     continue  # an entry that began in the step before
@@ -514,7 +545,13 @@ class Store:
         low, high = bounds
         if not runs:
             return ReadResult(ReadStatus.NO_MATCH, [], low, high, min(at, high))
-        entries = await self._entries(queue, runs)
+        try:
+            entries = await self._entries(queue, runs)
+        except Corrupt:
+            if runs[0].position >= self._log.first_position:
+                raise
+            # Retention removed the file while this waited for a thread. The min offset has risen before that.
+            return _nothing(self.bounds(queue), offset)
         is_all = total_bytes < max_bytes  # of what was looked at
         next_offset = min(at, high) if is_all else entries[-1].next_offset
         return ReadResult(ReadStatus.FOUND, entries, low, high, max(next_offset, entries[-1].next_offset))
@@ -526,8 +563,11 @@ class Store:
         if not missing:
             return [entry for entry in remembered if entry is not None]
         spans = [Span(run.position, run.size) for run in missing]
-        loop = asyncio.get_running_loop()
-        fetched = await loop.run_in_executor(self._read_executor, self._log.read_spans, spans)
+        is_small = sum([span.size for span in spans]) <= INLINE_READ_BYTES_MAX
+        fetched = self._log.cached_spans(spans) if is_small else None
+        if fetched is None:
+            loop = asyncio.get_running_loop()
+            fetched = await loop.run_in_executor(self._read_executor, self._log.read_spans, spans)
         for run, entry in zip(missing, fetched, strict=True):
             _check_run(queue, run, entry)
         rest = iter(fetched)
@@ -621,11 +661,17 @@ class Store:
         last = loop.time()
         while True:
             await asyncio.sleep(step_s)
-            grown = self._published_position - self._queues.checkpoint
-            due = grown > 0 and loop.time() - last >= self.config.checkpoint_interval_ms / 1000
-            if due or grown >= self.config.checkpoint_log_bytes:
+            if self._is_checkpoint_due(loop.time() - last):
                 await self._save_checkpoint()
                 last = loop.time()
+
+    def _is_checkpoint_due(self, passed_s: float) -> bool:
+        grown_bytes = self._published_position - self._queues.checkpoint
+        if passed_s >= self.config.checkpoint_interval_ms / 1000:
+            return grown_bytes > 0
+        step_bytes = self.config.checkpoint_log_bytes
+        more_bytes = self._queues.pending_file_count * FLUSHED_FILE_LOG_BYTES
+        return grown_bytes >= min(step_bytes + more_bytes, CHECKPOINT_STEPS_MAX * step_bytes)
 
     async def _save_checkpoint(self) -> None:
         """Make what is derived durable, in this order: log, identities, topic snapshot, indexes, checkpoint.

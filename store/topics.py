@@ -41,10 +41,23 @@ class TopicConfig:
     max_message_bytes: int | None = None
     """Key, value and headers of one record."""
 
-    def chosen(self) -> dict[str, int]:
+    selector: str | None = None
+    """How a partition is chosen for records that name none: a name of the gateway's, which the store only keeps."""
+
+    def chosen(self) -> dict[str, int | str]:
         """What was chosen, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
+    def changed(self, changes: Changes) -> TopicConfig:
+        """With other choices."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+Chosen = dict[str, int | str]
+"""What was chosen for a topic, by name."""
+
+Changes = Mapping[str, int | str | None]
+"""Choices, by the names of TopicConfig; None takes one back."""
 
 CONFIG_NAMES = tuple(field.name for field in fields(TopicConfig))
 
@@ -79,7 +92,7 @@ class TopicCreated:
     name: str
     partitions: int
     created_ms: int
-    config: dict[str, int]
+    config: Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,7 @@ class TopicConfigured:
     """From now on this is what is chosen for a topic, and nothing else."""
 
     topic_id: int
-    config: dict[str, int]
+    config: Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +154,11 @@ class TopicTable:
             return existing
         return TopicCreated(self._next_id, name, partitions, now_ms, (config or TopicConfig()).chosen())
 
-    def decide_configure(self, name: str, changes: Mapping[str, int | None]) -> TopicConfigured | Topic:
+    def decide_configure(self, name: str, changes: Changes) -> TopicConfigured | Topic:
         """The event to write, or the topic if the changes change nothing; None takes a choice back. Names are those of
         TopicConfig. Raises UnknownQueue, IllegalTopic for a system topic."""
         topic = self._user_topic(name)
-        config = replace(topic.config, **changes)
+        config = topic.config.changed(changes)
         return topic if config == topic.config else TopicConfigured(topic.topic_id, config.chosen())
 
     def decide_grow(self, name: str, partitions: int) -> TopicGrown | Topic:
@@ -164,13 +177,13 @@ class TopicTable:
         """Change the table; the topic as it is afterwards (as it last was, when it is deleted)."""
         if isinstance(event, TopicCreated):
             self._next_id = max(self._next_id, event.topic_id + 1)
-            config = TopicConfig(**event.config)
+            config = TopicConfig().changed(event.config)
             return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms, config))
         topic = self._by_id[event.topic_id]
         if isinstance(event, TopicGrown):
             return self._put(replace(topic, partitions=event.partitions))
         if isinstance(event, TopicConfigured):
-            return self._put(replace(topic, config=TopicConfig(**event.config)))
+            return self._put(replace(topic, config=TopicConfig().changed(event.config)))
         del self._by_name[topic.name], self._by_id[topic.topic_id]
         return topic
 

@@ -125,7 +125,8 @@ class Append:
     `batch` is a whole RecordBatch v2 that `store.record_batch` made or checked. The store sets its base offset: in
     place in a bytearray, which then belongs to the store, in a copy of anything else. `tag_hashes` has one hash a
     record, or is empty when no record has a tag. `json_values` promises that every key and value is valid JSON or null.
-    With an `identity` it is stored only if none of its records is known by it; see `Store.append`.
+    With an `identity` it is stored only if none of its records is known by it; see `Store.append`. With an
+    `expected_offset` only if that is the offset its first record gets.
     """
 
     queue: QueueKey
@@ -136,6 +137,7 @@ class Append:
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
     identity: Identity | None = None
+    expected_offset: int | None = None
 
 
 class Appended(NamedTuple):

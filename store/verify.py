@@ -26,6 +26,7 @@ from pathlib import Path
 
 import orjson
 
+from store.consume_queue.file import is_unfinished
 from store.consume_queue.opening import REBUILD_SNAPSHOT
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import Blank
@@ -174,6 +175,8 @@ class _Verifier:
         report = self._report
         self._check_format()
         index = check_snapshots(self._root, "index", report.add)
+        if index is not None and is_unfinished(index.content):
+            self._leftover(self._root / "index.0", 0, "the index is being built again: the next start does that")
         meta = check_snapshots(self._root, "meta", report.add)
         producers = check_snapshots(self._root, PRODUCERS_SNAPSHOT, report.add)
         if check_snapshots(self._root, REBUILD_SNAPSHOT, report.add) is not None:

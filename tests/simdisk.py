@@ -15,7 +15,8 @@ What it models
         another unit of the same file (a stale sector).
     M2  The size is apart from the data: un-synced growth or truncation may be kept, lost, or stop at a unit between.
     M3  Of the un-synced creations and removals any subset happens. A lost name takes the file with it, even if
-        its bytes were synced; a lost removal brings the file back. A removed directory takes its files with it.
+        its bytes were synced; a lost removal brings the file back. A removed directory takes its files with it, and so
+        does a lost one.
     M4  A failing `datasync` may drop the dirty bytes: reads still see them, the next `datasync` succeeds, and after
         a power cut they are gone. (Linux does that: ext4, XFS and btrfs mark the pages clean.)
     M5  Any operation fails with EIO, ENOSPC, ... at its Nth call, once or for ever. A failing write may have
@@ -29,7 +30,7 @@ What it models
 What it does not model
     - damage to synced bytes that share a unit with un-synced ones, or that are written again unchanged: a log that
       appends within a sector lives on drives that write a sector whole or not at all
-    - renames: the seam has none; directories lost by a power cut: `make_dirs` is durable by contract
+    - renames: the seam has none
     - one write seen half done by another thread: each call is atomic
     - allocation: a sparse file is charged its whole size; an unlinked open file is charged nothing
     - units other than 512 bytes; time; the order in which a real elevator works (any subset covers every order)
@@ -39,6 +40,7 @@ Thread safe: the store writes from a worker thread while the event loop reads.
 
 from __future__ import annotations
 
+import asyncio
 import errno as errno_names
 import os
 import threading
@@ -48,6 +50,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
 
+from store.files import File
 from store.types import Buffer
 
 UNIT_BYTES = 512
@@ -58,6 +61,7 @@ Operation = Literal[
     "pread",
     "pwritev",
     "allocate",
+    "begin_writeout",
     "datasync",
     "truncate",
     "size",
@@ -235,6 +239,10 @@ class SimFile:
             self._begin("pread")
             return bytes(self._inode.cache[position : position + size])
 
+    def pread_cached(self, size: int, position: int) -> Buffer | None:
+        data = self.pread(size, position)
+        return data if len(data) == size else None
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         data = b"".join(buffers)
         with self._disk.mutex:
@@ -259,6 +267,11 @@ class SimFile:
             if not isinstance(fault, Fault):
                 self._inode.write(position, bytes(size))
             self._disk.finish(fault)
+
+    def begin_writeout(self, position: int, size: int) -> None:
+        """Nothing: what is written may reach the disk at any time anyway (M1)."""
+        with self._disk.mutex:
+            self._begin("begin_writeout", position, size)
 
     def datasync(self) -> None:
         with self._disk.mutex:
@@ -291,6 +304,34 @@ class SimFile:
         return self._disk.begin(operation, self._path, position, size, defer=defer)
 
 
+class SimBackgroundSync:
+    """Syncs in a later turn of the loop. Implements `store.files.BackgroundSync`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[None] | None = None
+
+    def begin(self, file: File) -> asyncio.Future[None] | None:
+        assert self._outcome is None, "one at a time"
+        self._outcome = self._loop.create_future()
+        self._loop.call_soon(self._sync, file, self._outcome)
+        return self._outcome
+
+    def _sync(self, file: File, outcome: asyncio.Future[None]) -> None:
+        self._outcome = None
+        if outcome.done():
+            return  # the process has ended
+        try:
+            file.datasync()
+        except (OSError, PowerCut) as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def close(self) -> None:
+        assert self._outcome is None, "a sync is under way"
+
+
 Trouble = Fault | PowerCut | None
 
 
@@ -310,10 +351,13 @@ class SimDisk:
         self._cut_at: int | None = None
         self.is_dark = False
         """The power has failed."""
+        self.syncs_beside = False
+        """Whether there is a `background_sync`."""
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
         self._name_changes: list[tuple[str, _Inode | None]] = []  # (path, inode created there, or None: removed)
         self._directories: set[str] = {"/", "."}
+        self._made_directories: list[str] = []  # without a sync since
         self._removed_directories: list[str] = []  # since their parent was synced
         self._locks: dict[str, SimFile] = {}
 
@@ -324,6 +368,7 @@ class SimDisk:
         states can be drawn from one run; faults, locks and the power switch do not carry over."""
         with self.mutex:
             after = SimDisk(capacity_bytes=self.capacity_bytes)
+            after.syncs_beside = self.syncs_beside
             names = dict(self._durable_names)
             happens = rng.choice((0.0, 0.5, 1.0))
             for path, inode in self._name_changes:
@@ -337,9 +382,13 @@ class SimDisk:
                     names = {path: inode for path, inode in names.items() if not path.startswith(f"{directory}/")}
                 else:
                     after._directories.add(directory)
+            after._directories |= self._directories
+            for directory in self._made_directories:
+                if rng.random() >= happens:
+                    names = {path: inode for path, inode in names.items() if not path.startswith(f"{directory}/")}
+                    after._directories = {name for name in after._directories if not _is_within(name, directory)}
             after._names = {path: inode.after_power_cut(rng) for path, inode in names.items()}
             after._durable_names = dict(after._names)
-            after._directories |= self._directories
             return after
 
     def kill(self) -> None:
@@ -384,7 +433,9 @@ class SimDisk:
 
     def is_clean(self) -> bool:
         """True when a power cut now could not change anything."""
-        return not self._name_changes and all(not i.writes and len(i.sizes) == 1 for i in self._names.values())
+        return not (self._name_changes or self._made_directories) and all(
+            not i.writes and len(i.sizes) == 1 for i in self._names.values()
+        )
 
     def used_bytes(self) -> int:
         """Bytes charged against the capacity."""
@@ -414,12 +465,14 @@ class SimDisk:
             self.begin("list", name)
             return self.names_in(directory)
 
-    def make_dirs(self, directory: Path) -> None:
+    def make_dirs(self, directory: Path, *, sync: bool = True) -> None:
         with self.mutex:
             missing = [os.fspath(d) for d in (directory, *directory.parents) if os.fspath(d) not in self._directories]
             if missing:
                 self.begin("make_dirs", os.fspath(directory))
                 self._directories.update(missing)
+                if not sync:
+                    self._made_directories += missing
                 self._removed_directories = [name for name in self._removed_directories if name not in missing]
 
     def remove(self, path: Path) -> None:
@@ -453,12 +506,16 @@ class SimDisk:
         for name in sorted(self._directories):
             self.sync_dir(Path(name))
 
+    def background_sync(self) -> SimBackgroundSync | None:
+        return SimBackgroundSync() if self.syncs_beside else None
+
     def sync_dir(self, directory: Path) -> None:
         name = os.fspath(directory)
         with self.mutex:
             self.begin("sync_dir", name)
             if name not in self._directories:
                 raise FileNotFoundError(errno_names.ENOENT, os.strerror(errno_names.ENOENT), name)
+            self._made_directories = [made for made in self._made_directories if _parent(made) != name]
             gone = {removed for removed in self._removed_directories if _parent(removed) == name}
             self._removed_directories = [removed for removed in self._removed_directories if removed not in gone]
             uncertain = []
@@ -533,6 +590,10 @@ def _changed(before: Buffer, after: Buffer) -> tuple[int, int]:
         return 0, 0
     first = len(before) - (difference.bit_length() + 7) // 8
     return first, len(before) - ((difference & -difference).bit_length() - 1) // 8
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")
 
 
 def _parent(path: str) -> str:

@@ -72,6 +72,10 @@ class ConsumeQueues(ABC):
         ends before it: then the log has lost some."""
 
     @abstractmethod
+    def max_offset(self, queue: QueueKey) -> int:
+        """The offset the queue's next record gets."""
+
+    @abstractmethod
     def bounds(self, queue: QueueKey) -> Bounds:
         """Min and max offset; (0, 0) for a queue that has never held a record."""
 
@@ -107,6 +111,11 @@ class ConsumeQueues(ABC):
     @abstractmethod
     def pending_bytes(self) -> int:
         """Memory taken by units that no finished flush has covered."""
+
+    @property
+    def pending_file_count(self) -> int:
+        """How many files the next flush writes: 0 where that does not grow with the number of queues."""
+        return 0
 
     @abstractmethod
     def flush(self, checkpoint: int) -> Flush:

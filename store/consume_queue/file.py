@@ -10,9 +10,10 @@ holds `file_units` units and is named by the byte offset of its first one.
     |position i64|size i32 |tag hash i64|      position and size of the entry; records of one entry share them
     +------------+---------+------------+
 
-Units wait in memory until `flush`; readers see both. How many units each queue has is in the index snapshot
-(store/snapshot.py, files `index.0` and `index.1`): next offset = the checkpoint, a position of the log; content =
-the first position of the log for which the min offsets hold (i64), then for each queue
+Units wait in memory until `flush`, a row an entry (store/consume_queue/pending.py); readers see both. How many units
+each queue has is in the index snapshot (store/snapshot.py, files `index.0` and `index.1`): next offset = the
+checkpoint, a position of the log; content = the first position of the log for which the min offsets hold (i64), then
+for each queue
 
     0            4            8          16         24
     +------------+------------+----------+----------+
@@ -23,6 +24,10 @@ the first position of the log for which the min offsets hold (i64), then for eac
 Order of a flush: units synced, then the snapshot. So what the snapshot counts is durable, and whatever a file holds
 behind it (a crash came in between) is ignored and written over. Units have no checksum: the store compares every entry
 it reads with the unit that led to it.
+
+A damaged index is built again over its files. Before the first unit is written, the snapshot is saved once more with
+first position -1: it counts no units then, and only remembers how far each queue and the durable log went. A start
+that finds it so builds the index again.
 """
 
 from __future__ import annotations
@@ -33,8 +38,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from store.consume_queue.base import ConsumeQueues, Flush, Run
+from store.consume_queue.pending import Cells, PendingUnits
 from store.errors import IndexDamaged
 from store.files import File, Files
+from store.limits import MiB
 from store.snapshot import Snapshot, SnapshotFiles
 from store.types import Bounds, Indexed, QueueKey
 
@@ -42,31 +49,39 @@ _UNIT = struct.Struct(">qiq")
 UNIT_BYTES = 20
 assert _UNIT.size == UNIT_BYTES
 _PLACE = struct.Struct(">qi")
-_TAG_HASH = struct.Struct(">q")
-_NO_TAG = _TAG_HASH.pack(0)
 _FIRST_POSITION = struct.Struct(">q")
+_UNFINISHED = _FIRST_POSITION.pack(-1)
 _BOUNDS = struct.Struct(">IIqq")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
 SYNCED_EACH_MAX = 32
 """Files that one flush syncs one by one; more are synced together."""
 
+PIECE_BYTES = 1 * MiB
+"""Units of one file that a flush makes and writes at a time, or those of one entry."""
+
 
 class _Queue:
     """One queue: units [min, flushed) are in files, the ones after them in memory."""
 
-    __slots__ = ("directory", "flushed_count", "min_offset", "named", "pending")
+    __slots__ = ("directory", "flushed_count", "max_offset", "min_offset", "named", "pending", "written")
 
-    def __init__(self, directory: Path, flushed_count: int) -> None:
+    def __init__(self, directory: Path, offset: int) -> None:
         self.directory = directory
-        self.min_offset = flushed_count
-        self.flushed_count = flushed_count
-        self.pending = bytearray()
+        self.min_offset = self.flushed_count = self.max_offset = offset
+        self.pending = PendingUnits()
         self.named: set[int] = set()  # starts of the files whose names are durable
+        self.written: tuple[int, Path] | None = None  # start and path of the file that a flush wrote last
 
-    @property
-    def max_offset(self) -> int:
-        return self.flushed_count + len(self.pending) // UNIT_BYTES
+    def path_of(self, start: int) -> Path:
+        """The path of one file. The last one is kept: making it costs as much as opening the file."""
+        if self.written is None or self.written[0] != start:
+            self.written = start, self.directory / _name(start)
+        return self.written[1]
+
+
+_Work = tuple[_Queue, int, int]
+"""A queue, how many of its pending entries a flush writes, and the offset where they end."""
 
 
 class FileConsumeQueues(ConsumeQueues):
@@ -88,15 +103,20 @@ class FileConsumeQueues(ConsumeQueues):
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[Path, File] = OrderedDict()
         self._pending_bytes = 0
+        self._last_position = -1  # of the entries added
         self._floors: dict[QueueKey, int] = {}
+        self._unfinished: Snapshot | None = None  # to be saved before the first unit of a rebuild is written
         snapshot = self._snapshots.load()
         if snapshot is None:
             return
         self._durable_position = snapshot.next_offset
         if rebuild:
-            # The files stay: the same units will be written over them, and the snapshot counts until then.
+            # The files stay: the same units will be written over them.
             self._floors = {key: bounds.max_offset for key, bounds in decode_bounds(snapshot.content)}
+            self._unfinished = snapshot._replace(content=_UNFINISHED + snapshot.content[len(_UNFINISHED) :])
             return
+        if is_unfinished(snapshot.content):
+            raise IndexDamaged(f"{self._directory}: building it again was cut off")
         self._checkpoint = snapshot.next_offset
         for key, bounds in decode_bounds(snapshot.content):
             self._queues[key] = self._open_queue(key, bounds)
@@ -116,37 +136,39 @@ class FileConsumeQueues(ConsumeQueues):
     def pending_bytes(self) -> int:
         return self._pending_bytes
 
+    @property
+    def pending_file_count(self) -> int:
+        return len(self._dirty)
+
     def append(self, entry: Indexed) -> None:
-        queue = self._queue(entry.queue)
-        max_offset = queue.max_offset
-        if entry.next_offset <= max_offset:
+        queue = self._queues.get(entry.queue) or self._queue(entry.queue)
+        next_offset = entry.next_offset
+        if next_offset <= queue.max_offset:
             return
-        if entry.base_offset != max_offset:
+        if entry.base_offset != queue.max_offset:
             self._begin_at(entry.queue, entry.base_offset)
-        place = _PLACE.pack(entry.position, entry.size)
-        if entry.tag_hashes:
-            units = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
-        else:
-            units = (place + _NO_TAG) * entry.record_count
-        queue.pending += units
-        self._pending_bytes += len(units)
-        self._dirty.add(entry.queue)
+        if not queue.pending:
+            self._dirty.add(entry.queue)
+        self._pending_bytes += queue.pending.add(entry.base_offset, entry.position, entry.size, entry.tag_hashes)
+        queue.max_offset = next_offset
+        self._last_position = entry.position
 
     def extend(self, queue: QueueKey, entries: Sequence[Indexed]) -> None:
         found = self._queue(queue)
+        if any(entry.tag_hashes for entry in entries) or entries[0].base_offset != found.max_offset:
+            super().extend(queue, entries)
+            return
         expected = found.max_offset
-        units = []
+        rows: list[int] = []
         for entry in entries:
-            if entry.base_offset != expected or entry.tag_hashes:
-                super().extend(queue, entries)  # known ones among them, or a hole
-                return
-            count = entry.record_count
-            expected += count
-            unit = _UNIT.pack(entry.position, entry.size, 0)
-            units.append(unit if count == 1 else unit * count)
-        added = b"".join(units)
-        found.pending += added
-        self._pending_bytes += len(added)
+            base_offset = entry.base_offset
+            if base_offset != expected:
+                raise IndexDamaged(f"{queue} ends at offset {expected}, but {base_offset} is known")
+            expected += entry.record_count
+            rows += base_offset, entry.position, entry.size
+        self._pending_bytes += found.pending.add_rows(rows)
+        found.max_offset = expected
+        self._last_position = max(self._last_position, entries[-1].position)
         self._dirty.add(queue)
 
     def finish_rebuild(self) -> None:
@@ -161,7 +183,10 @@ class FileConsumeQueues(ConsumeQueues):
             return
         if queue.min_offset != queue.max_offset:
             raise IndexDamaged(f"{key} ends at offset {queue.max_offset}, but {offset} is known")
-        queue.min_offset = queue.flushed_count = offset
+        queue.min_offset = queue.flushed_count = queue.max_offset = offset
+
+    def max_offset(self, queue: QueueKey) -> int:
+        return self._queue(queue).max_offset
 
     def bounds(self, queue: QueueKey) -> Bounds:
         found = self._queue(queue)
@@ -171,18 +196,26 @@ class FileConsumeQueues(ConsumeQueues):
         self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
     ) -> list[Run]:
         found = self._queue(queue)
-        units = self._read_units(found, offset, unit_count)
-        runs = []
-        at = 0
-        while at < len(units):
-            position, size = _PLACE.unpack_from(units, at)
-            unit_offset = offset + at // UNIT_BYTES
-            if size <= 0 or position < 0:
-                raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
-            end = _end_of_run(units, at)
-            if tag_hashes is None or _has_tag(units[at:end], tag_hashes):
-                runs.append(Run(position, size, unit_offset))
-            at = end
+        end = offset + unit_count
+        runs: list[Run] = []
+        if offset < found.flushed_count:
+            units = self._read_files(found.directory, offset, min(end, found.flushed_count) - offset)
+            at = 0
+            while at < len(units):
+                position, size = _PLACE.unpack_from(units, at)
+                unit_offset = offset + at // UNIT_BYTES
+                if size <= 0 or position < 0:
+                    raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
+                run_end = _end_of_run(units, at)
+                if tag_hashes is None or _has_tag(units[at:run_end], tag_hashes):
+                    runs.append(Run(position, size, unit_offset))
+                at = run_end
+        if end > found.flushed_count:
+            for pending in found.pending.since(offset, found.max_offset):
+                if pending.base_offset >= end:
+                    break
+                if tag_hashes is None or pending.has_tag(tag_hashes, offset, end):
+                    runs.append(Run(pending.position, pending.size, max(offset, pending.base_offset)))
         return runs
 
     def advance_min(self, position: int) -> None:
@@ -196,30 +229,34 @@ class FileConsumeQueues(ConsumeQueues):
     def drop_topic(self, topic_id: int) -> None:
         for key in [key for key in self._queues if key.topic_id == topic_id]:
             queue = self._queues.pop(key)
-            self._pending_bytes -= len(queue.pending)
+            self._pending_bytes -= queue.pending.remove(len(queue.pending))
             self._dirty.discard(key)
             for path in [path for path in self._open_files if path.parent == queue.directory]:
                 self._open_files.pop(path).close()
         self._dropped.append(topic_id)
 
     def flush(self, checkpoint: int) -> Flush:
+        # Little is done here for each queue: there may be ten thousand, and the event loop stands still.
         dropped = list(self._dropped)
-        work: list[tuple[_Queue, bytes]] = []
-        counted: dict[QueueKey, int] = {}
+        work: list[_Work] = []
+        is_all = self._last_position < checkpoint
         for key in self._dirty:
             queue = self._queues[key]
-            units = bytes(_before(queue.pending, checkpoint))
-            work.append((queue, units))
-            if len(units) < len(queue.pending):  # entries that are not durable yet
-                counted[key] = queue.flushed_count + len(units) // UNIT_BYTES
-        content = _FIRST_POSITION.pack(self._first_position) + b"".join(
-            [
-                _BOUNDS.pack(*key, queue.min_offset, counted.get(key, queue.max_offset))
-                for key, queue in self._queues.items()
-            ]
-        )
+            pending = queue.pending
+            count = len(pending) if is_all else pending.count_before(checkpoint)
+            work.append((queue, count, pending.end_of(count, queue.max_offset)))
+        queues = list(self._queues.items())
+        first_position = self._first_position
 
         def run() -> None:
+            ends = {queue: end for queue, _, end in work}
+            bounds = [
+                _BOUNDS.pack(*key, queue.min_offset, ends.get(queue, queue.flushed_count)) for key, queue in queues
+            ]
+            content = _FIRST_POSITION.pack(first_position) + b"".join(bounds)
+            if self._unfinished is not None:
+                self._snapshots.save(self._unfinished)
+                self._unfinished = None
             self._write_all(work)
             self._snapshots.save(Snapshot(checkpoint, content))
             for topic_id in dropped:  # after the snapshot that no longer counts them
@@ -228,10 +265,9 @@ class FileConsumeQueues(ConsumeQueues):
         def finish() -> None:
             self._checkpoint = self._durable_position = checkpoint
             del self._dropped[: len(dropped)]
-            for queue, units in work:
-                del queue.pending[: len(units)]
-                queue.flushed_count += len(units) // UNIT_BYTES
-                self._pending_bytes -= len(units)
+            for queue, count, end in work:
+                self._pending_bytes -= queue.pending.remove(count)
+                queue.flushed_count = end
             self._dirty = {key for key in self._dirty if self._queues[key].pending}
 
         return Flush(run, finish)
@@ -284,8 +320,9 @@ class FileConsumeQueues(ConsumeQueues):
                 queue.named.discard(start)
 
     def _position(self, queue: _Queue, offset: int) -> int:
-        unit = self._read_units(queue, offset, 1)
-        position: int = _PLACE.unpack_from(unit)[0] if len(unit) == UNIT_BYTES else -1
+        if offset >= queue.flushed_count:
+            return next(queue.pending.since(offset, queue.max_offset)).position
+        position: int = _PLACE.unpack_from(self._read_files(queue.directory, offset, 1))[0]
         if position < 0:
             raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} points nowhere")
         return position
@@ -295,15 +332,8 @@ class FileConsumeQueues(ConsumeQueues):
             file.close()
         self._files.remove(directory / _name(start))
 
-    def _read_units(self, queue: _Queue, offset: int, count: int) -> bytes | bytearray:
-        pending_at = (offset - queue.flushed_count) * UNIT_BYTES
-        if pending_at >= 0:
-            return queue.pending[pending_at : pending_at + count * UNIT_BYTES]
-        units = self._read_files(queue.directory, offset, min(count, queue.flushed_count - offset))
-        missing = count - len(units) // UNIT_BYTES
-        return units + queue.pending[: missing * UNIT_BYTES] if missing > 0 else units
-
     def _read_files(self, directory: Path, offset: int, count: int) -> bytes:
+        """Units that were flushed. Raises IndexDamaged."""
         parts = []
         position, end = offset * UNIT_BYTES, (offset + count) * UNIT_BYTES
         while position < end:
@@ -313,9 +343,9 @@ class FileConsumeQueues(ConsumeQueues):
                 part = self._file(directory, start).pread(size, position - start)
             except OSError as error:
                 raise IndexDamaged(f"{directory / _name(start)} cannot be read: {error}") from error
-            parts.append(part)
             if len(part) < size:
-                break
+                raise IndexDamaged(f"{directory / _name(start)} ends before the unit of offset {offset + count - 1}")
+            parts.append(part)
             position += size
         return b"".join(parts)
 
@@ -345,45 +375,55 @@ class FileConsumeQueues(ConsumeQueues):
         if str(topic_id) in self._files.list(self._directory):
             self._files.remove_dir(directory)
 
-    def _write_all(self, work: list[tuple[_Queue, bytes]]) -> None:
+    def _write_all(self, work: Sequence[_Work]) -> None:
         """Write units behind what their queues have in files, durably. Runs in a thread: it opens files of its own.
 
         Each new length of a file is a change to the file system's journal, and syncing thousands of files one by one
-        costs one each; many are synced together.
+        costs one each; many are synced together, new names among them.
         """
         together = len(work) > SYNCED_EACH_MAX
         written = [
-            (queue, self._write_units(queue, queue.flushed_count, units, sync=not together)) for queue, units in work
+            (queue, self._write_units(queue, queue.pending.first(count, end), sync=not together))
+            for queue, count, end in work
+            if count
         ]
         if together:
             self._files.sync_all(self._directory)
         for queue, starts in written:
             queue.named |= starts
 
-    def _write_units(self, queue: _Queue, offset: int, units: bytes, *, sync: bool) -> set[int]:
+    def _write_units(self, queue: _Queue, entries: Iterator[Cells], *, sync: bool) -> set[int]:
         """The starts of the files written."""
-        starts = set()
-        view = memoryview(units)
-        position = offset * UNIT_BYTES
-        while view:
-            start = position - position % self._file_bytes
-            part = view[: start + self._file_bytes - position]
-            is_new = start not in queue.named
-            if is_new:
-                self._files.make_dirs(queue.directory)
-            file = self._files.open(queue.directory / _name(start), create=is_new)
-            try:
-                file.pwritev([part], position - start)
-                if sync:
-                    file.datasync()
-            finally:
-                file.close()
-            if is_new and sync:
-                self._files.sync_dir(queue.directory)
-            starts.add(start)
-            position += len(part)
-            view = view[len(part) :]
+        starts: set[int] = set()
+        position = queue.flushed_count * UNIT_BYTES
+        for units in _pieces(entries):
+            view = memoryview(units)
+            while view:
+                start = position - position % self._file_bytes
+                part = view[: start + self._file_bytes - position]
+                is_new = start not in queue.named and start not in starts
+                if is_new:
+                    self._files.make_dirs(queue.directory, sync=False)
+                file = self._files.open(queue.path_of(start), create=is_new)
+                try:
+                    file.pwritev([part], position - start)
+                    if sync:
+                        file.datasync()
+                finally:
+                    file.close()
+                if is_new and sync:  # those above as well: they may be left from a flush that did not come to its sync
+                    for directory in (queue.directory, queue.directory.parent, self._directory, self._directory.parent):
+                        self._files.sync_dir(directory)
+                starts.add(start)
+                position += len(part)
+                view = view[len(part) :]
         return starts
+
+
+def is_unfinished(content: bytes) -> bool:
+    """Whether an index snapshot says that the files are being built again: it counts no units then, its bounds tell
+    what the index knew before."""
+    return content.startswith(_UNFINISHED)
 
 
 def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
@@ -392,18 +432,21 @@ def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
         yield QueueKey(topic_id, queue_id), Bounds(min_offset, max_offset)
 
 
-def _before(units: bytearray, position: int) -> bytearray:
-    """The units of entries before a log position; positions grow along a queue."""
-    low, high = 0, len(units) // UNIT_BYTES
-    if not high or _PLACE.unpack_from(units, (high - 1) * UNIT_BYTES)[0] < position:
-        return units
-    while low < high:
-        middle = (low + high) // 2
-        if _PLACE.unpack_from(units, middle * UNIT_BYTES)[0] < position:
-            low = middle + 1
+def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:
+    """The units of entries, so many at a time that memory stays small."""
+    units: list[bytes] = []
+    size = 0
+    for base_offset, next_offset, position, entry_bytes, tag_hashes in entries:
+        if tag_hashes:
+            units.append(b"".join([_UNIT.pack(position, entry_bytes, tag_hash) for tag_hash in tag_hashes]))
         else:
-            high = middle
-    return units[: low * UNIT_BYTES]
+            units.append(_UNIT.pack(position, entry_bytes, 0) * (next_offset - base_offset))
+        size += len(units[-1])
+        if size >= PIECE_BYTES:
+            yield b"".join(units)
+            units, size = [], 0
+    if units:
+        yield b"".join(units)
 
 
 def _end_of_run(units: bytes | bytearray, at: int) -> int:

@@ -245,6 +245,9 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 queue.begin_at(offset)
         self._floors = {}
 
+    def max_offset(self, queue: QueueKey) -> int:
+        return self._queue(queue).max_offset
+
     def bounds(self, queue: QueueKey) -> Bounds:
         found = self._queue(queue)
         if found.min_position < self._first_position:

@@ -29,6 +29,7 @@ from random import Random
 from store.config import StoreConfig
 from store.consume_queue.opening import IndexKind
 from store.errors import DiskFull, StoreError
+from store.files import OsFiles
 from store.limits import KiB
 from store.record_batch import Record, decode, encode
 from store.store import Store
@@ -152,11 +153,18 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
+class ThreadSynced(OsFiles):
+    """The real file system, on a system that syncs nothing without a thread."""
+
+    def background_sync(self) -> None:
+        return None
+
+
 async def drive(root: Path, options: argparse.Namespace) -> None:
     """Open, append until told otherwise, close."""
     config = config_of(root, flush_interval_ms=options.flush_interval_ms, index=options.index)
     try:
-        store = await Store.open(config)
+        store = await Store.open(config, files=ThreadSynced() if options.thread_syncs else None)
         topic, _ = await store.create_topic(TOPIC, PARTITIONS)
     except (StoreError, OSError) as error:
         say("stopped", repr(error))
@@ -223,6 +231,7 @@ def main() -> None:
     parser.add_argument("--index", choices=("file", "rocksdb"), default="file")
     parser.add_argument("--read-every", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--thread-syncs", action="store_true", help="sync by system calls that strace sees")
     options = parser.parse_args()
     asyncio.run(drive(options.root, options))
 

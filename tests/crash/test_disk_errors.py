@@ -125,6 +125,7 @@ def test_any_call_may_fail_once_or_for_ever_and_no_promise_breaks(operation: Ope
 
     async def fail_at(nth: int, code: int, sticky: bool, rng: Random) -> None:
         disk = SimDisk()
+        disk.syncs_beside = nth % 2 == 0
         session = Session(disk)
         fault = Fault(operation, code, nth=nth, sticky=sticky, drop_dirty=rng.random() < 0.5, partial_bytes=nth * 97)
         disk.inject(fault)
@@ -141,14 +142,16 @@ def test_any_call_may_fail_once_or_for_ever_and_no_promise_breaks(operation: Ope
                 asyncio.run(fail_at(nth, code, sticky, Random(nth)))
 
 
+@pytest.mark.parametrize("syncs_beside", [False, True])
 @pytest.mark.parametrize("sticky", [False, True])
 @pytest.mark.parametrize("operation", ["datasync", "pwritev"])
 async def test_after_a_failed_write_of_the_log_nothing_is_acked_written_or_synced(
-    operation: Operation, sticky: bool
+    operation: Operation, sticky: bool, syncs_beside: bool
 ) -> None:
     """The fsync that lies: its failure drops the pages, and the next one would claim success."""
     for nth in range(1, 12):
         disk = SimDisk()
+        disk.syncs_beside = syncs_beside
         session = Session(disk)
         await session.open()
         await session.create_topic()
@@ -167,8 +170,10 @@ async def test_after_a_failed_write_of_the_log_nothing_is_acked_written_or_synce
         await session.survives(disk.crash(Random(nth)))
 
 
-async def test_every_waiter_of_a_failed_group_and_all_later_ones_are_told() -> None:
+@pytest.mark.parametrize("syncs_beside", [False, True])
+async def test_every_waiter_of_a_failed_group_and_all_later_ones_are_told(syncs_beside: bool) -> None:
     disk = SimDisk()
+    disk.syncs_beside = syncs_beside
     session = Session(disk)
     await session.open()
     await session.create_topic()

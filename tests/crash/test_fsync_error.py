@@ -32,7 +32,7 @@ def test_after_a_failed_fdatasync_nothing_is_acked_or_synced_again(sticky: str, 
             "-e", f"inject=fdatasync,fsync:error=EIO:when={nth}{sticky}",
         ]  # fmt: skip
         sequence = str(promises.next_sequence)
-        arguments = ["--batches", "300", "--first-sequence", sequence]
+        arguments = ["--batches", "300", "--first-sequence", sequence, "--thread-syncs"]
         with Driver(root, promises.note, *arguments, under=strace) as driver:
             while (line := driver.next_line()) is not None and not line.startswith("stopped"):
                 pass

@@ -36,12 +36,27 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
+    Mutant(
+        "ack before the kernel's sync has ended",
+        "store/commit_log.py",
+        "            await outcome\n",
+        "            outcome.add_done_callback(lambda ended: ended.exception())\n",
+        CRASHES,
+    ),
+    Mutant(
+        "take the end of the kernel's sync for its success",
+        "store/kernel_sync.py",
+        "        if result:\n",
+        "        if False:\n",
+        "tests/store/test_kernel_sync.py",
+    ),
     Mutant("ack before fdatasync", "store/writer.py", "        self._log.sync()\n", "        pass\n", CRASHES),
     Mutant(
         "show records before they are durable",
         "store/writer.py",
-        "                        entries = self._write_inline(group)\n",
-        "                        entries = self._write_inline(group)\n                        self._publish(entries)\n",
+        "                        self._write_inline(group, written)\n",
+        "                        self._write_inline(group, written)\n"
+        "                        make_entries()\n                        self._publish(entries)\n",
         ERRORS,
     ),
     Mutant(
@@ -131,7 +146,7 @@ MUTANTS = [
     Mutant(
         "scan headers without their CRC",
         "store/entry.py",
-        "            or check(view[at + _CRC_FROM : at + length]) != crc\n",
+        "            or crc32c(view[at + _CRC_FROM : end]) != crc\n",
         "",
         CRASHES,
     ),
@@ -296,12 +311,31 @@ MUTANTS = [
     Mutant(
         "forget what a flush was to write when nobody finishes it",
         "store/consume_queue/file.py",
-        "        dropped = list(self._dropped)\n        work: list[tuple[_Queue, bytes]] = []\n"
-        "        counted: dict[QueueKey, int] = {}\n        for key in self._dirty:\n",
-        "        dropped = list(self._dropped)\n        work: list[tuple[_Queue, bytes]] = []\n"
-        "        counted: dict[QueueKey, int] = {}\n        dirty, self._dirty = self._dirty, set()\n"
-        "        for key in dirty:\n",
+        "        for key in self._dirty:\n            queue = self._queues[key]\n            pending",
+        "        dirty, self._dirty = self._dirty, set()\n"
+        "        for key in dirty:\n            queue = self._queues[key]\n            pending",
         "tests/store/test_consume_queues.py",
+    ),
+    Mutant(
+        "sync the new directories of the index only when they were not there",
+        "store/consume_queue/file.py",
+        "(queue.directory, queue.directory.parent, self._directory, self._directory.parent)",
+        "(queue.directory,)",
+        "tests/store/test_consume_queues.py",
+    ),
+    Mutant(
+        "let the owner of a buffer change what readers get",
+        "store/writer.py",
+        "    if isinstance(batch.obj if isinstance(batch, memoryview) else batch, bytes):\n",
+        "    if not isinstance(batch, bytearray):\n",
+        "tests/store/test_writer.py",
+    ),
+    Mutant(
+        "take a file that expired under a reader for damage",
+        "store/store.py",
+        "            if runs[0].position >= self._log.first_position:\n                raise\n",
+        "            raise\n",
+        "tests/store/test_store.py",
     ),
     Mutant(
         "say that ids agree with the log, unseen",

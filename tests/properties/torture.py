@@ -88,6 +88,7 @@ class Life:
 
     synced_each_max: int
     zero_group_bytes_max: int
+    syncs_beside: bool
     rounds: tuple[Round, ...]
 
 
@@ -129,7 +130,7 @@ def life_of(seed: int) -> Life:
         rounds.append(Round(tuple(operations), disk_seeds))
     synced_each_max = 1 if seed % 3 == 0 else file_index.SYNCED_EACH_MAX
     zero_group_bytes_max = LARGE_GROUP_BYTES if seed % 2 else writer.ZERO_GROUP_BYTES_MAX
-    return Life(synced_each_max, zero_group_bytes_max, tuple(rounds))
+    return Life(synced_each_max, zero_group_bytes_max, seed % 4 >= 2, tuple(rounds))
 
 
 def live(life: Life) -> Count:
@@ -141,6 +142,7 @@ def live(life: Life) -> Count:
         with (
             patch.object(file_index, "SYNCED_EACH_MAX", life.synced_each_max),
             patch.object(writer, "ZERO_GROUP_BYTES_MAX", life.zero_group_bytes_max),
+            patch.object(writer, "WRITEOUT_BYTES", min(life.zero_group_bytes_max, writer.WRITEOUT_BYTES)),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(_live(life))
@@ -150,7 +152,9 @@ def live(life: Life) -> Count:
 
 async def _live(life: Life) -> Count:
     state_count = cut_count = 0
-    world = World(SimDisk(), Model())
+    disk = SimDisk()
+    disk.syncs_beside = life.syncs_beside
+    world = World(disk, Model())
     await world.start(certain_count=0)
     lived: list[Round] = []
     for one in life.rounds:

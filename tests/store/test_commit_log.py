@@ -75,6 +75,12 @@ def test_entries_are_read_one_by_one_and_in_spans() -> None:
     assert [log.read_entry(span.position).base_offset for span in spans] == list(range(150))
     for some in (spans, spans[::3], spans[::-1], spans[40:41], []):
         assert [entry.position for entry in log.read_spans(some)] == [span.position for span in some]
+        cached = log.cached_spans(some)
+        assert cached is not None
+        assert [entry.position for entry in cached] == [span.position for span in some]
+    with pytest.raises(Corrupt):
+        log.cached_spans([Span(spans[3].position + 8, spans[3].size)])
+    assert log.cached_spans([Span(10 * FILE_BYTES, 100)]) is None, "what is wrong is for read_spans to say"
     with pytest.raises(Corrupt):
         log.read_entry(spans[3].position + 8)
     with pytest.raises(Corrupt):
@@ -281,3 +287,13 @@ def test_threads_that_prepare_side_by_side_share_the_work_and_none_waits_for_eve
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
     assert sizes == [256 * KiB, 256 * KiB, 192 * KiB]
     log.close()
+
+
+def test_a_failed_write_out_is_final_like_a_failed_write() -> None:
+    disk, log, spans = written(3)
+    log.begin_writeout(spans[0].position, spans[0].size)
+    disk.inject(Fault("begin_writeout"))
+    with pytest.raises(StoreStopped):
+        log.begin_writeout(spans[1].position, spans[1].size)
+    with pytest.raises(StoreStopped):
+        log.sync()

@@ -6,6 +6,7 @@ behind the checkpoint, and built again from the whole log when it is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import tempfile
 from bisect import bisect_left
@@ -20,14 +21,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from store.consume_queue.base import ConsumeQueues, Run, search_time
-from store.consume_queue.file import FileConsumeQueues
+from store.consume_queue.file import SYNCED_EACH_MAX, FileConsumeQueues
 from store.consume_queue.opening import ROCKSDB_DIRECTORY
 from store.errors import IndexDamaged
-from store.files import File, OsFiles
+from store.files import File, Files, OsFiles
 from store.types import Boundary, Bounds, Entry, QueueKey
+from tests.simdisk import Fault, SimDisk
 
 KINDS = ["file", "rocksdb"]
 FILE_UNITS = 7  # small: most ranges cross files
+ROOT = Path("/data")
 Q = QueueKey(3, 0)
 Q2 = QueueKey(3, 1)
 OTHER_TOPIC = QueueKey(4, 0)
@@ -60,24 +63,27 @@ class Log:
 Open = Callable[..., ConsumeQueues]
 
 
-def opened(kind: str, root: Path, *, first_position: int = 0, rebuild: bool = False) -> ConsumeQueues:
+def opened(
+    kind: str, root: Path, *, first_position: int = 0, rebuild: bool = False, files: Files | None = None
+) -> ConsumeQueues:
+    files = files or OsFiles()
     if kind == "file":
-        return FileConsumeQueues(root, OsFiles(), file_units=FILE_UNITS, first_position=first_position, rebuild=rebuild)
+        return FileConsumeQueues(root, files, file_units=FILE_UNITS, first_position=first_position, rebuild=rebuild)
     rocksdb = pytest.importorskip("store.consume_queue.rocksdb")
     queues: ConsumeQueues = rocksdb.RocksDbConsumeQueues(
-        root / ROCKSDB_DIRECTORY, OsFiles(), first_position=first_position, rebuild=rebuild
+        root / ROCKSDB_DIRECTORY, files, first_position=first_position, rebuild=rebuild
     )
     return queues
 
 
-def reopened(kind: str, root: Path, log: Log) -> ConsumeQueues:
+def reopened(kind: str, root: Path, log: Log, files: Files | None = None) -> ConsumeQueues:
     """Open as a store does after any stop: what the index had flushed, and the log behind that."""
     try:
-        queues = opened(kind, root, first_position=log.first_position)
+        queues = opened(kind, root, first_position=log.first_position, files=files)
         for entry in log.since(queues.checkpoint):
             queues.append(entry)
     except IndexDamaged:
-        queues = opened(kind, root, first_position=log.first_position, rebuild=True)
+        queues = opened(kind, root, first_position=log.first_position, rebuild=True, files=files)
         for entry in log.since(0):
             queues.append(entry)
         queues.finish_rebuild()
@@ -558,6 +564,35 @@ def test_a_rebuild_notices_that_the_log_has_lost_records(index: Open) -> None:
         queues.finish_rebuild()
 
 
+def test_a_rebuild_in_files_that_is_cut_off_is_begun_again() -> None:
+    """Files that are made anew may keep their size in a power cut and lose their bytes: what was counted is wrong."""
+    log = Log()
+    for number in range(30):
+        log.entry(count=1 + number % 3)
+    last = log.entries[-1].next_offset
+    cut_count = 0
+    for seed in range(400):
+        rng = Random(seed)
+        disk = SimDisk()
+        queues = reopened("file", ROOT, log, disk)
+        flush(queues, log.end)
+        queues.close()
+        for path in [path for path in disk.paths() if "/consumequeue/" in path and rng.random() < 0.7]:
+            disk.remove(Path(path))
+        disk.sync_dir(ROOT / "consumequeue" / str(Q.topic_id) / str(Q.queue_id))
+        for _ in range(rng.choice((1, 1, 2))):
+            disk.cut_power_at(rng.randrange(1, 30))
+            with contextlib.suppress(OSError):
+                flush(reopened("file", ROOT, log, disk), log.end)
+            cut_count += disk.is_dark
+            disk = disk.crash(rng)
+        queues = reopened("file", ROOT, log, disk)
+        assert queues.runs(Q, 0, last) == runs_of(log.entries, 0, last), f"seed {seed}"
+        flush(queues, log.end)
+        assert queues.bounds(Q) == Bounds(0, last)
+    assert cut_count > 200
+
+
 # ---- time ------------------------------------------------------------------------------------------------------------
 
 
@@ -796,3 +831,22 @@ def test_a_corrupt_database_is_built_again(tmp_path: Path) -> None:
         assert queues.runs(Q, 0, 30) == runs_of(log.entries, 0, 30)
     finally:
         queues.close()
+
+
+@pytest.mark.parametrize("queue_count", [1, SYNCED_EACH_MAX, SYNCED_EACH_MAX + 1])
+def test_what_a_flush_counts_outlives_a_power_cut_whatever_one_before_it_left_unsynced(queue_count: int) -> None:
+    """A flush that fails before its sync leaves directories that look as if they were there for good."""
+    disk, log = SimDisk(), Log()
+    disk.make_dirs(ROOT)
+    entries = [log.entry(QueueKey(3, number), 2) for number in range(queue_count)]
+    disk.inject(Fault("datasync", path_part="consumequeue"))
+    with pytest.raises(OSError, match="simulated"):
+        flush(reopened("file", ROOT, log, disk), log.end)
+    disk.faults.clear()
+    disk.kill()
+    queues = reopened("file", ROOT, log, disk)
+    flush(queues, log.end)
+    for seed in range(20):
+        after = opened("file", ROOT, files=disk.crash(Random(seed)))  # raises IndexDamaged when it lacks something
+        for entry in entries:
+            assert after.runs(entry.queue, 0, 2) == [Run(entry.position, entry.size, 0)]

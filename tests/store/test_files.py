@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -45,6 +46,32 @@ def test_reads_are_short_only_at_the_end(file: File) -> None:
     assert file.pread(10, 6) == b""
     assert file.pread(10, 600) == b""
     assert file.pread(0, 0) == b""
+
+
+def test_what_the_system_has_in_memory_is_read_without_waiting(file: File) -> None:
+    file.pwritev([b"abcdef"], 0)
+    cached = file.pread_cached(3, 2)
+    assert cached is not None
+    assert bytes(cached) == b"cde"
+    assert file.pread_cached(7, 0) is None, "not all of it is there"
+    assert file.pread_cached(1, 600) is None
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP])
+def test_what_would_have_to_wait_for_the_disk_is_left(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = OsFiles().open(tmp_path / "f", create=True)
+    file.pwritev([b"abc"], 0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    assert file.pread_cached(3, 0) is None
+    monkeypatch.setattr(files_module, "_RWF_NOWAIT", 0)  # other systems
+    assert file.pread_cached(3, 0) is None
+    assert file.pread(3, 0) == b"abc"
 
 
 def test_buffers_of_every_kind_are_written_end_to_end(file: File) -> None:
@@ -186,3 +213,35 @@ def test_datasync_reaches_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fdatasync", synced.append)
     OsFiles().open(tmp_path / "f", create=True).datasync()
     assert len(synced) == 1
+
+
+def test_a_write_out_changes_nothing_that_can_be_read_and_errors_pass_through(files: Files, tmp_path: Path) -> None:
+    file = files.open(tmp_path / "f", create=True)
+    file.pwritev([b"abcdef" * 1000], 0)
+    file.begin_writeout(0, 4000)
+    file.begin_writeout(4000, 10_000)
+    file.datasync()
+    assert file.pread(6000, 0) == b"abcdef" * 1000
+    assert file.size() == 6000
+    if isinstance(files, OsFiles):
+        with pytest.raises(OSError, match="Invalid argument"):
+            file.begin_writeout(-1, 1)
+
+
+def test_directories_made_without_a_sync_may_be_lost_until_everything_is_synced() -> None:
+    disk = SimDisk()
+    disk.make_dirs(Path("/d/x"), sync=False)
+    disk.open(Path("/d/x/f"), create=True).datasync()
+    disk.sync_dir(Path("/d/x"))
+    after = [disk.crash(Random(seed)) for seed in range(50)]
+    assert {(*crashed.list(Path("/d")), *crashed.list(Path("/d/x"))) for crashed in after} == {(), ("x", "f")}
+    assert not disk.is_clean()
+    disk.sync_all(Path("/d"))
+    assert disk.is_clean()
+    assert {tuple(disk.crash(Random(seed)).list(Path("/d/x"))) for seed in range(50)} == {("f",)}
+
+
+def test_make_dirs_leaves_the_sync_to_its_caller_if_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OsFiles, "sync_dir", lambda *_: pytest.fail("not asked for"))
+    OsFiles().make_dirs(tmp_path / "x" / "y", sync=False)
+    assert (tmp_path / "x" / "y").is_dir()

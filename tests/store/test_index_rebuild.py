@@ -151,7 +151,7 @@ def test_a_kill_leaves_the_old_index_or_is_noticed(
     before = contents_of(config, "file")
     if is_in_place != (to == "file"):
         rebuild_index(config, "rocksdb")
-    monkeypatch.setattr(index_rebuild, "PENDING_BYTES_MAX", 2_000)
+    monkeypatch.setattr(index_rebuild, "PENDING_BYTES_MAX", 200)
     restore = killed_before(monkeypatch, step, call)
     with pytest.raises(Killed):
         rebuild_index(config, to)

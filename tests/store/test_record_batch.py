@@ -17,8 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import record_batch
-from store.errors import MalformedBatch, RecordTooLarge
-from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, MiB
+from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
+from store.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_RECORDS_MAX,
+    HEADER_COUNT_MAX,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    MiB,
+)
 from store.record_batch import HEADER_BYTES, Record, check, decode, encode, split, with_base_offset
 from store.types import Buffer
 
@@ -383,3 +391,29 @@ def test_a_batch_is_left_alone_when_compressing_does_not_pay() -> None:
     assert record_batch.is_compressed(record_batch.compressed(of_size(record_batch.COMPRESS_BYTES_MIN + 3, b"a")))
     noise = encode([Record(None, Random(1).randbytes(10_000), 0)])
     assert record_batch.compressed(noise) is noise
+
+
+def limited(*records: Record, pack: bool = False) -> None:
+    """Check records as one batch of a stranger's, alone and behind others that are fine."""
+    for before in ([], [Record(b"k", b"v", 0)] * 5):
+        batch = encode([*before, *records])
+        check(batch)
+        check(record_batch.zstd_packed(batch, level=1) if pack else batch, limited=True)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_each_record_of_a_limited_batch_is_held_to_the_limits_of_one(pack: bool) -> None:
+    def refused(record: Record, error: type[StoreError] = IllegalRecord) -> None:
+        with pytest.raises(error, match=r"record [05]: .* limit is "):
+            limited(record, pack=pack)
+
+    limited(Record(bytes(KEY_BYTES_MAX), b"v", 0), pack=pack)
+    refused(Record(bytes(KEY_BYTES_MAX + 1), b"v", 0))
+    many = [("h", b"")] * HEADER_COUNT_MAX
+    limited(Record(None, None, 0, many), pack=pack)
+    refused(Record(None, None, 0, [*many, ("h", None)]))
+    limited(Record(None, b"v", 0, [("ä", bytes(HEADERS_BYTES_MAX - 2))]), pack=pack)
+    refused(Record(None, b"v", 0, [("ä", bytes(HEADERS_BYTES_MAX - 1))]))
+    limited(Record(b"key", bytes(RECORD_BYTES_MAX - 5), 0, [("h", b"1")]), pack=pack)
+    refused(Record(b"key", bytes(RECORD_BYTES_MAX - 4), 0, [("h", b"1")]), RecordTooLarge)
+    refused(Record(None, bytes(RECORD_BYTES_MAX + 1), 0), RecordTooLarge)

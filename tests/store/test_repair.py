@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from store.consume_queue.opening import ROCKSDB_DIRECTORY
+from store.consume_queue.opening import ROCKSDB_DIRECTORY, IndexKind
 from store.errors import StoreLocked
 from store.index_rebuild import rebuild_index
 from store.limits import KiB
@@ -213,6 +215,39 @@ async def test_a_store_with_a_rocksdb_index_gets_one_again(tmp_path: Path) -> No
     assert (out / ROCKSDB_DIRECTORY).is_dir()
     rebuild_index(config_of(out), "file")
     await check_records(out, originals, report)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _noise(path: Path) -> None:
+    path.write_bytes(b"\xa5" * 300)
+
+
+@pytest.mark.parametrize(
+    ("damage", "index"), [(Path.unlink, "file"), (_cut, "file"), (_noise, "file"), (_noise, "rocksdb")]
+)
+async def test_any_file_but_those_of_the_log_may_be_lost_and_no_record_goes(
+    damage: Callable[[Path], None], index: IndexKind, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    queues = await make_store(root, batch_count=9)
+    originals = await records_of(root, queues)
+    if index == "rocksdb":
+        rebuild_index(config_of(root), "rocksdb")
+    names = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()]
+    derived = [name for name in names if name.parts[0] not in ("commitlog", "lock")]
+    assert {name.parts[0].partition(".")[0] for name in derived} >= {"consumequeue", "format", "meta"}
+    for number, name in enumerate(derived):
+        spoilt, out = tmp_path / f"spoilt{number}", tmp_path / f"out{number}"
+        shutil.copytree(root, spoilt)
+        damage(spoilt / name)
+        report = await repaired(spoilt, out, queues, [])
+        assert report.hole_count == 0, name
+        if (out / ROCKSDB_DIRECTORY).is_dir():
+            rebuild_index(config_of(out), "file")
+        assert await records_of(out, queues) == originals, name
 
 
 async def test_a_repaired_store_can_be_repaired_again_and_takes_appends(tmp_path: Path) -> None:

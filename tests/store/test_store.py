@@ -12,15 +12,18 @@ from threading import Event
 import pytest
 
 from store import Store, StoreConfig
+from store.consume_queue.file import FileConsumeQueues
+from store.entry import ALIGNMENT, entry_bytes
 from store.errors import StoreLocked, StoreStopped, UnknownQueue
 from store.files import OsFiles
 from store.limits import KiB, MiB
 from store.record_batch import Record, encode
+from store.store import CHECKPOINT_STEPS_MAX, FLUSHED_FILE_LOG_BYTES, INLINE_READ_BYTES_MAX
 from store.topics import META_QUEUE, TIMER_QUEUE
 from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
 from store.verify import verify
 from tests.clock import START_MS, FakeClock
-from tests.simdisk import SimDisk
+from tests.simdisk import SimDisk, SimFile
 from tests.store.kit import (
     SMALL,
     InlineExecutor,
@@ -98,6 +101,51 @@ async def test_a_read_returns_at_least_one_entry_and_then_stays_below_max_bytes(
         size = (await entries_of(store, queue))[0].size
         for max_bytes, count in ((0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (100 * size, 6)):
             assert len((await store.read(queue, 0, max_bytes=max_bytes)).entries) == count, max_bytes
+
+
+async def test_a_read_takes_no_entry_that_begins_at_or_behind_its_end_but_at_least_one() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        for _ in range(4):
+            await put(store, queue, b"a", b"b", b"c")
+        ends = {None: 12, 100: 12, 12: 12, 10: 12, 9: 9, 4: 6, 3: 3, 1: 3, 0: 3, -5: 3}
+        for end_offset, next_offset in ends.items():
+            read = await store.read(queue, 1, max_bytes=MiB, end_offset=end_offset)
+            assert read.next_offset == next_offset == read.entries[-1].next_offset, end_offset
+            assert read.entries[0].base_offset == 0
+            assert (read.min_offset, read.max_offset) == (0, 12)
+        assert (await store.read(queue, 12, max_bytes=1, end_offset=3)).status is ReadStatus.AT_END
+
+
+@pytest.mark.parametrize(("more_bytes", "calls"), [(0, ["pread_cached"]), (ALIGNMENT, ["pread"])])
+async def test_the_loop_reads_so_many_bytes_itself_and_leaves_more_to_a_thread(
+    more_bytes: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_settings(commit_log_file_bytes=8 * INLINE_READ_BYTES_MAX, tail_bytes_max=0)
+    async with opened(SimDisk(), config) as store:
+        queue = await queue_of(store)
+        value_bytes = INLINE_READ_BYTES_MAX - 200
+        while True:
+            append = append_of(queue, [bytes(value_bytes)])
+            if entry_bytes(append, len("orders")) == INLINE_READ_BYTES_MAX + more_bytes:
+                break
+            value_bytes += 1
+        await store.append([append])
+        seen: list[str] = []
+        for name in ("pread", "pread_cached"):
+            original = getattr(SimFile, name)
+
+            def noted(
+                self: SimFile, size: int, position: int, name: str = name, original: Callable[..., object] = original
+            ) -> object:
+                if "/commitlog/" in str(self.path):
+                    seen.append(name)
+                return original(self, size, position)
+
+            monkeypatch.setattr(SimFile, name, noted)
+        (entry,) = (await store.read(queue, 0, max_bytes=1)).entries
+        assert entry.size == INLINE_READ_BYTES_MAX + more_bytes
+        assert seen[:1] == calls
 
 
 async def test_reads_agree_whether_they_come_from_memory_or_from_the_log() -> None:
@@ -397,3 +445,60 @@ async def test_a_topic_change_whose_caller_is_cancelled_is_made_whole() -> None:
         assert created.topic_id == topic_ids["first"] + 2
     async with opened(disk) as store:
         assert [topic.name for topic in store.topics() if topic.topic_id >= topic_ids["first"]] == ["first", "third"]
+
+
+@pytest.mark.parametrize("file_count", [0, 1, 100_000])
+async def test_the_log_grows_by_more_between_checkpoints_the_more_files_each_has_to_write(
+    monkeypatch: pytest.MonkeyPatch, file_count: int
+) -> None:
+    step_bytes = 64 * KiB
+    config = with_settings(checkpoint_log_bytes=step_bytes, commit_log_file_bytes=64 * MiB, extent_bytes=MiB)
+    store = await open_store(SimDisk(), config)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    monkeypatch.setattr(FileConsumeQueues, "pending_file_count", file_count)
+    expected = min(step_bytes + file_count * FLUSHED_FILE_LOG_BYTES, CHECKPOINT_STEPS_MAX * step_bytes)
+    while store.end_position - store._queues.checkpoint < expected:
+        assert not store._is_checkpoint_due(0.0)
+        await put(store, queue, bytes(1000))
+    assert store._is_checkpoint_due(0.0)
+    await store.close()
+
+
+class LateExecutor(InlineExecutor):
+    """Runs calls when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.waiting.append(work)
+        return future
+
+
+async def test_a_read_whose_file_expires_while_it_waits_is_told_where_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimFile, "pread_cached", lambda *_: None)
+    config = with_settings(retention_bytes=64 * KiB, tail_bytes_max=1)
+    store = await open_store(SimDisk(), config)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    for _ in range(300):
+        await put(store, queue, bytes(1000))
+    late = store._read_executor = LateExecutor()
+    reading = asyncio.ensure_future(store.read(queue, 0, max_bytes=KiB))
+    await asyncio.sleep(0)
+    assert len(late.waiting) == 1
+    assert await store.expire(file_count_max=9)
+    late.waiting.pop()()
+    result = await reading
+    assert result.status is ReadStatus.TOO_SMALL
+    assert result.next_offset == result.min_offset == store.bounds(queue).min_offset > 0
+    await store.close()

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
+from store.commit_log import CommitLog
 from store.entry import ALIGNMENT, entry_bytes
 from store.errors import Overloaded, RecordTooLarge, StoreStopped
 from store.limits import KiB, MiB
 from store.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
 from store.store import Store
-from store.types import Acks, QueueKey
-from store.writer import COPIED_BYTES_MAX, GROUP_BYTES_MAX, ZERO_GROUP_BYTES_MAX, Writer
+from store.types import Acks, Buffer, QueueKey
+from store.writer import (
+    COPIED_BYTES_MAX,
+    GROUP_BYTES_MAX,
+    WRITEOUT_BYTES,
+    WRITEOUT_PIECES_MAX,
+    ZERO_GROUP_BYTES_MAX,
+    Writer,
+)
 from tests.clock import FakeClock
-from tests.simdisk import SimDisk
+from tests.simdisk import SimDisk, SimFile
 from tests.store.kit import SMALL, InlineExecutor, P, T, append_of, open_store, opened, put, values_of, with_settings
 
 
@@ -228,3 +236,76 @@ async def test_stopping_finishes_what_waits() -> None:
 
 def test_a_group_is_bounded() -> None:
     assert 0 < GROUP_BYTES_MAX <= SMALL.append_bytes_max
+
+
+@pytest.mark.parametrize("acks", list(Acks))
+@pytest.mark.parametrize("missing_bytes", [ALIGNMENT, 0])
+async def test_the_disk_begins_with_a_piece_of_a_large_flushed_group_while_the_next_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, acks: Acks, missing_bytes: int
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(SimFile, "begin_writeout", lambda _, position, size: begun.append(size))
+    config = with_settings(commit_log_file_bytes=8 * WRITEOUT_BYTES, extent_bytes=4 * WRITEOUT_BYTES)
+    async with opened(SimDisk(), config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        frame_bytes = entry_bytes(append_of(queue, [bytes(WRITEOUT_BYTES)]), 1) - WRITEOUT_BYTES
+        first = append_of(queue, [bytes(WRITEOUT_BYTES - frame_bytes - missing_bytes)])
+        assert entry_bytes(first, 1) == WRITEOUT_BYTES - missing_bytes
+        await store.append([first, append_of(queue, [b"x"])], acks=acks)
+        is_begun = acks is Acks.FLUSHED and not missing_bytes
+        assert begun == ([WRITEOUT_BYTES] if is_begun else [])
+        assert [len(value) for value in await values_of(store, queue)][1] == 1
+
+
+@pytest.mark.parametrize("syncs_beside", [False, True])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda batch: memoryview(bytes(batch))])
+async def test_readers_get_from_memory_what_is_in_the_log_whatever_kind_of_buffer_it_came_in(
+    kind: Callable[[bytearray], bytes], syncs_beside: bool
+) -> None:
+    disk = SimDisk()
+    disk.syncs_beside = syncs_beside
+    async with opened(disk, with_settings(commit_log_file_bytes=4 * MiB, extent_bytes=MiB)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        for value_bytes in (10, 11, COPIED_BYTES_MAX, INLINE_BYTES_MAX // 2, 2 * INLINE_BYTES_MAX):
+            append = append_of(queue, [b"a" * value_bytes])
+            batch = kind(bytearray(append.batch))
+            [answer] = await store.append([replace(append, batch=batch)], acks=Acks.FLUSHED)
+            in_memory = await store.read_entry(answer.position)
+            assert in_memory == store._log.read_entry(answer.position)
+            assert len(in_memory.batch) > value_bytes
+
+
+async def test_a_buffer_that_its_owner_uses_again_once_it_is_written_changes_nothing_for_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when whoever sent it was cancelled, and the buffer is that of the next request."""
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        append = append_of(QueueKey(topic.topic_id, 0), [b"a" * COPIED_BYTES_MAX])
+        buffer = memoryview(bytearray(append.batch))
+        write = CommitLog.write
+
+        def write_and_use_again(log: CommitLog, position: int, buffers: Sequence[Buffer]) -> int:
+            end = write(log, position, buffers)
+            buffer[:] = bytes(len(buffer))
+            return end
+
+        monkeypatch.setattr(CommitLog, "write", write_and_use_again)
+        [answer] = await store.append([replace(append, batch=buffer)], acks=Acks.FLUSHED)
+        assert await store.read_entry(answer.position) == store._log.read_entry(answer.position)
+
+
+async def test_a_group_is_cut_into_few_pieces_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(SimFile, "begin_writeout", lambda _, position, size: begun.append(size))
+    config = with_settings(commit_log_file_bytes=16 * MiB, extent_bytes=4 * MiB)
+    async with opened(SimDisk(), config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        for _ in range(2):  # the second one is within one file
+            begun.clear()
+            await store.append([append_of(queue, [bytes(50_000)]) for _ in range(100)], acks=Acks.FLUSHED)
+        assert len(begun) == WRITEOUT_PIECES_MAX - 1
+        assert min(begun) > WRITEOUT_BYTES
