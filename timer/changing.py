@@ -22,7 +22,7 @@ from timer.changes import Change, Reason, Standing, encode_changes
 from timer.delivery import pick
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
-from timer.state import TimerState, item_of
+from timer.state import TimerState
 
 _CHANGES_PER_GO = 5000
 
@@ -153,7 +153,8 @@ class Changing:
         try:
             unit = self._state.timer_log.read(change.position)
             if self._state.standing_of(unit) is Standing.PENDING:
-                change.moved = pick(item_of(unit), await self._state.bodies.get(unit.entry_position))
+                source = Source(unit.entry_position, unit.record_index)
+                change.moved = pick(source, await self._state.bodies.get(source.position))
         except StoreStopped:
             raise
         except StoreError as error:

@@ -2,6 +2,9 @@
 
 Order of writing (K2 in timer/checkpoint.py): timer log, at a clean stop the wheel and the counts, then the checkpoint.
 So a checkpoint names only what the timer log has flushed.
+
+A thread that waits for the disk goes on when its caller is cancelled. So what was begun here comes to its end first:
+no two threads write at a time, and no file is closed under one.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import errno
 import logging
 
+from store.uncancelled import to_its_end
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.delivery import TIMER_QUEUE
 from timer.pending_file import PendingFile
@@ -41,6 +45,9 @@ class Checkpointing:
         """Say that the timer is at work. From here on the wheel file is not what there is, and the marks of a clean
         stop do not bound what may be delivered; also, what recovery cut or rebuilt must not be met again under the
         old checkpoint's marks. Raises OSError, and what the log raises."""
+        await to_its_end(self._begin())
+
+    async def _begin(self) -> None:
         await self._write(clean=False)
         await self._find_needed()
 
@@ -50,16 +57,19 @@ class Checkpointing:
         expire_in_ms = config.expire_interval_ms
         while True:
             await asyncio.sleep(config.checkpoint_interval_ms / 1000)
-            await asyncio.shield(self.checkpoint())  # cancelled half-way, a thread would write while `end` does
+            await self.checkpoint()
             expire_in_ms -= config.checkpoint_interval_ms
             if expire_in_ms <= 0:
                 expire_in_ms = config.expire_interval_ms
-                await asyncio.shield(self.expire())
+                await self.expire()
 
     async def end(self) -> None:
         """Leave a clean checkpoint: the next start trusts the wheel file. Raises OSError."""
+        await to_its_end(self._end())
+
+    async def _end(self) -> None:
         state = self._state
-        async with self._writing:
+        async with state.leaving, self._writing:  # what is stored by now is counted, too
             await self._write(clean=False)
             await self._run_blocking(state.wheel.flush)
             log_end, queue_offset = state.timer_log.end, state.queue_offset
@@ -69,12 +79,18 @@ class Checkpointing:
     async def checkpoint(self) -> None:
         """Make what was hung and delivered since the last one part of the timer's files. Durable on return, except on
         a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
+        await to_its_end(self._checkpoint())
+
+    async def _checkpoint(self) -> None:
         async with self._writing:
             if self._progress() != self._saved:
                 await self._try_to_write()
 
     async def expire(self) -> None:
         """Remove timer-log files without pending schedules, and move `needed_position` on. Raises OSError."""
+        await to_its_end(self._expire())
+
+    async def _expire(self) -> None:
         async with self._writing:
             # A restart walks from the checkpoint's read mark; what that needs stays.
             if not await self._try_to_write():

@@ -42,8 +42,8 @@ class TimerConfig:
     open_ahead_ms: int = 1000
     """How long before its second a slot is loaded, so that its first millisecond is on time."""
 
-    heap_count_max: int = 200_000
-    """Schedules of open slots held in memory (about 200 bytes each); the rest of a fuller slot waits on disk."""
+    heap_count_max: int = 400_000
+    """Schedules of open slots held in memory (about 75 bytes each); the rest of a fuller slot waits on disk."""
 
     fire_records_max: int = 10_000
     """Records delivered in one go. More is less work for each when very many are due: an accepted batch whose records
@@ -54,8 +54,8 @@ class TimerConfig:
     deliveries a second this is a quarter of the work, for that much more lateness at most. A record that is due alone
     does not wait."""
 
-    fire_bytes_max: int = 8 * MiB
-    """Bytes of records delivered in one go (a single larger record still goes)."""
+    fire_bytes_max: int = 16 * MiB
+    """Bytes of records delivered in one go (a single larger record still goes); about half of it as a rule."""
 
     batch_bytes_max: int = 512 * KiB
     """Due records of one queue become batches of about this size. Keep it below a quarter of the log's file size."""

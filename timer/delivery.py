@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from store import record_batch
+from store.entry import packed_delays, packed_sources, unpack_delay
 from store.errors import Corrupt, StoreError, StoreStopped
 from store.limits import MiB
+from store.packed import Packed
 from store.record_batch import Headers, Record
 from store.types import Append, Delay, Entry, QueueKey, Source
-from timer.open_slots import Item
+from timer.items import Item, source_of, source_row, unpack_item
 from timer.schedule import spell_schedule_id
 
 TIMER_QUEUE = QueueKey(2, 0)
@@ -38,23 +40,89 @@ _RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share 
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
+_TURN_RECORDS = 128  # decoded between two turns of the event loop
 _DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
 
 
-PlainRecord = tuple[bytes | None, bytes | None, int, Headers]
-"""A Record as a plain tuple. Bodies holds a hundred thousand; unlike named ones, the garbage collector soon leaves
-plain tuples of plain things alone, and each of its looks at so many would take a tenth of a second."""
-
-
 class Body(NamedTuple):
-    """A `__timer` entry, decoded."""
+    """A `__timer` entry, decoded: a column for each field. Bodies holds a hundred thousand records; as objects of their
+    own, each look of the garbage collector at them would take a tenth of a second."""
 
-    records: Sequence[PlainRecord]
-    delays: Sequence[Delay]
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    timestamps_ms: Sequence[int]
+    headers: Sequence[Headers]
+    delays: Packed[Delay]
     tag_hashes: Sequence[int]
     json_values: bool
     store_time_ms: int
     size_bytes: int
+
+
+class Picked(NamedTuple):
+    """One record, taken out of its body."""
+
+    record: Record
+    delay: Delay
+    tag_hash: int
+    json_values: bool
+    size_bytes: int
+
+
+def pick(source: Source, body: Body) -> Picked:
+    """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
+    index = _checked(source, body)
+    record = Record(body.keys[index], body.values[index], body.timestamps_ms[index], body.headers[index])
+    tag_hash = body.tag_hashes[index] if body.tag_hashes else 0
+    return Picked(record, body.delays[index], tag_hash, body.json_values, _record_bytes(*record))
+
+
+def _checked(source: Source, body: Body) -> int:
+    position, index = source
+    if index >= len(body.keys) or index >= len(body.delays):
+        raise Corrupt("commitlog", position, f"the entry has no delayed record {index}")
+    return index
+
+
+def _record_bytes(key: bytes | None, value: bytes | None, timestamp_ms: int, headers: Headers) -> int:
+    size_bytes = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
+    if headers:
+        size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in headers)
+    return size_bytes
+
+
+class DueRecords:
+    """Due records of one go, in order: a column for each field, filled body by body."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        count = len(items)
+        self.items = items
+        self.keys: list[bytes | None] = [None] * count
+        self.values: list[bytes | None] = [None] * count
+        self.timestamps_ms = [0] * count
+        self.headers: list[Headers] = [()] * count
+        self.delays = [b""] * count
+        self.tag_hashes = [0] * count
+        self.json_values = bytearray(count)
+        self.sizes_bytes = [0] * count
+
+    def fill(self, numbers: Sequence[int], body: Body) -> int:
+        """Take the records of some items, all of this body; return their bytes. Raises Corrupt as `pick`."""
+        items, row = self.items, body.delays.row
+        total_bytes = 0
+        for number in numbers:
+            index = _checked(source_of(items[number]), body)
+            key = self.keys[number] = body.keys[index]
+            value = self.values[number] = body.values[index]
+            timestamp_ms = self.timestamps_ms[number] = body.timestamps_ms[index]
+            headers = self.headers[number] = body.headers[index]
+            self.delays[number] = row(index)
+            if body.tag_hashes:
+                self.tag_hashes[number] = body.tag_hashes[index]
+            self.json_values[number] = body.json_values
+            size_bytes = self.sizes_bytes[number] = _record_bytes(key, value, timestamp_ms, headers)
+            total_bytes += size_bytes
+        return total_bytes
 
 
 @dataclass(slots=True)
@@ -65,7 +133,6 @@ class Group:
     size_bytes: int = 0
     items: list[Item] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
     delays: list[Delay] = field(default_factory=list)  # filled when the group rolls
     tag_hashes: list[int] = field(default_factory=list)
     tagged: bool = False
@@ -80,7 +147,7 @@ class Group:
             json_values=self.json_values,
             tag_hashes=self.tag_hashes if self.tagged else (),
             delays=self.delays,
-            sources=self.sources,
+            sources=packed_sources(b"".join(map(source_row, self.items))),
         )
 
     def halves(self) -> tuple[Group, Group]:
@@ -94,37 +161,11 @@ class Group:
             self.size_bytes // 2,
             self.items[start:stop],
             self.records[start:stop],
-            self.sources[start:stop],
             self.delays[start:stop],
             self.tag_hashes[start:stop],
             self.tagged,
             self.json_values,
         )
-
-
-class Picked(NamedTuple):
-    """One due record, taken out of its body."""
-
-    item: Item
-    record: Record
-    delay: Delay
-    tag_hash: int
-    json_values: bool
-    size_bytes: int
-
-
-def pick(item: Item, body: Body) -> Picked:
-    """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
-    index = item[2]
-    if index >= len(body.records) or index >= len(body.delays):
-        raise Corrupt("commitlog", item[1], f"the entry has no delayed record {index}")
-    record = _new(Record, body.records[index])
-    key, value, _, headers = record
-    size_bytes = _RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
-    if headers:
-        size_bytes += sum(len(name) + len(content or b"") + 4 for name, content in headers)
-    tag_hash = body.tag_hashes[index] if body.tag_hashes else 0
-    return _new(Picked, (item, record, body.delays[index], tag_hash, body.json_values, size_bytes))
 
 
 class Grouping:
@@ -136,36 +177,35 @@ class Grouping:
         self.firing: list[Group] = []
         self.rolling: list[Group] = []
 
-    def add(self, picked: Picked) -> None:
+    def add(self, due: DueRecords, number: int) -> None:
         """Add one due record."""
-        item, record, delay, tag_hash, json_values, size_bytes = picked
-        due_ms, topic_id, queue_id, origin_position, origin_index = delay
-        _, position, record_index, _, rolls = item
+        _, position, record_index, _, rolls = unpack_item(item := due.items[number])
+        due_ms, topic_id, queue_id, origin_position, origin_index = unpack_delay(due.delays[number])
         if origin_position < 0:
             origin_position, origin_index = position, record_index
+        headers: Headers = due.headers[number]
         if rolls:
             queue = TIMER_QUEUE
         else:
             queue = _new(QueueKey, (topic_id, queue_id))
-            key, value, timestamp_ms, headers = record
-            kept = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
-            kept.append((DELIVER_AT_HEADER, b"%d" % due_ms))
-            kept.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
-            record = _new(Record, (key, value, timestamp_ms, kept))
+            headers = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
+            headers.append((DELIVER_AT_HEADER, b"%d" % due_ms))
+            headers.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
+        size_bytes = due.sizes_bytes[number]
         group = self._open.get(queue)  # nothing fires into the timer's own queue, so the key is enough
         if group is None or group.size_bytes + size_bytes > self._batch_bytes_max:
             group = self._open[queue] = Group(queue)
             (self.rolling if rolls else self.firing).append(group)
         group.size_bytes += size_bytes
         group.items.append(item)
-        group.records.append(record)
-        group.sources.append(_new(Source, (position, record_index)))
+        group.records.append(_new(Record, (due.keys[number], due.values[number], due.timestamps_ms[number], headers)))
         if rolls:
             group.delays.append(Delay(due_ms, topic_id, queue_id, origin_position, origin_index))
+        tag_hash = due.tag_hashes[number]
         group.tag_hashes.append(tag_hash)
         if tag_hash:
             group.tagged = True
-        if not json_values:
+        if not due.json_values[number]:
             group.json_values = False
 
 
@@ -193,7 +233,7 @@ class Bodies:
         if body is not None:
             self._bodies.move_to_end(position)
             return body
-        return self._keep(await self._read_entry(position))
+        return await self._keep(await self._read_entry(position))
 
     async def read_ahead(self, positions: Sequence[int]) -> int:
         """Read the first of some entries in one go, as many as look like `_READ_AHEAD_BYTES`; return how many `get` has
@@ -212,19 +252,32 @@ class Bodies:
             self._read_bytes = sum(entry.size for entry in entries)
             for entry in entries:
                 with suppress(StoreError):
-                    self._keep(entry)
-                await asyncio.sleep(0)
+                    await self._keep(entry)
         return len(ahead)
 
-    def _keep(self, entry: Entry) -> Body:
-        records = tuple(
-            (record.key, record.value, record.timestamp, tuple(record.headers))
-            for record in record_batch.decode(entry.batch)
-        )
-        size_bytes = len(entry.batch) + _DECODED_OVERHEAD_BYTES * len(records)
-        body = Body(records, entry.delays, entry.tag_hashes, entry.json_values, entry.store_time_ms, size_bytes)
+    async def _keep(self, entry: Entry) -> Body:
+        keys: list[bytes | None] = []
+        values: list[bytes | None] = []
+        timestamps_ms: list[int] = []
+        headers: list[Headers] = []
+        known: dict[tuple[tuple[str, bytes | None], ...], Headers] = {}  # records of one batch mostly have the same
+        for count, record in enumerate(record_batch.decode(entry.batch), 1):
+            keys.append(record.key)
+            values.append(record.value)
+            timestamps_ms.append(record.timestamp)
+            own = tuple(record.headers)
+            headers.append(known.setdefault(own, own) if own else ())
+            if count % _TURN_RECORDS == 0:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        size_bytes = len(entry.batch) + _DECODED_OVERHEAD_BYTES * len(keys)
+        body = Body(
+            tuple(keys), tuple(values), tuple(timestamps_ms), tuple(headers), packed_delays(entry.delays),
+            entry.tag_hashes, entry.json_values, entry.store_time_ms, size_bytes,
+        )  # fmt: skip
+        if entry.position not in self._bodies:  # somebody else may have come first
+            self._bytes += size_bytes
         self._bodies[entry.position] = body
-        self._bytes += size_bytes
         while self._bytes > self._bytes_max and len(self._bodies) > 1:
             self._bytes -= self._bodies.popitem(last=False)[1].size_bytes
         return body

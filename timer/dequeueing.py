@@ -22,13 +22,15 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
-from store.limits import MiB
+from store.limits import KiB, MiB
 from store.types import Acks, Append, Appended, QueueKey, Source
-from timer.delivery import Group, Grouping, Picked, pick
-from timer.open_slots import Item, Load
+from store.uncancelled import to_its_end
+from timer.delivery import DueRecords, Group, Grouping
+from timer.items import Item, fire_ms_of, item_of, source_of
+from timer.open_slots import Load
 from timer.ports import Deliver
 from timer.schedule import SLOT_MS
-from timer.state import TURN_UNITS, TimerState, item_of, wait
+from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DELETE
 from timer.wheel import NOWHERE
 
@@ -37,9 +39,17 @@ log = logging.getLogger(__name__)
 RETRY_MS = 200
 """How long what was refused for lack of room waits."""
 
-_TURN_RECORDS = 512  # records looked at between two turns of the event loop
-_PIECE_RECORDS = 1024  # what one append delivers at most, so that nobody's append waits long behind it; and its bytes:
-_PIECE_BYTES = 1 * MiB
+PIECE_RECORDS_MAX = 256
+PIECE_BYTES_MAX = 48 * KiB
+"""What one append delivers (a single larger record still goes), so that nobody's append waits long behind it: the log
+takes this and some small appends in one group without a thread (store/pace.py)."""
+
+CATCH_UP_MS = 1000
+CATCH_UP_RECORDS_MAX = 1024
+CATCH_UP_BYTES_MAX = 1 * MiB
+"""What one append delivers once the oldest due record is so late: fewer appends deliver more; others wait longer."""
+
+_GROUPED_COUNT = 64  # between two turns of the event loop
 _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
@@ -52,6 +62,7 @@ class Dequeueing:
         self._deliver = deliver or self._append_flushed
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
         self._lost_targets: set[QueueKey] = set()
+        self._record_bytes = 0  # on average, of what was read last
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -63,7 +74,7 @@ class Dequeueing:
         while True:
             state.wake.clear()
             started_s = time_s()
-            if await self.go():
+            if await to_its_end(self.go()):  # a stop between an append and its count would leave the count wrong
                 await asyncio.sleep(max(0, started_s + interval_s - time_s()))
                 continue
             now_ms = state.clock.now_ms()
@@ -93,8 +104,11 @@ class Dequeueing:
         return min(_IDLE_MS_MAX, max(1, self._state.config.open_ahead_ms // 2))
 
     async def get(self, now_ms: int) -> None:
-        """Open slots up to a little ahead of the clock, and load them as memory allows."""
+        """Open slots up to a little ahead of the clock, and load them as memory allows; none while enqueueing catches
+        up with the start."""
         state = self._state
+        if state.is_catching_up:
+            return
         until_ms = now_ms + state.config.open_ahead_ms
         open_slots = state.open
         while True:
@@ -115,19 +129,14 @@ class Dequeueing:
         """Walk the chain of an open slot, newest to oldest, as it stands now."""
         state = self._state
         position = state.wheel.at(load.slot_s).last
-        read = state.timer_log.read
         offer = load.offer
-        walked_count = 0
         while position != NOWHERE:
-            unit = read(position)
-            assert unit.slot_s == load.slot_s
-            position = unit.previous
-            walked_count += 1
-            if walked_count % TURN_UNITS == 0:
-                await asyncio.sleep(0)
-            if unit.magic & MAGIC_DELETE:
-                continue
-            offer(item_of(unit))
+            units, position = state.timer_log.walk(position, TURN_UNITS)
+            for unit in units:
+                assert unit.slot_s == load.slot_s
+                if not unit.magic & MAGIC_DELETE:
+                    offer(item_of(unit))
+            await asyncio.sleep(0)
         state.open.finish(load)
 
     async def go(self) -> int:
@@ -135,22 +144,28 @@ class Dequeueing:
         state = self._state
         self._blocked = False
         async with state.leaving:
-            left_count = state.open.in_memory_count
-            due = state.open.pop_due(state.clock.now_ms(), state.config.fire_records_max)
-            left_count -= state.open.in_memory_count
-            due = self._unconsumed(due)
+            left_count = 0
+            due: list[Item] = []
+            while (room_count := self._go_count_max() - len(due)) > 0:
+                popped_count = state.open.in_memory_count
+                popped = state.open.pop_due(state.clock.now_ms(), min(room_count, TURN_UNITS))
+                popped_count -= state.open.in_memory_count
+                left_count += popped_count
+                due += self._unconsumed(popped)
+                if popped_count < TURN_UNITS:
+                    break
+                await asyncio.sleep(0)
             if due:
-                picked, rest = await self._message(due)
+                records, numbers, rest = await self._message(due)
                 state.open.put_back(rest)
                 left_count -= len(rest)
-                for piece in _pieces(picked):
+                late_ms = state.clock.now_ms() - fire_ms_of(due[0])
+                for piece in _pieces(records, numbers, is_late=late_ms > CATCH_UP_MS):
                     if self._blocked:  # what follows must not overtake it
-                        state.open.put_back([chosen.item for chosen in piece])
+                        state.open.put_back([due[number] for number in piece])
                         left_count -= len(piece)
                         continue
-                    grouping = Grouping(batch_bytes_max=state.config.batch_bytes_max)
-                    for chosen in piece:
-                        grouping.add(chosen)
+                    grouping = await self._group(records, piece)
                     for groups, put in ((grouping.rolling, self._append_flushed), (grouping.firing, self._deliver)):
                         left_count -= await self._put(groups, put)
             state.open.advance(state.clock.now_ms() // SLOT_MS)
@@ -159,6 +174,12 @@ class Dequeueing:
             state.drained.set()
         return left_count
 
+    def _go_count_max(self) -> int:
+        """How many records to take in one go, so that half of its bytes are enough by all appearances: when they are
+        not, what was read of later ones is read in vain."""
+        config = self._state.config
+        return min(config.fire_records_max, max(1, config.fire_bytes_max // (2 * self._record_bytes or 1)))
+
     def _unconsumed(self, due: list[Item]) -> list[Item]:
         """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
         tombstone that is met from then on ends the claim on its copy, which nobody would look for again."""
@@ -166,45 +187,41 @@ class Dequeueing:
         consumed, changed = state.consumed_hung, state.changed
         if not consumed and not changed:
             return due
-        gone = [item for item in due if item[1:3] in consumed or item[1:3] in changed]
+        gone = [item for item in due if (source := source_of(item)) in consumed or source in changed]
         if not gone:
             return due
         for item in gone:
-            if consumed.pop(Source(item[1], item[2]), None) is not None:
+            if consumed.pop(source_of(item), None) is not None:
                 state.metrics.already_delivered_count += 1
         state.open.done(gone)
         known = set(gone)
         return [item for item in due if item not in known]
 
-    async def _message(self, due: list[Item]) -> tuple[list[Picked], list[Item]]:
-        """Read the records of due items, in order; also the items that did not fit the bytes of one go.
+    async def _message(self, due: list[Item]) -> tuple[DueRecords, list[int], list[Item]]:
+        """Read the records of due items; return them, which of them were read (places in `due`, in order), and the
+        items that did not fit the bytes of one go.
 
         Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
         scattered over `due`, and there may be more batches than memory is to hold.
         """
         state = self._state
         by_entry: dict[int, list[int]] = {}  # places in `due`
-        found: list[Picked | None] = [None] * len(due)
-        gone: set[int] = set()  # parked
         for number, item in enumerate(due):
-            if (numbers := by_entry.get(item[1])) is not None:
-                numbers.append(number)
-            else:
-                by_entry[item[1]] = [number]
-            if number % _TURN_RECORDS == 0:
+            by_entry.setdefault(source_of(item).position, []).append(number)
+            if number % TURN_UNITS == 0:
                 await asyncio.sleep(0)
+        records = DueRecords(due)
+        gone: set[int] = set()  # parked
         positions = list(by_entry)
-        size_bytes = turn_count = ahead_count = 0
-        for count, (position, numbers) in enumerate(by_entry.items()):
+        size_bytes = turn_count = read_count = ahead_count = 0
+        for position, numbers in by_entry.items():
             if size_bytes >= state.config.fire_bytes_max:
                 break
-            if count == ahead_count:
-                ahead_count += await state.bodies.read_ahead(positions[count:])
+            if read_count == ahead_count:
+                ahead_count += await state.bodies.read_ahead(positions[read_count:])
+            read_count += 1
             try:
-                body = await state.bodies.get(position)
-                for number in numbers:
-                    chosen = found[number] = pick(due[number], body)
-                    size_bytes += chosen[5]
+                size_bytes += records.fill(numbers, await state.bodies.get(position))
             except StoreStopped:
                 raise
             except StoreError as damage:
@@ -213,18 +230,28 @@ class Dequeueing:
                 gone.update(numbers)
                 log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
                 continue
-            turn_count += len(numbers) + len(body.records) // 4
-            if turn_count >= _TURN_RECORDS:
+            turn_count += len(numbers)
+            if turn_count >= TURN_UNITS:
                 turn_count = 0
                 await asyncio.sleep(0)
-        picked: list[Picked] = []
-        for number, chosen_or_none in enumerate(found):
-            if number in gone:
-                continue
-            if chosen_or_none is None:  # what follows must not overtake it
-                return picked, [later for at, later in enumerate(due[number:], number) if at not in gone]
-            picked.append(chosen_or_none)
-        return picked, []
+        if records_count := sum(len(by_entry[position]) for position in positions[:read_count]):
+            self._record_bytes = size_bytes // records_count
+        unread = positions[read_count:]
+        until = min((by_entry[position][0] for position in unread), default=len(due))
+        # What follows the first that was not read must not overtake it.
+        return (
+            records,
+            [number for number in range(until) if number not in gone],
+            [due[number] for number in range(until, len(due)) if number not in gone],
+        )
+
+    async def _group(self, records: DueRecords, numbers: Sequence[int]) -> Grouping:
+        grouping = Grouping(batch_bytes_max=self._state.config.batch_bytes_max)
+        for count, number in enumerate(numbers, 1):
+            grouping.add(records, number)
+            if count % _GROUPED_COUNT == 0:
+                await asyncio.sleep(0)
+        return grouping
 
     async def _put(self, groups: list[Group], put: Deliver) -> int:
         """Append groups durably; return how many records have to be tried again later."""
@@ -262,8 +289,9 @@ class Dequeueing:
             else:
                 state.metrics.fired(now_ms, group.items)
                 if state.awaited:
-                    for index, source in enumerate(group.sources):
-                        self._answer(source, (group.queue, appended.base_offset + index))
+                    for index, item in enumerate(group.items):
+                        self._answer(source_of(item), (group.queue, appended.base_offset + index))
+            await asyncio.sleep(0)
         return 0
 
     def _answer(self, source: Source, delivered: tuple[QueueKey, int] | UnknownQueue) -> None:
@@ -277,14 +305,18 @@ class Dequeueing:
 
     def _drop(self, group: Group, error: StoreError) -> None:
         if isinstance(error, RecordTooLarge):
-            log.error("timer: dropping a record that cannot be delivered, entry=%d: %s", group.items[0][1], error)
+            log.error(
+                "timer: dropping a record that cannot be delivered, entry=%d: %s",
+                source_of(group.items[0]).position,
+                error,
+            )
         elif group.queue not in self._lost_targets:
             self._lost_targets.add(group.queue)
             log.warning("timer: dropping records due for a queue that is gone, topic id=%d queue=%d", *group.queue)
         self._leave(group)
         self._state.metrics.dropped_count += len(group.items)
-        for source in group.sources:
-            self._answer(source, UnknownQueue(str(error)))
+        for item in group.items:
+            self._answer(source_of(item), UnknownQueue(str(error)))
 
     async def _append_flushed(self, appends: Sequence[Append]) -> list[Appended]:
         return await self._state.log.append(appends, acks=Acks.FLUSHED)
@@ -300,13 +332,16 @@ class Dequeueing:
             counts[group.queue.topic_id] -= len(group.items)
 
 
-def _pieces(picked: list[Picked]) -> Iterator[list[Picked]]:
+def _pieces(records: DueRecords, numbers: Sequence[int], *, is_late: bool) -> Iterator[Sequence[int]]:
     """Due records cut into what one append delivers."""
+    count_max, bytes_max = PIECE_RECORDS_MAX, PIECE_BYTES_MAX
+    if is_late:
+        count_max, bytes_max = CATCH_UP_RECORDS_MAX, CATCH_UP_BYTES_MAX
     start = size_bytes = 0
-    for number, chosen in enumerate(picked):
-        size_bytes += chosen[5]
-        if number - start + 1 == _PIECE_RECORDS or size_bytes >= _PIECE_BYTES:
-            yield picked[start : number + 1]
-            start, size_bytes = number + 1, 0
-    if start < len(picked):
-        yield picked[start:]
+    for at, number in enumerate(numbers):
+        size_bytes += records.sizes_bytes[number]
+        if at - start + 1 == count_max or size_bytes >= bytes_max:
+            yield numbers[start : at + 1]
+            start, size_bytes = at + 1, 0
+    if start < len(numbers):
+        yield numbers[start:]

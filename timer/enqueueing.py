@@ -19,8 +19,9 @@ from store.limits import MiB
 from store.types import Entry, ReadStatus, Source
 from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
 from timer.delivery import TIMER_QUEUE
+from timer.items import item_of, pack_item
 from timer.schedule import LAP_SLOTS, SLOT_MS, place
-from timer.state import TURN_UNITS, TimerState, item_of, wait
+from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 
 log = logging.getLogger(__name__)
@@ -64,12 +65,17 @@ class Enqueueing:
     def may_go_on(self) -> bool:
         """False while memory is full of what fires at once, units wait for a full disk, or E2 forbids it."""
         state = self._state
-        base_s = max(state.open.write_mark_s, state.clock.now_ms() // SLOT_MS)
         return (
             not state.open.is_full()
             and state.timer_log.unwritten_bytes < state.config.unwritten_bytes_max
-            and base_s - state.open.read_mark_s <= LAP_SLOTS
+            and self._base_s() - state.open.read_mark_s <= LAP_SLOTS
         )
+
+    def _base_s(self) -> int:
+        """The second from which slots are reckoned: now, or the write mark when it is ahead, or time stands still."""
+        state = self._state
+        write_mark_s = state.open.write_mark_s
+        return write_mark_s if state.is_catching_up else max(write_mark_s, state.clock.now_ms() // SLOT_MS)
 
     async def _get(self) -> list[Entry]:
         state = self._state
@@ -91,7 +97,7 @@ class Enqueueing:
         log_end = state.log.end_position
         roll_window_ms = state.config.roll_window_ms
         pending_counts = state.pending_counts
-        base_ms = max(open_slots.write_mark_s, state.clock.now_ms() // SLOT_MS) * SLOT_MS
+        base_ms = self._base_s() * SLOT_MS
         read_mark_s = open_slots.read_mark_s
         write_mark_s = open_slots.write_mark_s
         consumed = state.consumed_queued
@@ -132,7 +138,7 @@ class Enqueueing:
                 accepted_count += 1
             if slot_s < write_mark_s:
                 fire_ms = slot_s * SLOT_MS if rolls else due_ms
-                open_slots.arrive((fire_ms, position, index, slot_s, rolls), log_end)
+                open_slots.arrive(pack_item(fire_ms, position, index, slot_s, rolls), log_end)
                 arrived = True
         state.hung_count += hung_count
         state.metrics.accepted_count += accepted_count
@@ -148,6 +154,7 @@ class Enqueueing:
         """All tombstones that were there at the start are met: what else was consumed lies in slots that had been
         opened."""
         state = self._state
+        state.drained.set()  # slots may be opened
         state.consumed_queued.clear()
         until_s = max(state.consumed_hung.values(), default=0) + 1
         state.delivered_until_s = min(state.delivered_until_s, max(until_s, state.open.write_mark_s))

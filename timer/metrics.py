@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from timer.open_slots import Item
+from timer.items import Item, fire_ms_of
 
 LATENESS_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60_000)
 """Upper bounds (inclusive) of the lateness buckets; one more bucket holds everything above."""
@@ -46,9 +47,8 @@ class TimerMetrics:
     def fired(self, now_ms: int, items: Sequence[Item]) -> None:
         """Count records whose delivery was durable at `now_ms`, in the order of their due times."""
         self.fired_count += len(items)
-        late_counts = self.late_counts
-        for item in items:
-            late_ms = max(0, now_ms - item[0])
-            self.late_sum_ms += late_ms
-            late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
-        self.late_max_ms = max(self.late_max_ms, now_ms - items[0][0])
+        for fire_ms, count in Counter(map(fire_ms_of, items)).items():
+            late_ms = max(0, now_ms - fire_ms)
+            self.late_sum_ms += late_ms * count
+            self.late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += count
+            self.late_max_ms = max(self.late_max_ms, late_ms)

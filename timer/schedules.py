@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from store.errors import Corrupt, Overloaded, StoreError
 from store.limits import MiB
-from store.types import Boundary, Delay, QueueKey
+from store.types import Boundary, Delay, QueueKey, Source
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE, Picked, pick
 from timer.schedule import ScheduleId
-from timer.state import TimerState, item_of
+from timer.state import TimerState
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
 
 UNITS_PER_PAGE_MAX = 1_000_000
@@ -119,8 +119,9 @@ class Schedules:
     async def read(self, position: int) -> Schedule:
         """The schedule of a unit. Raises what the log raises."""
         unit = self._state.timer_log.read(position)
-        body = await self._state.bodies.get(unit.entry_position)
-        picked = pick(item_of(unit), body)
+        source = Source(unit.entry_position, unit.record_index)
+        body = await self._state.bodies.get(source.position)
+        picked = pick(source, body)
         delay = picked.delay
         origin = delay.origin_position, delay.origin_index
         accepted_ms = None

@@ -17,15 +17,16 @@ from store.types import QueueKey, Source
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE, Bodies
+from timer.items import item_of
 from timer.metrics import TimerMetrics
-from timer.open_slots import Item, OpenSlots
+from timer.open_slots import OpenSlots
 from timer.ports import Log
-from timer.schedule import SLOT_MS
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
 
-TURN_UNITS = 256
-"""Units walked, or records hung, between two turns of the event loop: about a millisecond."""
+TURN_UNITS = 128
+"""Units walked, or records hung or taken, between two turns of the event loop: a third of a millisecond. Somebody's
+request takes a few turns, and all stages may be busy at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +68,14 @@ class TimerState:
     leaving: asyncio.Lock = field(default_factory=asyncio.Lock)  # one go of deliveries, or of changes, at a time
 
     @property
+    def is_catching_up(self) -> bool:
+        """Whether records accepted before the start are still to be hung. Time stands still for the wheel meanwhile:
+        they hang where they are due, and no slot is opened, so that what is overdue is delivered oldest first. Not
+        while a full disk holds up enqueueing: then what hangs is delivered."""
+        is_held_up = self.timer_log.unwritten_bytes >= self.config.unwritten_bytes_max
+        return self.queue_offset < self.queue_end_at_start and not is_held_up
+
+    @property
     def enqueue_lag_count(self) -> int:
         """Accepted records that are not in the wheel yet."""
         return self.log.bounds(TIMER_QUEUE).max_offset - self.queue_offset
@@ -93,13 +102,6 @@ class TimerState:
         ):
             return Standing.PENDING
         return Standing.ROLLED if magic & MAGIC_ROLL else Standing.DELIVERED
-
-
-def item_of(unit: Unit) -> Item:
-    """A unit as the open slots hold it."""
-    rolls = unit.magic & MAGIC_ROLL != 0
-    fire_ms = unit.slot_s * SLOT_MS if rolls else unit.due_ms
-    return fire_ms, unit.entry_position, unit.record_index, unit.slot_s, rolls
 
 
 async def wait(event: asyncio.Event, timeout_ms: int) -> None:

@@ -2,7 +2,8 @@
 
 accept      batches of 1,000 delayed records of 100 bytes, appended durably and hung into the wheel
 busy        records due in one second: from its first millisecond until the last is delivered durably
-others      meanwhile, what somebody else waits for a durable append of one record and for reading it back
+others      meanwhile, what somebody else waits for a durable append of one record and for reading it back. The limit
+            writes the same bytes at the same pace from a thread of a bare loop, and somebody's small writes between
 lateness    records due evenly over some seconds: from the due millisecond until durably delivered. The limit does
             nothing but write the same bytes at the same pace: one pwritev and fdatasync, from a thread of a bare loop
 flat        CPU of accepting a schedule while few and while many are pending
@@ -19,6 +20,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +33,9 @@ from store.record_batch import Record, encode
 from store.types import Acks, Append, Delay, QueueKey
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
+from timer.dequeueing import PIECE_RECORDS_MAX
+from timer.items import Item, fire_ms_of
 from timer.metrics import TimerMetrics
-from timer.open_slots import Item
 from timer.schedule import ScheduleId
 from timer.service import TimerService
 
@@ -70,7 +73,7 @@ class Lateness(TimerMetrics):
 
     def fired(self, now_ms: int, items: Sequence[Item]) -> None:
         super().fired(now_ms, items)
-        self.late_ms += [max(0, now_ms - item[0]) for item in items]
+        self.late_ms += [max(0, now_ms - fire_ms_of(item)) for item in items]
 
 
 def percentiles(values: Sequence[float], shares: Sequence[float] = (50, 99, 99.9)) -> list[float]:
@@ -164,6 +167,8 @@ async def accept_and_busy(root: Path, count: int, rounds: int) -> list[Row]:
     fired_ms: list[float] = []
     calm_ms: list[float] = []
     busy_ms: list[float] = []
+    bare_calm_ms: list[float] = []
+    bare_busy_ms: list[float] = []
     for _ in range(rounds):
         start_ms = (rig.clock.now_ms() // 1000 + 6 + count // 100_000) * 1000
         await rig.accept(lambda number, start_ms=start_ms: start_ms + number * 7919 % 1000, count)  # type: ignore[misc]
@@ -176,6 +181,9 @@ async def accept_and_busy(root: Path, count: int, rounds: int) -> list[Row]:
         await asyncio.sleep(max(0, start_ms - rig.clock.now_ms()) / 1000)
         busy_ms += await _others(rig, lambda wanted=wanted: rig.metrics.fired_count < wanted)  # type: ignore[misc]
         fired_ms.append(rig.clock.now_ms() - start_ms)
+        with _bare_file(root / "limit") as fd:
+            bare_calm_ms += await _bare_others(fd, 0, 2.0)
+            bare_busy_ms += await _bare_others(fd, count, fired_ms[-1] / 1000)
     slowest_ms = max(fired_ms)
     rows.append(
         Row(
@@ -198,6 +206,23 @@ async def accept_and_busy(root: Path, count: int, rounds: int) -> list[Row]:
             {"calm_p50_ms": calm_p50, "calm_p99_ms": calm_p99, "busy_p50_ms": busy_p50, "busy_p99_ms": busy_p99},
         )
     )
+    (calm_p50, calm_p99), (busy_p50, busy_p99) = (
+        percentiles(bare_calm_ms, (50, 99)),
+        percentiles(bare_busy_ms, (50, 99)),
+    )
+    rows.append(
+        Row(
+            "others, the limit",
+            f"bare writes between the same bytes at the same pace: p50 {calm_p50:.1f}, p99 {calm_p99:.1f} ms before; "
+            f"p50 {busy_p50:.1f}, p99 {busy_p99:.1f} ms meanwhile: x{busy_p99 / calm_p99:.1f}",
+            figures={
+                "calm_p50_ms": calm_p50,
+                "calm_p99_ms": calm_p99,
+                "busy_p50_ms": busy_p50,
+                "busy_p99_ms": busy_p99,
+            },
+        )
+    )
     await rig.close()
     return rows
 
@@ -215,6 +240,42 @@ async def _others(rig: Rig, going_on: Callable[[], bool]) -> list[float]:
         took_s = time.perf_counter() - started_s
         took_ms.append(took_s * 1000)
         await asyncio.sleep(max(0, PROBE_INTERVAL_MS / 1000 - took_s))
+    return took_ms
+
+
+async def _bare_others(fd: int, count: int, seconds: float) -> list[float]:
+    """What small durable writes take, every few milliseconds, while `count` delivered records are written evenly over
+    some seconds, each piece durably: all by one thread, in the order in which they come."""
+    loop = asyncio.get_running_loop()
+    took_ms: list[float] = []
+    position = 0
+
+    def write(size: int) -> None:
+        nonlocal position
+        if position + size > BARE_FILE_BYTES:
+            position = 0
+        os.pwrite(fd, bytes(size), position)
+        position += size
+        os.fdatasync(fd)
+
+    async def fires(executor: ThreadPoolExecutor) -> None:
+        piece_count = max(1, count // PIECE_RECORDS_MAX)
+        started_s = loop.time()
+        for number in range(piece_count):
+            await asyncio.sleep(max(0, started_s + seconds * number / piece_count - loop.time()))
+            if count:
+                await loop.run_in_executor(executor, write, count // piece_count * DELIVERED_BYTES)
+        await asyncio.sleep(max(0, started_s + seconds - loop.time()))
+
+    with ThreadPoolExecutor(1) as executor:
+        firing = asyncio.create_task(fires(executor))
+        while not firing.done():
+            started_s = time.perf_counter()
+            await loop.run_in_executor(executor, write, DELIVERED_BYTES)
+            took_s = time.perf_counter() - started_s
+            took_ms.append(took_s * 1000)
+            await asyncio.sleep(max(0, PROBE_INTERVAL_MS / 1000 - took_s))
+        await firing
     return took_ms
 
 

@@ -20,6 +20,7 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
+from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -204,19 +205,23 @@ async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(
     await settle(timer)
     await timer.close()
     clock.step(400 * DAY_MS)
-    await log.accept([(START_MS + 7, b"accepted while down")])
+    late_ms = START_MS + 6 * DAY_MS  # younger than all of them
+    await log.accept([(START_MS - 7, b"not hung before the stop"), (late_ms, b"nor this one")])
     timer = make_timer(log, disk, clock, roll_window_ms=6 * DAY_MS, heap_count_max=16)
     await timer.start()
     assert timer.recovery_outcome == "clean"
     most_in_memory = 0
+    assert await timer.dequeue_step() == 0, "what is older may still have to be hung"
+    assert await timer.enqueue_step() == 2
+    await log.accept([(START_MS + 400 * DAY_MS, b"accepted after the start")])
     assert await timer.enqueue_step() == 0, "the read mark is more than a lap behind: catch up first"
     while timer.pending_count:
         await timer.dequeue_step()
         await timer.enqueue_step()
         most_in_memory = max(most_in_memory, timer._state.open.in_memory_count)
-    fired = values(log)
-    fired.remove(b"accepted while down")
-    assert fired == [b"%d" % due_ms for due_ms in sorted(dues)]
+    *fired, last, after_start = values(log)
+    assert fired == [b"not hung before the stop", *(b"%d" % due_ms for due_ms in sorted(dues))]
+    assert (last, after_start) == (b"nor this one", b"accepted after the start")
     assert most_in_memory <= 16 + 4
 
 
@@ -518,3 +523,40 @@ async def test_counts_never_drift_over_every_way_out(log: FakeLog, clock: FakeCl
         assert timer.pending_count == expected
         assert timer.pending_counts() == ({TARGET.topic_id: expected} if expected else {})
         assert sum(await timer.histogram(Query(), [0, 2**62])) == expected
+
+
+async def test_large_records_scattered_over_many_entries_are_not_read_again_for_every_few(
+    log: FakeLog, clock: FakeClock
+) -> None:
+    timer = make_timer(log, SimDisk(), clock, fire_bytes_max=64 * 1024, bodies_bytes_max=1)
+    await timer.start()
+    entry_count = 40
+    for entry in range(entry_count):  # each has a record due at each of fifty milliseconds
+        await log.accept([(START_MS + 10 + number, b"%d" % entry * 1000) for number in range(50)])
+    while await timer.enqueue_step():
+        pass
+    clock.step(3_000)
+    steps_count = 0
+    while await timer.dequeue_step():
+        steps_count += 1
+    assert len(log.delivered()) == entry_count * 50
+    assert [record.due_ms for record in log.delivered()] == sorted(record.due_ms for record in log.delivered())
+    assert steps_count <= 250, "64 KiB of 3 MB at a time, half of that as a rule"
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "count_max"),
+    [(0, PIECE_RECORDS_MAX), (CATCH_UP_MS, PIECE_RECORDS_MAX), (CATCH_UP_MS + 1, CATCH_UP_RECORDS_MAX)],
+)
+async def test_deliveries_are_small_appends_until_they_are_late(
+    timer: TimerService, log: FakeLog, clock: FakeClock, late_ms: int, count_max: int
+) -> None:
+    count = CATCH_UP_RECORDS_MAX + 1
+    await log.accept([(START_MS + 10, b"%d" % number) for number in range(count)])
+    while await timer.enqueue_step():
+        pass
+    clock.step(10 + late_ms)
+    before_count = log.append_count
+    await timer.dequeue_step()
+    assert log.append_count - before_count == -(-count // count_max)
+    assert values(log) == [b"%d" % number for number in range(count)]

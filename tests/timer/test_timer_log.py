@@ -53,6 +53,21 @@ def test_a_unit_is_52_bytes_in_the_documented_order() -> None:
     assert content[100:104] == crc32c(facts, 52).to_bytes(4, "big")
 
 
+@pytest.mark.parametrize("count_max", [1, 3, 10, 11])
+def test_a_chain_is_walked_in_parts_newest_first(count_max: int) -> None:
+    log = opened(SimDisk())
+    fill(log, range(7))
+    save(log)
+    fill(log, range(7, 10))
+    walked: list[Unit] = []
+    position = 9 * UNIT_BYTES
+    while position >= 0:
+        units, position = log.walk(position, count_max)
+        assert 0 < len(units) <= count_max
+        walked += units
+    assert walked == [unit(number) for number in reversed(range(10))]
+
+
 def test_units_read_the_same_before_and_after_they_are_written_and_after_a_restart() -> None:
     disk = SimDisk()
     log = opened(disk)

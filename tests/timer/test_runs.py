@@ -1,0 +1,90 @@
+"""Sorted runs against one sorted list."""
+
+from __future__ import annotations
+
+import gc
+import timeit
+from random import Random
+
+import pytest
+
+from timer.items import HIGHEST, Item, fire_key, pack_item
+from timer.runs import RUN_COUNT, Runs
+
+
+def _item(rng: Random) -> Item:
+    return pack_item(rng.randrange(1000), rng.randrange(50), rng.randrange(1 << 30), 5, False)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_runs_hold_what_a_sorted_list_would_hold(seed: int) -> None:
+    rng = Random(seed)
+    runs = Runs()
+    model: list[Item] = []
+    for _ in range(60):
+        match rng.randrange(6):
+            case 0 | 1:
+                added = sorted(_item(rng) for _ in range(rng.choice((0, 1, 30))))
+                model += added
+                runs.add(added)
+            case 2:
+                for _ in range(rng.choice((1, 20))):
+                    model.append(item := _item(rng))
+                    runs.push(item)
+            case 3:
+                others = Runs()
+                others.add(added := sorted(_item(rng) for _ in range(5)))
+                model += added
+                runs.take_over(others)
+                assert not others
+            case 4:
+                limit, count_max = fire_key(rng.randrange(1100)), rng.choice((1, 5, 1000))
+                expected = [item for item in sorted(model) if item < limit][:count_max]
+                assert runs.take(limit, count_max) == expected
+                model = sorted(model)[len(expected) :]
+            case _:
+                key = runs.key_near(rng.randrange(100))
+                assert sorted(runs.cut(key)) == sorted(item for item in model if item >= key)
+                model = [item for item in model if item < key]
+        model.sort()
+        assert len(runs) == len(model)
+        assert runs.first() == (model[0] if model else None)
+
+
+@pytest.mark.parametrize("count", [RUN_COUNT - 1, RUN_COUNT, RUN_COUNT + 1])
+def test_what_was_pushed_becomes_a_run_when_there_is_enough(count: int) -> None:
+    rng = Random(1)
+    runs = Runs()
+    pushed = [_item(rng) for _ in range(count)]
+    for item in pushed:
+        runs.push(item)
+    assert runs.take(HIGHEST, count) == sorted(pushed)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5_000, 40_000, 79_999])
+def test_a_key_near_a_count_never_leaves_more_before_it_and_not_much_less(count: int) -> None:
+    rng = Random(count)
+    runs = Runs()
+    items = [_item(rng) for _ in range(80_000)]
+    for start in range(0, len(items), RUN_COUNT):
+        runs.add(sorted(items[start : start + RUN_COUNT]))
+    key = runs.key_near(count)
+    before = sum(item < key for item in items)
+    assert count * 0.9 <= before <= count
+
+
+def test_no_operation_takes_time_by_how_much_there_is() -> None:
+    def seconds_with(count: int) -> float:
+        runs = Runs()
+        items = sorted(pack_item(n // 5, n, 0, 5, False) for n in range(count))
+        for start in range(0, count, RUN_COUNT):
+            runs.add(items[start : start + RUN_COUNT])
+
+        def pop_and_push() -> None:
+            for item in runs.take(HIGHEST, 20):
+                runs.push(item)
+
+        gc.collect()
+        return min(timeit.repeat(pop_and_push, number=20, repeat=5))
+
+    assert seconds_with(200_000) < 20 * seconds_with(2_000), "200 runs instead of 2; sorting takes 100 times as long"

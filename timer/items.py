@@ -1,0 +1,81 @@
+"""Schedules of open slots as the timer holds them in memory: each is 25 bytes. Pure.
+
+Big-endian, so that items compare by (fire ms, entry position, record index), and a shorter key sorts before all that
+it is a prefix of:
+
+    0         8          16      20       24      25
+    +---------+----------+-------+--------+-------+
+    | fire ms | entry    | record| slot   | rolls |    fire ms: the due time, or the start of the slot when the
+    | i64     | pos  i64 | index | time s | u8    |    schedule only rolls there
+    |         |          | u32   | u32    |       |    entry, record: which copy of the schedule (store.types.Source)
+    +---------+----------+-------+--------+-------+
+
+Bytes, not tuples: the garbage collector does not look at them. A busy second holds a hundred thousand, and each look at
+so many tuples took up to a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from store.types import Source
+from timer.schedule import SLOT_MS
+from timer.timer_log import MAGIC_ROLL, Unit
+
+Item = bytes
+Key = bytes
+"""The beginning of an Item."""
+
+_ITEM = struct.Struct(">qqIIB")
+_FIRE_MS = struct.Struct(">q")
+_SOURCE = struct.Struct(">qI")
+_SLOT = struct.Struct(">I")
+_SOURCE_AT, _SLOT_AT, _ROLLS_AT = 8, 20, 24
+ITEM_BYTES = 25
+assert _ITEM.size == ITEM_BYTES
+
+LOWEST: Key = b""
+HIGHEST: Key = b"\xff" * ITEM_BYTES  # no time is negative
+
+pack_item = _ITEM.pack
+"""fire ms, entry position, record index, slot s, rolls -> Item"""
+
+unpack_item = _ITEM.unpack
+
+fire_key = _FIRE_MS.pack
+"""The smallest key of a fire ms."""
+
+
+def item_of(unit: Unit) -> Item:
+    """A unit of the timer log as the open slots hold it."""
+    _, magic, due_ms, entry_position, _, record_index, _, slot_s = unit
+    if magic & MAGIC_ROLL:
+        return pack_item(slot_s * SLOT_MS, entry_position, record_index, slot_s, True)
+    return pack_item(due_ms, entry_position, record_index, slot_s, False)
+
+
+def fire_ms_of(item: Item) -> int:
+    """When the item fires, epoch ms."""
+    fire_ms: int = _FIRE_MS.unpack_from(item)[0]
+    return fire_ms
+
+
+def slot_of(item: Item) -> int:
+    """The second in which the item hangs."""
+    slot_s: int = _SLOT.unpack_from(item, _SLOT_AT)[0]
+    return slot_s
+
+
+def source_of(item: Item) -> Source:
+    """The copy that the item is of."""
+    return Source._make(_SOURCE.unpack_from(item, _SOURCE_AT))
+
+
+def slot_bytes(item: Item) -> bytes:
+    """The slot as it stands in the item: equal for items of one slot."""
+    return item[_SLOT_AT:_ROLLS_AT]
+
+
+def source_row(item: Item) -> bytes:
+    """The copy as a row of an entry's sources (store/entry.py)."""
+    return item[_SOURCE_AT:_SLOT_AT]
