@@ -126,7 +126,8 @@ ResetTo = Start | StartTime | int
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receive:
     """A request for records in queue mode. `start` is for topics in which the group has never been: its first receive
-    fixes, durably, where it begins in all their partitions. Those that are added later begin with their first record.
+    fixes, durably, where it begins in all their partitions. Those that are added later begin with their first record,
+    and so do topics that came after the group began to `follow` them.
 
     `tags` None: all records. `wait_ms`: how long to wait for the first record. `invisible_ms` None: the group's.
     `attempt_id`: a repeated request with the same one gets the records that are still leased to it.
@@ -215,6 +216,11 @@ class Groups(Protocol):
         """Forget a group: offsets, leases, settings, documents; durable on return. Raises UnknownGroup, GroupActive."""
         ...
 
+    async def follow(self, group: str, wish: Subscription) -> None:
+        """The group wants these topics from now on: one that is created later begins with its first record, whatever a
+        receive says. Durable on return. A join does the same. Raises GroupFull, IllegalRequest."""
+        ...
+
     # Members (stream mode)
 
     async def join(
@@ -267,7 +273,8 @@ class Groups(Protocol):
         member_id: str | None = None,
     ) -> int:
         """Where the group (or, when it is broadcasting, the member) begins in a partition: a stored offset wins, then
-        `start`. Never moves anything."""
+        `start`. The first start in a topic fixes the place in all its partitions, durable on return (see
+        `coordinator/beginnings`); a stored one is never moved."""
         ...
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:

@@ -30,7 +30,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from gateway.brokers.base import Broker
@@ -44,7 +43,7 @@ from store.record_batch import Record
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import OFFSETS
 from store.types import Acks, Append, Appended, Entry, QueueKey
-from store.uncancelled import uncancelled
+from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +105,7 @@ class EventLog:
         self._entries: deque[tuple[int, int]] = deque()  # (first offset, position) of entries behind the saved snapshot
         self._failure: BaseException | None = None
         self._closing = False
+        self._is_ending = False
         self._is_read = False
         self.event_count = 0
         self.append_count = 0
@@ -141,13 +141,26 @@ class EventLog:
 
     async def run(self) -> None:
         """Write until cancelled. Raises when an event that was written cannot be applied: only a restart can help."""
-        while True:
+        self._is_ending = False
+        writing = asyncio.create_task(self._write_on(), name="groups events")
+        while not writing.done():
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError:  # what is being written is applied first (E3)
+                self._is_ending = True
+                self._work.set()
+        if not self._is_ending or self._failure is not None:
+            await writing
+        raise asyncio.CancelledError
+
+    async def _write_on(self) -> None:
+        while not self._is_ending:
             await self._work.wait()
             await self._write_all()
 
     async def _write_all(self) -> None:
         self._work.clear()
-        while self._waiting:
+        while self._waiting and not self._is_ending:
             await self._write_group(self._take_group())
 
     def _take_group(self) -> list[_Call]:
@@ -159,31 +172,25 @@ class EventLog:
         return group
 
     async def _write_group(self, group: list[_Call]) -> None:
-        appending = asyncio.ensure_future(self._append(group))
+        """Append events and apply them, or tell the callers why they are not in the log."""
         try:
-            with suppress(StoreError):  # which is for the callers
-                await uncancelled(appending)
-        finally:
             try:
-                self._conclude(group, appending)
-            except BaseException as error:
-                self._failure = error
-                self._refuse([*group, *self._waiting], _STOPPED)
-                self._waiting.clear()
-                raise
-
-    def _conclude(self, group: Sequence[_Call], appending: asyncio.Future[list[Appended]]) -> None:
-        """Apply what is in the log now, or tell the callers why it is not."""
-        error = _STOPPED if appending.cancelled() else appending.exception()
-        if isinstance(error, RecordTooLarge) and len(group) > 1:  # a store with small files: each call may well fit
-            self._write_bytes = sum(call.size for call in group) // 2
-            self._waiting.extendleft(reversed(group))
-        elif isinstance(error, StoreError):
-            self._refuse(group, error)
-        elif error is not None:
-            raise error
-        else:
-            self._applied(group, appending.result()[0])
+                (appended,) = await self._append(group)
+            except RecordTooLarge as error:
+                if len(group) == 1:
+                    self._refuse(group, error)
+                else:  # a store with small files: each call may well fit
+                    self._write_bytes = sum(call.size for call in group) // 2
+                    self._waiting.extendleft(reversed(group))
+            except StoreError as error:
+                self._refuse(group, error)
+            else:
+                self._applied(group, appended)
+        except BaseException as error:
+            self._failure = error
+            self._refuse([*group, *self._waiting], _STOPPED)
+            self._waiting.clear()
+            raise
 
     def _refuse(self, group: Iterable[_Call], error: StoreError) -> None:
         for call in group:
@@ -213,8 +220,9 @@ class EventLog:
 
     # Start and stop
 
-    async def replay(self) -> int:
-        """Read the last snapshot and the events behind it; how many those were. Raises Corrupt, or as reading does."""
+    async def replay(self, on_lost: Callable[[int], None]) -> int:
+        """Read the last snapshot and the events behind it; how many those were. `on_lost` is told, before those behind
+        them, of events that a repair of the store could not save. Raises Corrupt, or as reading does."""
         loaded: list[Snapshot | None] = []
         await self._run_blocking(lambda: loaded.append(self._snapshots.load()))
         (snapshot,) = loaded
@@ -237,15 +245,18 @@ class EventLog:
             if not read.entries:
                 raise Corrupt("commitlog", 0, f"event {self._next_offset} of the consumer groups cannot be read")
             for entry in read.entries:
-                self._replay_entry(entry)
+                self._replay_entry(entry, on_lost)
             await asyncio.sleep(0)
         self._is_read = True
         self._durable_offset = self._next_offset  # recovery made it so
         return self._next_offset - first
 
-    def _replay_entry(self, entry: Entry) -> None:
+    def _replay_entry(self, entry: Entry, on_lost: Callable[[int], None]) -> None:
         records = record_batch.decode(entry.batch)
-        values = [record.value for record in records if record.offset >= self._next_offset]
+        found = [record.value for record in records if record.offset >= self._next_offset]
+        values = [value for value in found if value is not None]  # nothing of ours writes one without a value
+        if len(values) < len(found):
+            on_lost(len(found) - len(values))
         for event in _events_of("commitlog", entry.position, values):
             self._apply(event)
         self._entries.append((entry.base_offset, entry.position))
@@ -279,14 +290,15 @@ class EventLog:
         if self._durable_offset < offset:
             flushing = self.write([Barrier()])
             if self._closing:
-                await self._write_all()
+                await to_its_end(self._write_all())
             await flushing
 
     async def close(self) -> None:
         """Write what waits and save a snapshot. Call when `run` has ended."""
         self._closing = True
+        self._is_ending = False
         if self._failure is None:
-            await self._write_all()
+            await to_its_end(self._write_all())
             await self.save()
 
 

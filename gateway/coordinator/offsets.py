@@ -1,17 +1,22 @@
 """How far groups are: committed offsets, where to start, lag, reset. In queue mode the first record that is not done is
 the committed offset.
 
+Where a group begins in a topic is fixed when a consumer first asks (see `beginnings`): a hand-over before the first
+commit loses nothing.
+
 A commit is decided and queued while it has the group's turn, so it stands in the log before any change of owners that
 is decided later, and behind every one before: the next owner reads it, and no former owner commits after it. Where the
 group has leases it has their turns too, until it is applied.
 
     crash                                  what a restart finds
+    before the place to begin is durable           none: no consumer has begun, and the next one asks again
     after a commit is durable, before its answer   the commit
     after a reset is durable, before its answer    the reset, whole: offsets, leases and members are one entry
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,13 +30,14 @@ from gateway.coordinator.api import (
     StartSpec,
     TopicPartition,
 )
+from gateway.coordinator.beginnings import missing_places, start_in
 from gateway.coordinator.context import Context, check_partition
 from gateway.coordinator.stream import StreamMode
-from gateway.groups.broadcast import member_of
+from gateway.groups.broadcast import is_lone, member_of
 from gateway.groups.config import BROADCAST
 from gateway.groups.copies import RETRY_PREFIX, check_group_name
 from gateway.groups.errors import GroupActive, GroupUnavailable
-from gateway.groups.events import Event
+from gateway.groups.events import Barrier, CommittedOffset, Event, OffsetsCommitted
 from gateway.groups.progress import (
     Absent,
     Commit,
@@ -46,8 +52,11 @@ from gateway.groups.progress import (
 )
 from gateway.groups.strategies.base import Partition
 from gateway.topics import TopicView
+from store.errors import StoreStopped
 from store.types import Bounds
-from store.uncancelled import uncancelled
+from store.uncancelled import to_its_end, uncancelled
+
+log = logging.getLogger(__name__)
 
 
 class Offsets:
@@ -86,6 +95,37 @@ class Offsets:
     ) -> int:
         """See `Groups.start_offset`."""
         name = self._stream.name_of(group, member_id)
+        if isinstance(self._context.table.stored(name, self._context.key(*place)), Absent):
+            start = await to_its_end(self._begin(name, place.topic, start))
+        return await self.where(name, place, start, out_of_range)
+
+    async def _begin(self, name: str, topic: str, start: StartSpec) -> StartSpec:
+        """Fix, durably, where the group begins in a topic; what is to be said in place of `start` where nothing can
+        be fixed: in a partition that came this instant, and when the store has stopped, which takes no more records."""
+        context = self._context
+        context.check_room(name)
+        async with context.turns.of_group(name):
+            if self._committing[name]:  # what was committed before is applied before we look
+                await context.write([Barrier()], flushed=False)
+            view = context.routes.topic(topic)
+            if is_lone(name) and name not in context.table:
+                return start  # a member that has left and keeps no place
+            start = start_in(context.table, name, view, start)
+            now_ms = context.clock.now_ms()
+            places = [
+                CommittedOffset(*key, await self.where(name, TopicPartition(topic, key.partition), start), "", now_ms)
+                for key in missing_places(context.table, name, view)
+            ]
+            try:
+                await context.write([OffsetsCommitted(name, tuple(places))] if places else [])
+            except StoreStopped as error:
+                log.warning("group=%s topic=%s the place to begin is not kept: %s", name, topic, error)
+        return start
+
+    async def where(
+        self, name: str, place: TopicPartition, start: StartSpec, out_of_range: OutOfRange = OutOfRange.NEAREST
+    ) -> int:
+        """The stored offset, else what `start` says; nothing is fixed by it. `name` as the group's members have it."""
         stored = self._context.table.stored(name, self._context.key(*place))
         time_ms = start.time_ms if isinstance(start, StartTime) and not isinstance(stored, Found) else None
         is_retry_topic = place.topic.startswith(RETRY_PREFIX)

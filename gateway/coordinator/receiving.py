@@ -4,8 +4,8 @@ It begins with another partition each time, and goes to those first that nobody 
 waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
 
 Where a group begins is settled by its first receive in a topic, for all partitions of the topic at once and durably:
-whatever is stored from then on, in whichever partition, reaches the group. Partitions that are added later begin with
-their first record, and so does the group's own retry topic.
+whatever is stored from then on, in whichever partition, reaches the group (see `beginnings`). The group's own retry
+topic begins with its first record.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.coordinator.api import Delivered, Receive, Received, StartSpec, TopicPartition
 from gateway.coordinator.arrivals import Arrivals
+from gateway.coordinator.beginnings import start_in
 from gateway.coordinator.context import Context
 from gateway.coordinator.offsets import Offsets
 from gateway.coordinator.records import Stored
-from gateway.coordinator.search import Lane, Search, Wanted, text_of
+from gateway.coordinator.search import Lane, Search, Wanted, lanes_of, text_of
 from gateway.groups.config import BROADCAST
 from gateway.groups.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.errors import GroupActive, GroupError, GroupFull, IllegalRequest
@@ -158,9 +159,9 @@ class Receiving:
         if own not in request.topics and (view := context.find_topic(own)) is not None:
             views.append((view, True))
         lanes = [
-            Lane(view, number, is_retry, PartitionKey(view.topic_id, number))
+            lane
             for view, is_retry in views
-            for number in range(view.partitions)
+            for lane in lanes_of(view.name, view.topic_id, view.partitions, is_retry=is_retry)
         ]
         known = context.table.get(group).leases if group in context.table else {}
         if any(lane.key not in known for lane in lanes):
@@ -176,14 +177,13 @@ class Receiving:
         async with context.turns.of_group(group):
             self._check_mode(group)
             known = context.table.get(group).leases if group in context.table else {}
-            if any(key.topic_id == view.topic_id for key in known):
-                start = Start.FIRST  # the topic has grown
+            start = start_in(context.table, group, view, start)
             now_ms = context.clock.now_ms()
             events: list[LeaseEvent] = []
             for number in range(view.partitions):
                 key = PartitionKey(view.topic_id, number)
                 if key not in known:
-                    offset = await self._offsets.start_offset(group, TopicPartition(view.name, number), start)
+                    offset = await self._offsets.where(group, TopicPartition(view.name, number), start)
                     begun = PartitionLeases(group, *key, context.table.config(group))
                     events += begun.decide_reset(offset, now_ms)
             await context.write(events)
@@ -202,7 +202,7 @@ class Receiving:
             if again:  # the answer to an earlier request with this id is the whole answer
                 lanes = again
         for lane in lanes:
-            done.bounds[lane.key] = await self._context.records.bounds(lane.view.name, lane.partition)
+            done.bounds[lane.key] = await self._context.records.bounds(lane.topic, lane.partition)
         promising = [lane for lane in lanes if again or self._may_have(group, lane, done.bounds[lane.key])]
         promising.sort(key=lambda lane: turns.is_busy(group, lane.key))
         for lane in promising:
@@ -256,7 +256,7 @@ class Receiving:
             if found.lost:
                 log.warning(
                     "records expired before they were consumed group=%s topic=%s partition=%s count=%s",
-                    group, lane.view.name, lane.partition, len(found.lost),
+                    group, lane.topic, lane.partition, len(found.lost),
                 )  # fmt: skip
                 context.stats.lost_count += len(found.lost)
                 await context.write(leases.decide_settle(found.lost))
@@ -294,7 +294,7 @@ class Receiving:
         leased = leases.leases_of(attempt_id, now_ms)
         records = []
         for lease in leased:
-            stored = await self._context.records.at(lane.view.name, lane.partition, lease.offset)
+            stored = await self._context.records.at(lane.topic, lane.partition, lease.offset)
             if stored is None:
                 raise IllegalRequest("records of this attempt_id have expired; ask with another one")
             records.append(stored)
@@ -314,7 +314,7 @@ class Receiving:
         for lease, stored, receipt in zip(leased, records, receipts, strict=True):
             record = stored.record
             headers: Headers = record.headers
-            topic, partition, offset = lane.view.name, lane.partition, lease.offset
+            topic, partition, offset = lane.topic, lane.partition, lease.offset
             if lane.is_retry:
                 if (origin := origin_of(headers)) is not None:
                     topic, partition, offset, _ = origin
@@ -363,7 +363,7 @@ class Receiving:
         now_ms = context.clock.now_ms()
         tails = []
         for lane in lanes:
-            broker, queue = context.records.tail(lane.view.name, lane.partition)
+            broker, queue = context.records.tail(lane.topic, lane.partition)
             self._arrivals.listen(broker, queue, done.bounds[lane.key].max_offset, waiter)
             tails.append((broker, queue))
             leases = context.table.leases(group, lane.key)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
@@ -20,7 +21,6 @@ from gateway.coordinator.records import Decoded, Stored
 from gateway.groups.copies import origin_of
 from gateway.groups.leases import Fresh, PartitionLeases
 from gateway.groups.progress import PartitionKey
-from gateway.topics import TopicView
 from store.record_batch import Headers
 from store.types import Bounds
 
@@ -31,10 +31,16 @@ SCAN_RECORDS = 2_000
 class Lane(NamedTuple):
     """One partition that a receive looks into. `is_retry`: of the group's own retry topic."""
 
-    view: TopicView
+    topic: str
     partition: int
     is_retry: bool
     key: PartitionKey
+
+
+@lru_cache(maxsize=1024)
+def lanes_of(topic: str, topic_id: int, partitions: int, *, is_retry: bool) -> list[Lane]:
+    """All partitions of a topic. Not to be changed: it is kept."""
+    return [Lane(topic, number, is_retry, PartitionKey(topic_id, number)) for number in range(partitions)]
 
 
 class Wanted(NamedTuple):
@@ -90,7 +96,7 @@ class Search:
     async def look(self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, now_ms: int) -> Found:
         """Records to lease: those that are ready again, then fresh ones. Raises what reading raises."""
         found = Found(leases.next_offset)
-        bounds = await self._context.records.bounds(lane.view.name, lane.partition)
+        bounds = await self._context.records.bounds(lane.topic, lane.partition)
         await self._look_again(group, lane, leases, wanted, now_ms, bounds, found)
         if found.wanted_count < wanted.limit and bounds.max_offset > leases.next_offset:
             if wanted.room > 0:
@@ -117,7 +123,7 @@ class Search:
         else:
             ready = leases.ready(now_ms, wanted.limit)
         for offset in ready:
-            stored = await records.at(lane.view.name, lane.partition, offset)
+            stored = await records.at(lane.topic, lane.partition, offset)
             if stored is None:
                 found.lost.append(offset)
                 continue
@@ -136,9 +142,9 @@ class Search:
         if known is None:
             known = {}
             for offset in leases.open_offsets():
-                stored = await self._context.records.at(lane.view.name, lane.partition, offset)
+                stored = await self._context.records.at(lane.topic, lane.partition, offset)
                 origin = None if stored is None else origin_of(stored.record.headers)
-                known[offset] = lane.view.name if origin is None else origin.topic
+                known[offset] = lane.topic if origin is None else origin.topic
             self._origins[group, lane.key] = known
         elif len(known) > 2 * leases.open_count + 64:
             for offset in known.keys() - leases.open_offsets():
@@ -161,7 +167,7 @@ class Search:
         while passed < SCAN_RECORDS and found.fetched_to < bounds.max_offset:
             first = found.fetched_to
             before = found.wanted_count
-            step = await context.records.step(lane.view.name, lane.partition, first, tag_hashes=hashes)
+            step = await context.records.step(lane.topic, lane.partition, first, tag_hashes=hashes)
             for entry in step.entries:
                 if not self._scan(scan, entry, found):
                     return
@@ -194,7 +200,7 @@ class Search:
                 attempts, is_held = 0, False
                 if lane.is_retry:
                     origin = origin_of(headers)
-                    topic = lane.view.name
+                    topic = lane.topic
                     if origin is not None:
                         topic, attempts = origin.topic, origin.attempts
                         is_held = topic not in wanted.topics

@@ -35,9 +35,11 @@ from gateway.coordinator.api import (
     StartSpec,
     TopicPartition,
 )
+from gateway.coordinator.beginnings import decide_follow
 from gateway.coordinator.context import Context, OwnTopics, Stats
 from gateway.coordinator.copies import CopyWriter
 from gateway.coordinator.event_log import EventLog, RunBlocking, snapshot_files
+from gateway.coordinator.mending import Mending
 from gateway.coordinator.offsets import Offsets
 from gateway.coordinator.queue import QueueMode
 from gateway.coordinator.receipt_key import load_or_make_key
@@ -149,6 +151,7 @@ class Coordinator:
         self.queue: QueueMode
         """Made by `start`, which reads the key of its receipts."""
 
+        self._mending: Mending | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
         self.lags: list[tuple[tuple[str, str, int], int]] = []
         """Lag by group, topic and partition, as it was when last looked at."""
@@ -162,7 +165,12 @@ class Coordinator:
         self.queue = QueueMode(
             self._context, self._offsets, self._copies, Signer(keys), in_flight_max=self._in_flight_max
         )
-        event_count = await self._log.replay()
+        event_count = await self._log.replay(self._events_lost)
+        if self._mending is not None:
+            ended, self._mending = self._mending.end(), None
+            for event in ended:
+                self._apply(event)
+            await self._log.save()
         self._table.progress.open()
         self._context.stats.reset()  # what was read is not what has happened
         self._topics_changed.set()
@@ -209,7 +217,20 @@ class Coordinator:
         """The groups, for those who look."""
         return self._table
 
+    def _events_lost(self, count: int) -> None:
+        if self._mending is None:
+            log.warning("events of consumer groups were lost in a repair: members join again, records may come again")
+            mending = Mending(self._table, self._context.clock.now_ms())
+            for event in mending.begin():
+                self._apply(event)
+            self._mending = mending
+        self._mending.lost_count += count
+
     def _apply(self, event: Event) -> None:
+        for one in (event,) if self._mending is None else self._mending.kept(event):
+            self._apply_one(one)
+
+    def _apply_one(self, event: Event) -> None:
         if isinstance(event, Forgotten):
             self._forget(event)
             return
@@ -331,6 +352,15 @@ class Coordinator:
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             self._check_empty(group)
             await self._context.write([Forgotten(part.name, None) for part in self._parts(group)])
+
+    async def follow(self, group: str, wish: Subscription) -> None:
+        """See `Groups.follow`."""
+        check_group_name(group)
+        context = self._context
+        context.check_room(group)
+        async with context.turns.of_group(group):
+            documents = self._table.get_or_new(group).documents
+            await context.write(decide_follow(group, documents, wish, context.routes.topics()))
 
     def _check_empty(self, group: str) -> None:
         """Raises GroupActive while the group has members or records on lease."""

@@ -20,6 +20,7 @@ from contextlib import AsyncExitStack
 from secrets import token_hex
 
 from gateway.coordinator.api import MemberKey, TopicPartition
+from gateway.coordinator.beginnings import decide_follow
 from gateway.coordinator.context import Context
 from gateway.groups.broadcast import is_lone, lone_group, member_of
 from gateway.groups.config import BROADCAST
@@ -76,7 +77,8 @@ class StreamMode:
                 session_timeout_ms=session_timeout_ms,
                 metadata=metadata,
             )
-            await context.write(events)
+            wishes = decide_follow(name, state.documents, subscription, context.routes.topics())
+            await context.write([*wishes, *events])
             membership = context.table.get(name).membership
             share = membership.share(member_id)
             return member_id, membership.heartbeat(member_id, share.generation, context.monotonic_ms())

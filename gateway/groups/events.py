@@ -249,10 +249,11 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 def encode_event(event: Event) -> bytes:
     """The JSON record of one event."""
-    written: dict[str, Any] = {"event": _NAMES[type(event)]}
-    for name in (item.name for item in fields(event)):
+    kind = type(event)
+    written: dict[str, Any] = {"event": _NAMES[kind]}
+    for name, write in _WRITERS[kind]:
         value = getattr(event, name)
-        written[name] = _CODECS[name][0](value) if name in _CODECS else value
+        written[name] = value if write is None else write(value)
     return orjson.dumps(written)
 
 
@@ -321,7 +322,12 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda records: tuple(OpenRecord(*record) for record in records),
     ),
     "offsets": (
-        lambda offsets: [tuple(item) if isinstance(item, tuple) else item for item in offsets],
+        lambda offsets: [tuple(item) for item in offsets] if offsets and isinstance(offsets[0], tuple) else offsets,
         lambda offsets: tuple(CommittedOffset(*item) if isinstance(item, list) else item for item in offsets),
     ),
+}
+
+_WRITERS: dict[type[Event], list[tuple[str, Callable[[Any], Any] | None]]] = {
+    kind: [(item.name, _CODECS[item.name][0] if item.name in _CODECS else None) for item in fields(kind)]
+    for kind in _NAMES
 }

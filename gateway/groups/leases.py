@@ -178,9 +178,14 @@ class PartitionLeases:
     def next_due_ms(self) -> int | None:
         """When the next lease or wait ends: until then, asking for old records again finds no new ones."""
         due, records = self._state.due, self._state.records
-        while due and (due[0][1] not in records or records[due[0][1]].visible_at_ms != due[0][0]):
+        self._drop_old_times(len(records))
+        while due:
+            visible_at_ms, offset = due[0]
+            record = records.get(offset)
+            if record is not None and record.visible_at_ms == visible_at_ms:
+                return visible_at_ms
             heapq.heappop(due)
-        return due[0][0] if due else None
+        return None
 
     def dead_letters(self, now_ms: int, limit: int) -> list[DeadLetter]:
         """Open records that are finished, up to `limit`, lowest offset first: copy them, then `decide_settle`."""
@@ -480,10 +485,14 @@ class PartitionLeases:
 
     def _move(self, offset: int, record: _Open, visible_at_ms: int, *, is_leased: bool) -> None:
         record.visible_at_ms, record.is_leased = visible_at_ms, is_leased
+        heapq.heappush(self._state.due, (visible_at_ms, offset))
+        self._drop_old_times(len(self._state.records) + 64)  # extends without end must not grow it
+
+    def _drop_old_times(self, old_max: int) -> None:
+        """Make the heap anew if it holds more old times than these: cheaper than to pop them one by one."""
         due, records = self._state.due, self._state.records
-        heapq.heappush(due, (visible_at_ms, offset))
-        if len(due) > 2 * len(records) + 64:  # mostly old times: extends without end must not grow it
-            due[:] = [(item.visible_at_ms, at) for at, item in records.items()]
+        if len(due) > len(records) + old_max:
+            due[:] = [(record.visible_at_ms, offset) for offset, record in records.items()]
             heapq.heapify(due)
 
     def _remove(self, offset: int) -> None:

@@ -14,10 +14,12 @@ begins:
     absent, retry topic    min                  min                  max
     unavailable            wait and ask again
 
+Where a group begins is stored at once, for all partitions of the topic, and then found (`coordinator/beginnings`).
 The original begins a retry topic at 0, which its first read moves to min; here it is min at once.
 
 Invariants
-    P1  An offset changes by a commit, a reset, or the deletion of group or topic; never by a read.
+    P1  An offset is there from the first start in the topic on, and changes by a commit, a reset, or the deletion of
+        group or topic; never by a read.
     P2  No committed offset is past the end its partition had when it was committed.
 """
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from gateway.auth.access import Access, Permission
-from gateway.codec.records import add_headers, native_fields
+from gateway.codec.records import add_headers, render_parts, split_lines
 from gateway.coordinator.api import Delivered, Groups, Receive, Settled
 from gateway.groups.errors import GroupError
 from gateway.groups.progress import Start
@@ -30,7 +29,7 @@ from gateway.ws.credit import Ledger
 from gateway.ws.merged import Merged
 from gateway.ws.outbox import Outbox
 from gateway.ws.protocol import FRAME_BYTES_TARGET, LEASE_OVER, binary_frame, messages_push, partitions_of
-from gateway.ws.slices import FETCH_BYTES, binary_parts, encode_messages
+from gateway.ws.slices import FETCH_BYTES, binary_parts
 from gateway.ws.stream import start_spec
 from gateway.ws.tasks import Tasks
 from store.clock import Clock
@@ -48,8 +47,7 @@ GONE_WAIT_S = 0.1
 """How long a topic that has gone may still be in the list that a pattern is matched with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """One message in the client's hands. `newest`: its receipt, after an extend another than the first one."""
 
     seq: int
@@ -108,7 +106,9 @@ class Queue:
     # Beginning and end
 
     async def open(self) -> dict[str, object]:
-        """Look whether all topics are there; the answer's fields. Raises StoreError."""
+        """Look whether all topics are there; the answer's fields. Raises GroupError, StoreError."""
+        if self._pattern is not None:
+            await self._groups.follow(self.group, self._pattern)
         topics = self._wanted_topics()
         return {"epochs": {topic.name: str(topic.topic_id) for topic in topics}, **self.state()}
 
@@ -296,25 +296,26 @@ class Queue:
     async def _push(self, delivered: Sequence[Delivered], outbox: Outbox) -> None:
         """Send what was leased, as far as credit goes; what does not fit goes back."""
         messages = [self._message(one) for one in delivered]
-        heads = encode_messages([head for head, _ in messages])
+        heads = split_lines([head for head, _ in messages])
+        is_binary = self._form is Form.BINARY
+        sizes = [len(payload) for _, payload in messages] if is_binary else [len(head) for head in heads]
         at = 0
         while at < len(delivered):
-            sizes = [self._size(heads[n], messages[n][1]) for n in range(at, len(delivered))]
-            self._next_bytes = sizes[0]
-            if not self.ledger.fits(sizes[0]):
+            self._next_bytes = sizes[at]
+            if not self.ledger.fits(sizes[at]):
                 await self._tasks.whole(self._groups.give_back(self.group, [one.receipt for one in delivered[at:]]))
                 return
-            count, size_bytes = self._cut(sizes)
+            count, size_bytes = self._cut(sizes, at)
             end = at + count
             self._next_bytes = 1
             self.ledger.sent(count, size_bytes)
             self.seq += 1
             seq = self.seq
-            for one, size in zip(delivered[at:end], sizes, strict=False):
-                self._leases[one.receipt] = Lease(
-                    seq, one.topic, one.partition, one.offset, size, one.until_ms, one.receipt
-                )
-                self._sweep_at_ms = min(self._sweep_at_ms, one.until_ms)
+            for one, size in zip(delivered[at:end], sizes[at:end], strict=True):
+                receipt, until_ms = one.receipt, one.until_ms
+                self._leases[receipt] = Lease(seq, one.topic, one.partition, one.offset, size, until_ms, receipt)
+                if until_ms < self._sweep_at_ms:
+                    self._sweep_at_ms = until_ms
             receipts = [one.receipt for one in delivered[at:end]]
             left = None if self.ledger.bytes is None else self.ledger.bytes.left
             frame = messages_push(
@@ -325,10 +326,10 @@ class Queue:
                 credit=self.ledger.messages.left,
                 credit_bytes=left,
             )
-            if self._form is Form.BINARY:
+            if is_binary:
                 frame = binary_frame(frame, b"".join([payload for _, payload in messages[at:end]]))
             try:
-                await outbox.send(frame, is_binary=self._form is Form.BINARY)
+                await outbox.send(frame, is_binary=is_binary)
             except BaseException:
                 self._give_back_soon(delivered[end:])
                 raise
@@ -351,10 +352,10 @@ class Queue:
         payload = b""
         if self._form is Form.BINARY:
             payload = binary_parts(message, one.key, one.value)
+            if one.headers:
+                add_headers(message, one.headers)
         else:
-            message.update(native_fields(one.key, one.value))
-        if one.headers:
-            add_headers(message, one.headers)
+            message |= render_parts(one.key, one.value, one.headers, None, json_values=one.json_value)
         if one.message_group is not None:
             message["message_group"] = one.message_group
         if not self._command.auto_ack:
@@ -362,16 +363,13 @@ class Queue:
             message["visible_until"] = one.until_ms
         return message, payload
 
-    def _size(self, head: bytes, payload: bytes) -> int:
-        return len(payload) if self._form is Form.BINARY else len(head)
-
-    def _cut(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """How many of the leading messages go into the next frame, and their bytes: at least the first."""
+    def _cut(self, sizes: Sequence[int], at: int) -> tuple[int, int]:
+        """How many of the messages from one on go into the next frame, and their bytes: at least that one."""
         count_max = min(self._command.batch, self.ledger.message_budget)
         byte_budget = self.ledger.byte_budget
         bytes_max = FRAME_BYTES_TARGET if byte_budget is None else min(FRAME_BYTES_TARGET, byte_budget)
-        count, size_bytes = 1, sizes[0]
-        for size in sizes[1:count_max]:
+        count, size_bytes = 1, sizes[at]
+        for size in sizes[at + 1 : at + count_max]:
             if size_bytes + size > bytes_max:
                 break
             count += 1
@@ -402,7 +400,7 @@ class Queue:
                 first = self._first_of.pop(result.receipt, result.receipt)
                 if (lease := self._leases.get(first)) is not None:
                     self._first_of.pop(lease.newest, None)
-                    self._leases[first] = replace(lease, until_ms=until_ms, newest=result.new_receipt)
+                    self._leases[first] = lease._replace(until_ms=until_ms, newest=result.new_receipt)
                     self._first_of[result.new_receipt] = first
             elif result.error_code == LEASE_OVER:
                 self._let_go(result.receipt)

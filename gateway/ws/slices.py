@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import orjson
-
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import add_headers, render_records, split_lines
 from gateway.consumer import Fetched
@@ -301,8 +299,3 @@ def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | N
     message["key_len"] = None if key is None else len(key)
     message["value_len"] = None if value is None else len(value)
     return (key or b"") + (value or b"")
-
-
-def encode_messages(messages: Sequence[dict[str, object]]) -> list[bytes]:
-    """Each message as JSON."""
-    return [orjson.dumps(message) for message in messages]

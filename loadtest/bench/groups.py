@@ -2,7 +2,8 @@
 
 queue mode   receive and ack in batches of 32, durably, by many consumers at once: by the coordinator itself over a real
              store, over HTTP, and over WebSockets. Beside each, in the same run, what limits it: durable appends of
-             the events' size, one after the other; requests of a bare aiohttp server, as many as were needed
+             the events' size, one after the other; requests of a bare aiohttp server, as many as were needed;
+             frames of a bare aiohttp socket that sends back what it gets, two a batch
 rebalance    200 members, 1,000 partitions: one comes, and all release what is to move; one leaves; all come at once
 """
 
@@ -35,7 +36,7 @@ from gateway.groups.subscription import Subscription
 from gateway.routing.table import RouteTable
 from gateway.topics import TopicView
 from loadtest.bench import machine
-from loadtest.bench.groups_wire import over_http, over_websocket
+from loadtest.bench.groups_wire import echoes, over_http, over_websocket
 from loadtest.bench.payloads import JSON_TYPE, json_value
 from loadtest.bench.raw_client import RawClient
 from loadtest.bench.request import Request
@@ -52,6 +53,9 @@ from store.types import Acks, Append, Appended, QueueKey
 
 BATCH = 32
 VALUE_BYTES = 100
+ECHOES = 20_000
+ECHO_BYTES = 6_000
+"""About the mean of our frames: a batch of messages, the acks of it, and their results."""
 GOAL = 30_000
 """Records a second in queue mode."""
 
@@ -206,24 +210,31 @@ async def over_wires(root: Path, asked: argparse.Namespace) -> list[Row]:
     with running_server(root / "mq") as ours, bare_server(root) as bare:
         await _fill(ours, asked)
         found: dict[str, tuple[list[float], list[float]]] = {}
-        bare_rates = []
+        bare_rates, echo_rates = [], []
         request = Request("POST", "/topics/t", {"Content-Type": "application/json+json"}, b'{"receipts": []}')
         for number in range(asked.rounds):
             load = await RawClient().drive(bare, request, connections=asked.consumers, duration_s=2.0)
             bare_rates.append(load.request_count / load.duration_s * BATCH / 2)
+            frames = await echoes(bare, ECHOES, asked.consumers, ECHO_BYTES)
+            echo_rates.append(frames * BATCH / 2)
             for wire, consume in (("HTTP", over_http), ("WebSocket", over_websocket)):
                 before_s = ours.cpu_s()
                 rate = await consume(ours.url, f"{wire}{number}", TOPIC, asked.records, asked.consumers, BATCH)
                 rates, cpu = found.setdefault(wire, ([], []))
                 rates.append(rate)
                 cpu.append((ours.cpu_s() - before_s) / asked.records)
-    limit = median(bare_rates)
-    return [
-        _row(wire, rates, cpu, f"{limit:,.0f} ({median(rates) / limit:.0%}): bare aiohttp, 2 requests a batch")
-        if wire == "HTTP"
-        else _row(wire, rates, cpu, "")
-        for wire, (rates, cpu) in found.items()
-    ]
+    limits = {
+        "HTTP": (median(bare_rates), "bare aiohttp, 2 requests a batch"),
+        "WebSocket": (
+            median(echo_rates),
+            f"bare aiohttp socket, 2 echoes of {ECHO_BYTES:,} bytes a batch",
+        ),
+    }
+    rows = []
+    for wire, (rates, cpu) in found.items():
+        limit, what = limits[wire]
+        rows.append(_row(wire, rates, cpu, f"{limit:,.0f} ({median(rates) / limit:.0%}): {what}"))
+    return rows
 
 
 def _row(where: str, rates: Sequence[float], cpu_s: Sequence[float], limit: str) -> Row:

@@ -1,7 +1,7 @@
 """Queue mode over the wire, for `loadtest.bench.groups`: consumers that receive and ack batches by HTTP and WebSocket.
 
 The client does as little as Python can: requests are made once, or from the receipts cut out of an answer's bytes, and
-answers are not parsed. It has one core, the server the other.
+answers are not parsed. It has one core, the server the other. Beside it, frames that a bare socket server sends back.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ async def over_http(url: str, group: str, topic: str, count: int, consumers: int
 
 async def over_websocket(url: str, group: str, topic: str, count: int, consumers: int, batch: int) -> float:
     """Records a second, each consumer with a subscription of its own, acking every frame it gets."""
-    place = urlsplit(url)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = count
     opened = asyncio.Semaphore(0)
 
@@ -121,23 +119,53 @@ async def over_websocket(url: str, group: str, topic: str, count: int, consumers
                 if left <= 0 and not done.done():
                     done.set_result(None)
 
-    streams = []
-    for _ in range(consumers):
-        _, stream = await loop.create_connection(
-            lambda: _Stream(_first_http_then_frames(), on_answer), str(place.hostname), place.port or 80
-        )
-        key = base64.b64encode(os.urandom(16)).decode()
-        stream.transport.write(
-            f"GET /ws/v1 HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
-        )
-        await opened.acquire()
-        streams.append(stream)
+    streams = await _sockets(url, "/ws/v1", consumers, on_answer, opened)
     subscribe = (
         b'{"id":0,"op":"subscribe","sub":"s","topics":["%s"],"mode":"queue","group":"%s","batch":%d,"credit":%d,'
         b'"auto_credit":true}' % (topic.encode(), group.encode(), batch, 2 * batch)
     )
     return await _run(streams, lambda stream: stream.transport.write(_masked(subscribe)), done, count)
+
+
+async def echoes(url: str, count: int, consumers: int, size_bytes: int) -> float:
+    """Frames a second that a bare socket server takes and sends back, one at a time on each socket."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = count
+    opened = asyncio.Semaphore(0)
+    frame = b"\x82" + _masked(bytes(size_bytes))[1:]
+
+    def on_answer(stream: _Stream, answer: bytes) -> None:
+        nonlocal left
+        if answer.startswith(b"HTTP/1.1 101"):
+            opened.release()
+            return
+        left -= 1
+        if left <= 0 and not done.done():
+            done.set_result(None)
+        stream.transport.write(frame)
+
+    streams = await _sockets(url, "/ws/echo", consumers, on_answer, opened)
+    return await _run(streams, lambda stream: stream.transport.write(frame), done, count)
+
+
+async def _sockets(
+    url: str, path: str, count: int, on_answer: Callable[[_Stream, bytes], None], opened: asyncio.Semaphore
+) -> list[_Stream]:
+    """Open sockets, one after the other; `on_answer` releases `opened` for each."""
+    place = urlsplit(url)
+    streams = []
+    for _ in range(count):
+        _, stream = await asyncio.get_running_loop().create_connection(
+            lambda: _Stream(_first_http_then_frames(), on_answer), str(place.hostname), place.port or 80
+        )
+        key = base64.b64encode(os.urandom(16)).decode()
+        stream.transport.write(
+            f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+        )
+        await opened.acquire()
+        streams.append(stream)
+    return streams
 
 
 def _first_http_then_frames() -> Callable[[bytearray], int]:

@@ -1,4 +1,5 @@
-"""`python -m loadtest.bench.push`: how fast sockets are fed, beside bare aiohttp sockets; `push.json`, `push.md`.
+"""`python -m loadtest.bench.push`: how fast sockets are fed, beside bare aiohttp sockets and NATS JetStream's push;
+`push.json`, `push.md`.
 
 Each work of ours is run beside the bare server with frames of the size that ours had, in turn; rows say medians of
 rounds. The goals are those of the design (issue "Consumer groups"). Takes about two minutes.
@@ -24,6 +25,7 @@ from rich.table import Table
 from loadtest.bench import machine
 from loadtest.bench.payloads import JSON_TYPE
 from loadtest.bench.push_latency import Latency, bare_push_path, our_push_path
+from loadtest.bench.push_peer import nats_push
 from loadtest.bench.push_work import (
     FAN_OUT_BATCH,
     bare_fan_out,
@@ -34,13 +36,16 @@ from loadtest.bench.push_work import (
     one_subscriber,
 )
 from loadtest.bench.scenarios import running_bare_server
+from loadtest.peers.peer import Unavailable
 from loadtest.process import Running, running_server
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
-HEADINGS = ("work", "ours", "bare socket", "goal", "met")
+HEADINGS = ("work", "ours", "bare socket", "NATS", "goal", "met")
 JSON_RECORDS = 300_000
 SINGLE_RECORDS = 100_000
 BATCH_RECORDS = 3_000_000
+PEER_RECORDS = 100_000
+PEER_VALUE = b"x" * 85
 READERS = 1_000
 IDLE_SOCKETS = 9_000
 LATENCY_RATE = 2_000
@@ -69,6 +74,8 @@ class Row(NamedTuple):
     goal: str
     is_met: bool
     note: str = ""
+    peer: float | None = None
+    """The same work by NATS JetStream's push."""
 
 
 class Subscribing(NamedTuple):
@@ -81,8 +88,8 @@ class Subscribing(NamedTuple):
     goal: float
 
 
-async def measure(options: Options, console: Console) -> list[Row]:
-    """All rows, on fresh servers."""
+async def measure(options: Options, console: Console) -> tuple[list[Row], str]:
+    """All rows, on fresh servers; and what is to be said of NATS."""
     rows: list[Row] = []
     directory = options.directory
     with running_bare_server(directory) as bare:
@@ -98,7 +105,17 @@ async def measure(options: Options, console: Console) -> list[Row]:
             rows += await _latency(ours, bare, options)
         with running_server(directory / "idle") as ours, console.status("idle sockets"):
             rows.append(await _idle(ours, bare, options.idle_sockets))
-    return rows
+    with console.status("NATS"):
+        return await _beside_nats(rows, options)
+
+
+async def _beside_nats(rows: list[Row], options: Options) -> tuple[list[Row], str]:
+    """The rows of one subscriber with what NATS pushes to one."""
+    try:
+        rates, about = await nats_push(options.directory / "nats", PEER_RECORDS, PEER_VALUE, options.rounds)
+    except Unavailable as error:
+        return rows, f"not measured: {error}"
+    return [row._replace(peer=median(rates)) if row.work.startswith("one") else row for row in rows], about
 
 
 def _subscribers(scale: float) -> list[Subscribing]:
@@ -180,7 +197,8 @@ def cells(row: Row) -> tuple[str, ...]:
     bare = _number(row.bare, row.unit)
     if row.unit == "records/s":
         bare += f" ({row.value / row.bare:.0%})"
-    return work, _number(row.value, row.unit), bare, row.goal, "yes" if row.is_met else "**no**"
+    peer = "" if row.peer is None else f"{_number(row.peer, row.unit)} ({row.value / row.peer:.3g} times)"
+    return work, _number(row.value, row.unit), bare, peer, row.goal, "yes" if row.is_met else "**no**"
 
 
 def _number(value: float, unit: str) -> str:
@@ -199,9 +217,10 @@ def as_markdown(conditions: dict[str, object], rows: Sequence[Row]) -> str:
         "Written by `make bench-push`; the numbers for programs are in `push.json`. Records have a key of 8 characters",
         "and a JSON value of 85 bytes. The bare socket is one of aiohttp that sends as many frames of the same size,",
         "made before: what it can take when nothing is read, encoded or counted. Rounds alternate; medians.",
+        "NATS JetStream pushes values of 85 bytes to an ordered push consumer.",
         "",
         f"| {' | '.join(HEADINGS)} |",
-        "|---|---:|---:|---|---|",
+        "|---|---:|---:|---:|---|---|",
         *(f"| {' | '.join(cells(row))} |" for row in rows),
         "",
         "## Conditions",
@@ -227,7 +246,7 @@ def main() -> None:
         options = Options(Path(directory), asked.rounds, asked.scale, asked.readers, asked.idle)
         started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         conditions: dict[str, object] = {"started": started, **machine.facts(Path(directory)), "rounds": asked.rounds}
-        rows = uvloop.run(measure(options, console))
+        rows, conditions["NATS"] = uvloop.run(measure(options, console))
     asked.out.mkdir(parents=True, exist_ok=True)
     content = {"conditions": conditions, "versions": dict(machine.versions()), "rows": [row._asdict() for row in rows]}
     (asked.out / "push.json").write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

@@ -29,6 +29,7 @@ class Machine:
         self.files = files
         self.clock = FakeClock()
         self.applied: list[Event] = []
+        self.lost: list[int] = []
         self.state: dict[str, bytes] = {}
         self.store: Store
         self.log: EventLog
@@ -47,7 +48,7 @@ class Machine:
             whole_state=lambda: [put(key, content) for key, content in self.state.items()],
             run_blocking=inline,
         )
-        count = await self.log.replay()
+        count = await self.log.replay(self.lost.append)
         self.running = asyncio.create_task(self.log.run())
         return count
 
@@ -227,7 +228,7 @@ async def test_until_events_are_read_all_of_the_log_is_needed() -> None:
         run_blocking=inline,
     )
     assert fresh.needed_position == 0
-    await fresh.replay()
+    await fresh.replay(lambda _: None)
     assert fresh.needed_position == machine.log.needed_position
     await machine.stop()
 

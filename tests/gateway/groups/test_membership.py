@@ -341,6 +341,23 @@ def test_who_lost_a_partition_and_got_it_back_cannot_commit_what_it_did_before(g
     group.machine.check_owner("m1", group.machine.generation, [P1])
 
 
+def test_nobody_commits_where_nobody_is_the_owner(group: Group) -> None:
+    generation = group.join("m1")
+    with pytest.raises(StaleGeneration):
+        group.machine.check_owner("m1", generation, [P0, Partition("another", 99, 0)])
+
+
+def test_releases_are_shared_out_without_asking_the_strategy_again(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 200 members each join is followed by as many releases."""
+    group.join("m1")
+    group.join("m2")
+    monkeypatch.setattr(group.machine, "_wanted", None)
+    group.release("m1", P1)
+    assert group.assigned("m2") == (P1,)
+
+
 def test_every_join_begins_a_generation_even_if_nothing_moves(group: Group) -> None:
     assert [group.join(member_id) for member_id in ("m1", "m2", "m3")] == [1, 2, 3]
     assert group.assigned("m3") == ()

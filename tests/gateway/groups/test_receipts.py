@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.groups import receipts
 from gateway.groups.errors import IllegalRequest
-from gateway.groups.receipts import KEY_BYTES_MAX, KEY_BYTES_MIN, Receipt, Signer
+from gateway.groups.receipts import KEY_BYTES_MAX, KEY_BYTES_MIN, REMEMBERED_MAX, Receipt, Signer
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
@@ -77,3 +78,33 @@ def test_a_key_has_a_least_and_a_greatest_length() -> None:
     for keys in ([], [b"x" * (KEY_BYTES_MIN - 1)], [b"x" * (KEY_BYTES_MAX + 1)]):
         with pytest.raises(ValueError):
             Signer(keys)
+
+
+def test_a_receipt_that_is_remembered_is_judged_as_one_that_is_not() -> None:
+    """Known and unknown ones, shown once and twice, to the right group and to another."""
+    signer, stranger = Signer([KEY]), Signer([OTHER])
+    texts = signer.sign_all("billing", [RECEIPT._replace(offset=n) for n in range(4)])
+    forged = stranger.sign("billing", RECEIPT)
+    later = Signer([KEY]).sign("billing", RECEIPT._replace(offset=9))
+    for _ in range(2):
+        found = signer.check_all("billing", [*texts[:2], forged, later, texts[0]])
+        assert [one and one.offset for one in found] == [0, 1, None, 9, 0]
+    assert signer.check_all("shipping", texts[2:]) == [None, None]
+    assert [one and one.offset for one in signer.check_all("billing", texts[2:])] == [2, 3]
+
+
+def test_so_many_receipts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert REMEMBERED_MAX >= 10_000
+    monkeypatch.setattr(receipts, "REMEMBERED_MAX", 4)
+    signer = Signer([KEY])
+    hashed: list[int] = []
+    by_signature = signer._check_all
+    monkeypatch.setattr(signer, "_check_all", lambda group, texts: hashed.append(1) or by_signature(group, texts))
+    first = signer.sign_all("billing", [RECEIPT._replace(offset=n) for n in range(4)])
+    assert signer.check("billing", first[0]).offset == 0
+    assert not hashed, "four are remembered"
+    second = signer.sign_all("billing", [RECEIPT._replace(offset=n) for n in range(4, 6)])
+    assert signer.check("billing", first[1]).offset == 1
+    assert len(hashed) == 1, "a fifth makes the signer forget"
+    assert signer.check("billing", second[0]).offset == 4
+    assert len(hashed) == 1

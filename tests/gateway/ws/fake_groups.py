@@ -73,6 +73,7 @@ class FakeGroups:
         self.acked: set[str] = set()
         self.starts: list[StartSpec] = []
         """Where each receive wanted to begin."""
+        self.followed: list[Subscription] = []
         self.given_back: list[str] = []
         self.generation = 0
         self._receipt_count = 0
@@ -128,6 +129,9 @@ class FakeGroups:
 
     async def delete(self, group: str) -> None:
         raise NotImplementedError
+
+    async def follow(self, group: str, wish: Subscription) -> None:
+        self.followed.append(wish)
 
     async def join(
         self,

@@ -105,6 +105,7 @@ class MemoryBroker:
         *,
         max_bytes: int,
         wait_ms: int = 0,
+        end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         self.read_count += 1
@@ -121,6 +122,8 @@ class MemoryBroker:
         found: list[Entry] = []
         size = 0
         for entry in self.entries.get(queue, []):
+            if end_offset is not None and entry.base_offset >= max(end_offset, offset + 1):
+                break
             if entry.next_offset > offset and (not found or size + entry.size <= max_bytes):
                 found.append(entry)
                 size += entry.size

@@ -39,6 +39,7 @@ class Somebody:
         self.expires_at_ms = expires_at_ms
         self.topics = topics
         self.on_end: Callable[[], None] | None = None
+        self.is_over = False
 
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         return (topic is None or topic in self.topics) and group != "secret"

@@ -148,6 +148,7 @@ async def test_tags_and_patterns_choose_what_is_received() -> None:
             records = [{"value": 1, "tag": "a"}, {"value": 2, "tag": "b"}, {"value": 3}]
             await talk.ask({"id": 1, "op": "produce", "topic": topic, "records": records})
         await talk.ask(subscribe(**QUEUE, pattern="orders.*", filter="tag:a||c"))
+        assert [wish.pattern for wish in talk.groups.followed] == ["orders.*"]
         assert [(m["topic"], m["value"]) for m in await talk.messages(2)] == [("orders", 1), ("orders-eu", 1)]
         await talk.quiet()
 
