@@ -37,8 +37,20 @@ from loadtest.peers.fetch import jars
 from loadtest.peers.peer import Durability, Unavailable
 from loadtest.process import server
 
-RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "benchmarks"
+TOOLS = ROOT / "artifacts" / "peers"
 SEVEN = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+KAFKA_CONNECTOR = "4.2.0"
+KAFKA_ARTIFACTS = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{KAFKA_CONNECTOR}",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.0",
+    "org.apache.commons:commons-pool2:2.12.0",
+)
+"""The newest that Maven had when this was written: not that of Spark 4.3, and the part for Kerberos only of 4.0. They
+work together for what is done here."""
+
 PARTITIONS = 4
 BATCH_ROWS = 5_000
 MICRO_BATCHES = 30
@@ -224,7 +236,9 @@ class Bench:
 
     def to_kafka(self, rows: DataFrame) -> str:
         """Written into a new topic of the broker."""
+        assert self.kafka is not None
         name = f"k-{uuid.uuid4().hex}"
+        create_kafka_topic(self.kafka, name)
         rows.write.format("kafka").options(**{"kafka.bootstrap.servers": self.kafka, "topic": name}).save()
         return name
 
@@ -244,6 +258,15 @@ def create_topic(url: str, name: str) -> None:
     request = urllib.request.Request(f"{url}/mq/v1/topics/{name}", body, method="PUT")
     with urllib.request.urlopen(request) as answer:
         answer.read()
+
+
+def create_kafka_topic(broker: str, name: str) -> None:
+    """PARTITIONS partitions."""
+    from confluent_kafka import admin  # nobody needs it but who has the broker
+
+    client = admin.AdminClient({"bootstrap.servers": broker})
+    made = client.create_topics([admin.NewTopic(name, PARTITIONS, 1)])  # type: ignore[attr-defined]
+    made[name].result(peers_kafka.CREATE_TIMEOUT_S)
 
 
 HEADINGS = ("work", "ours", "beside", "goal", "met")
@@ -279,6 +302,8 @@ def as_markdown(conditions: dict[str, object], rows: list[Row]) -> str:
         "  from Python at most. Ours costs more by what fetching and decoding cost, on the same cores.",
         "- *parquet*: Spark's own reader and writer, in Java, without a hand-over from Python. It is the file format",
         "  that a job would use instead, not a queue; its writes are not synced.",
+        "- *kafka*: Spark's own source and sink for Kafka, in Java, with a real broker on this machine that holds the",
+        "  same records in as many partitions, and syncs each append as mq does.",
         "- *write*: each batch is answered after an fdatasync. *thrown away in Python*: the hand-over alone.",
         "- *stream*: records by the sum of the times of the batches, a checkpoint of each included.",
         "- *a micro-batch*: the time of one batch, median, beside a source that asks nobody anything.",
@@ -300,16 +325,16 @@ def kafka(root: Path, tools: Path) -> Iterator[str]:
         yield broker.endpoint
 
 
-def connector_jars(tools: Path, version: str) -> tuple[str, str]:
+def connector_jars(tools: Path) -> tuple[str, str]:
     """Spark's Kafka connector as a class path, or why there is none."""
     try:
-        found = jars(tools, f"spark-kafka-{version}", [f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"])
+        found = jars(tools, f"spark-kafka-{KAFKA_CONNECTOR}", KAFKA_ARTIFACTS, alone=True)
     except Unavailable as error:
         reason = str(error).partition(" cannot be had: ")[0]  # what follows names registries
-        return "", f"not measured: Spark's Kafka connector {version} cannot be had here ({reason})"
-    own = {path.name for path in (Path(pyspark.__file__).parent / "jars").iterdir()}
-    needed = [str(path) for path in found.glob("*.jar") if path.name not in own]
-    return ",".join(needed), f"Kafka connector {version}"
+        return "", f"not measured: Spark's Kafka connector cannot be had here ({reason})"
+    broker = f"{peers_kafka.PEERS[0].about}; synced at each append"
+    note = f"Spark's Kafka connector {KAFKA_CONNECTOR} (Maven lacks that of 4.3); {broker}"
+    return ",".join(str(path) for path in sorted(found.glob("*.jar"))), note
 
 
 def session(extra_jars: str) -> SparkSession:
@@ -332,16 +357,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.spark", description="The Spark connector's speed.")
     parser.add_argument("--count", type=int, default=4_000_000, help="records of 100 bytes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="NAME", help="reads, streams or writes; writes no results")
-    parser.add_argument("--kafka-connector", default=pyspark.__version__, metavar="VERSION", help="'' for none")
-    parser.add_argument("--tools", type=Path, default=Path.home() / ".cache" / "mq-peers", help="for Kafka's jars")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME",
+        help="reads, streams or writes: measures these again, among the results that are there",
+    )
+    parser.add_argument("--no-kafka", action="store_true", help="without Spark's Kafka source")
+    parser.add_argument("--tools", type=Path, default=TOOLS, help="where Kafka's jars are kept")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="must be a disk, not memory")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     options = parser.parse_args()
     console = Console(highlight=False, width=160)
     extra_jars, kafka_note = "", "not asked for"
-    if options.kafka_connector:
-        extra_jars, kafka_note = connector_jars(options.tools, options.kafka_connector)
+    tools = options.tools.resolve()
+    if not options.no_kafka:
+        extra_jars, kafka_note = connector_jars(tools)
     console.print(kafka_note)
     started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     conditions: dict[str, object] = {
@@ -360,7 +391,7 @@ def main() -> None:
         bench = Bench(session(extra_jars), url, root, count=options.count, rounds=options.rounds)
         if extra_jars:
             (root / "kafka").mkdir()
-            bench.kafka = stack.enter_context(kafka(root / "kafka", options.tools))
+            bench.kafka = stack.enter_context(kafka(root / "kafka", tools))
         for name, part in {"reads": bench.reads, "streams": bench.streams, "writes": bench.writes}.items():
             if options.only in name:
                 for row in part():
@@ -371,13 +402,21 @@ def main() -> None:
     for row in rows:
         table.add_row(*cells(row))
     console.print(table)
-    if not options.only:
-        options.out.mkdir(parents=True, exist_ok=True)
-        content = {"conditions": conditions, "rows": [row._asdict() for row in rows]}
-        (options.out / "spark.json").write_bytes(
-            orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        )
-        (options.out / "spark.md").write_text(as_markdown(conditions, rows))
+    write_results(options.out, conditions, rows, again=options.only)
+
+
+def write_results(out: Path, conditions: dict[str, object], rows: list[Row], *, again: str) -> None:
+    """spark.json and spark.md; with `again`, what was measured then, these rows in their old places."""
+    path = out / "spark.json"
+    if again and path.exists():
+        before = orjson.loads(path.read_bytes())
+        new = {row.work: row for row in rows}
+        rows = [new.get(row["work"]) or Row(**row) for row in before["rows"]]
+        conditions = {**before["conditions"], f"{again}_measured_again": conditions["started"]}
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"conditions": conditions, "rows": [row._asdict() for row in rows]}
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    (out / "spark.md").write_text(as_markdown(conditions, rows))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from pyspark.sql.types import StructType
 
 CHUNK_ROWS = 50_000
 KEY_BYTES = 10
+HANDED_OVER_BYTES = 4 * 1024 * 1024
+"""Values in one Arrow batch: Spark takes larger ones more slowly."""
 
 
 def chunk(columns: list[str], value_bytes: int, start: int = 0) -> pa.RecordBatch:
@@ -62,9 +64,10 @@ class _Memory(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Rows)
-        rows = chunk(self._columns, self._value_bytes)
-        for left in range(partition.count, 0, -CHUNK_ROWS):
-            yield rows.slice(0, min(left, CHUNK_ROWS))
+        step = min(CHUNK_ROWS, HANDED_OVER_BYTES // self._value_bytes)
+        rows = chunk(self._columns, self._value_bytes).slice(0, step)
+        for left in range(partition.count, 0, -step):
+            yield rows.slice(0, min(left, step))
 
 
 class MemorySource(DataSource):

@@ -74,7 +74,7 @@ def _applied(images: Words, states: Words) -> Words:
     return moved
 
 
-def _hardware() -> Crc | None:
+def _by_instruction() -> Crc | None:
     try:
         from crc32c import crc32c
     except ImportError:
@@ -82,5 +82,19 @@ def _hardware() -> Crc | None:
     return crc32c
 
 
-crc32c: Crc = _hardware() or by_columns
+class _ByWhatIsThere:
+    """The package where it can be imported, else numpy. Found out where it runs: pickled, it is neither."""
+
+    _way: Crc | None = None
+
+    def __call__(self, data: Octets, value: int) -> int:
+        if self._way is None:
+            self._way = _by_instruction() or by_columns
+        return self._way(data, value)
+
+    def __reduce__(self) -> tuple[type[_ByWhatIsThere], tuple[()]]:
+        return _ByWhatIsThere, ()
+
+
+crc32c: Crc = _ByWhatIsThere()
 """The CRC-32C of bytes, and of what comes before them, whose checksum is given (0: nothing)."""

@@ -50,6 +50,12 @@ it must not be taken for a deleted topic."""
 
 _GROUP_NOT_FOUND = 40405
 
+_HINTS = {
+    42950: "The server remembers as many producers or ids of sends as it may, so that it knows repeats. Write from "
+    "fewer Spark partitions (coalesce), or raise store.producers_max and store.dedup_ids_max of the server.",
+}
+"""What to do, by error code, when a temporary refusal does not pass."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
@@ -88,9 +94,10 @@ class _Reply(NamedTuple):
 class _Temporary(Exception):
     """A refusal that may be gone at the next attempt."""
 
-    def __init__(self, message: str, pause_s: float) -> None:
+    def __init__(self, message: str, pause_s: float, hint: str) -> None:
         super().__init__(message)
         self.pause_s = pause_s
+        self.hint = hint
 
 
 class ConnectionPool:
@@ -269,15 +276,17 @@ class Client:
             except ssl.SSLCertVerificationError as error:
                 raise ServerUnavailable(f"{self._base} is not trusted: {error}; see the option caFile") from error
             except (OSError, http.client.HTTPException) as error:
-                reason, wanted_s = f"{type(error).__name__}: {error}", 0.0
+                reason, wanted_s, hint = f"{type(error).__name__}: {error}", 0.0, ""
             except _Temporary as refusal:
-                reason, wanted_s = str(refusal), refusal.pause_s
+                reason, wanted_s, hint = str(refusal), refusal.pause_s, refusal.hint
             # Tasks that lost the same server come back at different times.
             wait_s = max(wanted_s, pause_s * random.uniform(0.5, 1.0))
             if self._monotonic() + wait_s > give_up_at:
+                if wait_s > pause_s:
+                    reason += f"; it asks for a pause of {wait_s:.0f} s"
                 raise ServerUnavailable(
                     f"no answer from {self._base}{request.path} within {self._endpoint.retry_timeout_ms} ms of "
-                    f"attempts (option retryTimeoutMs); the last one failed with {reason}"
+                    f"attempts (option retryTimeoutMs); the last one failed with {reason}{hint and '. '}{hint}"
                 )
             log.warning("%s%s failed, next attempt in %.1f s: %s", self._base, request.path, wait_s, reason)
             self._base_index = (self._base_index + 1) % len(self._endpoint.urls)
@@ -348,7 +357,8 @@ def _refusal(url: str, response: http.client.HTTPResponse, body: bytes) -> Excep
         beginning, end = _field(details, "beginning_offset", int), _field(details, "end_offset", int)
         return OutOfRange(message, beginning_offset=beginning, end_offset=end)
     if error.get("retriable", status in _TEMPORARY):
-        return _Temporary(message, _seconds(response.headers.get("Retry-After")))
+        hint = _HINTS.get(error_code, "")
+        return _Temporary(message, _seconds(response.headers.get("Retry-After")), hint)
     if error_code in _NOT_FOUND:
         return NotFound(message, status=status, error_code=error_code)
     return ServerError(message, status=status, error_code=error_code)

@@ -3,6 +3,8 @@ write streams."""
 
 from __future__ import annotations
 
+import pyspark
+
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -51,6 +53,17 @@ except ImportError:
         """Stands in for the class of pyspark 4.1; never used."""
 
 
+def missing() -> str | None:
+    """What this pyspark cannot do, for a warning; None when it can do everything."""
+    if ADMISSION_CONTROL and STREAM_WRITES:
+        return None
+    no_writes = "" if STREAM_WRITES else "; streams cannot be written, except in foreachBatch"
+    return (
+        f"pyspark {pyspark.__version__} is older than 4.2: streams have no rate limit (maxOffsetsPerTrigger and "
+        f"minOffsetsPerTrigger are ignored), and availableNow is a single batch{no_writes}"
+    )
+
+
 __all__ = [
     "ADMISSION_CONTROL",
     "STREAM_WRITES",
@@ -60,4 +73,5 @@ __all__ = [
     "ReadMaxRows",
     "ReadMinRows",
     "SupportsTriggerAvailableNow",
+    "missing",
 ]

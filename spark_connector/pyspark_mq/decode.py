@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -254,7 +255,8 @@ def _parse(section: _Section) -> _Records:
     def of_batch(values: npt.ArrayLike) -> Ints:
         return np.repeat(np.asarray(values, dtype=np.int64), counts)
 
-    at = _record_starts(section) + 1  # the attributes byte has no meaning yet
+    _, at = _varints(octets, _record_starts(section))
+    at += 1  # the attributes byte has no meaning yet
     timestamp_deltas, at = _varints(octets, at)
     offset_deltas, at = _varints(octets, at)
     key_sizes, key_starts = _sizes(octets, at)
@@ -276,32 +278,38 @@ def _parse(section: _Section) -> _Records:
 
 
 def _record_starts(section: _Section) -> Ints:
-    """Where each record begins, after its length. The only loop over records."""
+    """Where each record begins, with its length."""
+    count = int(section.headers["record_count"].sum(dtype=np.int64))
+    return np.fromiter(_chain(section), np.int64, count + 1)[:-1]
+
+
+def _chain(section: _Section) -> Iterator[int]:
+    """Follow the lengths from record to record: the only loop over records. Yields where each begins, then the end."""
     buffer = section.buffer
-    starts: list[int] = []
-    found = starts.append
     counts = section.headers["record_count"].tolist()
+    end = 0
     for at, end, count in zip(section.starts.tolist(), section.ends.tolist(), counts, strict=True):
         if count * _RECORD_BYTES_MIN > end - at:
             raise MalformedBody(f"{count} records cannot fit {end - at} bytes")
-        for _ in range(count):
+        for _ in repeat(None, count):
+            yield at
             size = buffer[at]
-            at += 1
             if size >= 0x80:
-                octet = buffer[at]
-                at += 1
+                octet = buffer[at + 1]
+                if octet < 0x80:  # two octets, as most have: their continuation bit and their own length are the 62
+                    at += (size >> 1) + (octet << 6) - 62
+                    continue
                 size += (octet - 1) << 7  # - 1: takes the continuation bit of the octet before out of the sum
-                shift = 14
+                at, shift = at + 1, 14
                 while octet >= 0x80:
-                    octet = buffer[at]
                     at += 1
+                    octet = buffer[at]
                     size += (octet - 1) << shift
                     shift += 7
-            found(at)
-            at += size >> 1
+            at += 1 + (size >> 1)
         if at != end:
             raise MalformedBody(f"the records of a batch end {at - end} bytes away from its end")
-    return np.array(starts, dtype=np.int64)
+    yield end
 
 
 def _varints(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:

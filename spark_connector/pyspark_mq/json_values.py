@@ -5,8 +5,10 @@ a value that is no JSON object; such a value is in the column `_corrupt_record`,
 mode=FAILFAST it is an error instead. What a record has besides its value are columns with an underscore before their
 name: `_key binary`, `_offset bigint`, `_timestamp timestamp`, ...
 
-Values are parsed one by one with the standard library: pyarrow's own JSON reader takes the interpreter down with it on
-some input (a value `null` is enough), and strangers may send anything.
+Values are parsed one by one: pyarrow's own JSON reader takes the interpreter down with it on some input (a value `null`
+is enough), and strangers may send anything. `orjson` does it where it is installed and the schema is flat; what it
+refuses, or would round (whole numbers beyond 64 bits), is left to the standard library, so both ways give the same. A
+column whose cells all have the class of its type is handed to Arrow as a whole; else each cell is looked at.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation, localcontext
+from types import NoneType
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -40,8 +43,29 @@ _SPECIAL = {
     "-INF": -math.inf,
 }
 
+_PLAIN: dict[type[T.DataType], frozenset[type]] = {
+    T.StringType: frozenset({str}),
+    T.LongType: frozenset({int}),
+    T.IntegerType: frozenset({int}),
+    T.ShortType: frozenset({int}),
+    T.ByteType: frozenset({int}),
+    T.DoubleType: frozenset({int, float}),
+    T.FloatType: frozenset({int, float}),
+    T.BooleanType: frozenset({bool}),
+}
+"""Types whose cells need no conversion when all of a column are of these classes, or null."""
+
 Convert = Callable[[object], object]
 """From parsed JSON that is not null to what Arrow takes. Raises ValueError for what does not fit."""
+
+Parse = Callable[[bytes], object]
+
+Spoilt = Callable[[int, object], None]
+"""Told of a row that does not fit, and why."""
+
+_NO_FIELDS: dict[str, object] = {}
+_ROUNDED = (float, dict, list)
+"""What may hold a number as text: orjson makes a float of a whole number beyond 64 bits."""
 
 
 class JsonValues:
@@ -64,6 +88,10 @@ class JsonValues:
             if not arrow.equals(ours):
                 raise OptionError(f"column {field.name} is {field.dataType.simpleString()}, but must be {ours}")
         self._arrow = pa.schema(list(zip(schema.fieldNames(), types, strict=True)))
+        self._is_exact = any(_has_decimal(field.dataType) for field in self._fields)
+        nested = (T.StructType, T.ArrayType, T.MapType)
+        has_nested = any(isinstance(field.dataType, nested) for field in self._fields)
+        self._is_simple = not self._is_exact and not has_nested
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -76,8 +104,6 @@ class JsonValues:
         Raises MqError for the first value that does not fit, with mode FAILFAST.
         """
         texts = batch["value"].to_pylist()
-        exact = any(_has_decimal(field.dataType) for field in self._fields)
-        documents: list[dict[str, object]] = []
         corrupt: list[str | None] = [None] * len(texts)
 
         def spoilt(row: int, reason: object) -> None:
@@ -86,34 +112,80 @@ class JsonValues:
                 raise MqError(f"{place}: a value does not fit the schema ({reason}): {text[:200]}")
             corrupt[row] = text
 
-        for row, text in enumerate(texts):
-            document: object = None
-            if text is not None:
-                try:
-                    document = json.loads(text, parse_float=Decimal if exact else None)
-                    if document.__class__ is not dict:
-                        spoilt(row, "it is no JSON object")
-                except (ValueError, RecursionError) as error:
-                    spoilt(row, error)
-            documents.append(document if isinstance(document, dict) else {})
+        documents = self._documents(texts, spoilt)
         columns: dict[str, pa.Array] = {}
         for field in self._fields:
-            name, convert = field.name, _converter(field.dataType)
-            cells: list[object] = []
-            for row, document in enumerate(documents):
-                value = document.get(name)
-                if value is not None:
-                    try:
-                        value = convert(value)
-                    except (ValueError, OverflowError, InvalidOperation) as error:
-                        value = None
-                        spoilt(row, f"{name}: {error}")
-                cells.append(value)
-            columns[name] = pa.array(cells, self._arrow.field(name).type)
+            cells = [document.get(field.name) for document in documents]
+            columns[field.name] = self._column(field, cells, texts, spoilt)
         columns |= {name: batch[name.removeprefix(METADATA_PREFIX)] for name in self._metadata}
         if CORRUPT in self._arrow.names:
             columns[CORRUPT] = pa.array(corrupt, pa.string())
         return pa.RecordBatch.from_arrays([columns[name] for name in self._arrow.names], schema=self._arrow)
+
+    def _documents(self, texts: Sequence[bytes | None], spoilt: Spoilt) -> list[dict[str, object]]:
+        """The fields of each value; none of one that is no object."""
+        loads = (_fast_parser() if self._is_simple else None) or self._exactly
+        documents: list[dict[str, object]] = []
+        for row, text in enumerate(texts):
+            document: object = _NO_FIELDS
+            if text is not None:
+                try:
+                    document = loads(text)
+                except (ValueError, RecursionError):
+                    document = None
+                if document.__class__ is not dict:  # or the fast parser does not take what the exact one does
+                    document = self._object(text, row, spoilt)
+            documents.append(document)  # type: ignore[arg-type]  # mypy does not follow __class__
+        return documents
+
+    def _object(self, text: bytes, row: int, spoilt: Spoilt) -> dict[str, object]:
+        try:
+            document = self._exactly(text)
+        except (ValueError, RecursionError) as error:
+            spoilt(row, error)
+            return _NO_FIELDS
+        if not isinstance(document, dict):
+            spoilt(row, "it is no JSON object")
+            return _NO_FIELDS
+        return document
+
+    def _exactly(self, text: bytes) -> object:
+        return json.loads(text, parse_float=Decimal if self._is_exact else None)
+
+    def _column(
+        self, field: T.StructField, cells: list[object], texts: Sequence[bytes | None], spoilt: Spoilt
+    ) -> pa.Array:
+        """The cells of one field as Arrow. `texts` are the values they are from."""
+        kind, arrow = field.dataType, self._arrow.field(field.name).type
+        plain = _PLAIN.get(type(kind))
+        if plain is not None and plain.issuperset(set(map(type, cells)) - {NoneType}):
+            try:
+                return pa.array(cells, arrow)
+            except (ValueError, OverflowError):
+                pass  # a number out of range, half of a surrogate pair
+        convert = _converter(kind)
+        is_text = isinstance(kind, T.StringType)
+        for row, value in enumerate(cells):
+            if value is not None:
+                try:
+                    if is_text and value.__class__ in _ROUNDED:
+                        document = self._exactly(texts[row] or b"")
+                        assert isinstance(document, dict)
+                        value = document[field.name]
+                    cells[row] = convert(value)
+                except (ValueError, OverflowError, InvalidOperation) as error:
+                    cells[row] = None
+                    spoilt(row, f"{field.name}: {error}")
+        return pa.array(cells, arrow)
+
+
+def _fast_parser() -> Parse | None:
+    """orjson, where it can be imported: executors may have only the code of this package."""
+    try:
+        from orjson import loads
+    except ImportError:
+        return None
+    return loads
 
 
 def _is_metadata(field: T.StructField) -> bool:

@@ -69,8 +69,27 @@ NAMES = (
 )
 """Options of reads."""
 
-WRITE_NAMES = (*CONNECTION_NAMES, "topic", "writeId", "writeEpoch", "sortRows")
+WRITE_NAMES = (*CONNECTION_NAMES, "topic", "includeHeaders", "writeId", "writeEpoch", "sortRows")
 """Options of writes."""
+
+ALIASES = {
+    "mq.url": "url",
+    "kafkaConsumer.pollTimeoutMs": "requestTimeoutMs",
+    "kafka.request.timeout.ms": "requestTimeoutMs",
+    "kafka.group.id": "groupId",
+}
+"""Names of Spark's Kafka source for options that mean the same here."""
+
+INSTEAD = {
+    "kafka.bootstrap.servers": "url",
+    "groupIdPrefix": "groupId",
+    "fetchOffset.numRetries": "retryTimeoutMs",
+    "fetchOffset.retryIntervalMs": "retryTimeoutMs",
+    "kafka.security.protocol": "an https url and caFile",
+    "kafka.sasl.jaas.config": "token",
+    "kafka.isolation.level": "nothing (only what is durable is readable)",
+}
+"""Names of Spark's Kafka source for which there is something else here."""
 
 SPARKS_OWN_NAMES = ("path", "queryname", "checkpointlocation")
 """What Spark hands over besides; `path` is the argument of `load` and `save`."""
@@ -82,7 +101,9 @@ EXTRA_COLUMNS = ("headers", "tag", "deliverAt", "scheduleId", "messageId")
 """Columns that must be asked for."""
 
 MiB = 1024 * 1024
-FETCH_BYTES = 8 * MiB
+FETCH_BYTES = 2 * MiB
+"""Small enough that a body, its columns and the next body stay in the processor's cache, of several tasks at once."""
+
 FETCH_BYTES_MAX = 64 * MiB
 TRIGGER_DELAY_MAX_MS = 15 * 60_000
 
@@ -166,6 +187,7 @@ class WriteOptions:
 
     write_epoch: int = 0
     sort_rows: bool = False
+    include_headers: bool = True
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> WriteOptions:
@@ -177,6 +199,7 @@ class WriteOptions:
             write_id=values.parsed("writeId", _write_id),
             write_epoch=values.parsed("writeEpoch", _epoch) or 0,
             sort_rows=values.flag("sortRows", default=False),
+            include_headers=values.flag("includeHeaders", default=True),
         )
         if values.given("writeEpoch") and options.write_id is None:
             raise OptionError("option writeEpoch counts the writes of a writeId: give that one too")
@@ -188,10 +211,16 @@ class _Values:
 
     def __init__(self, given: Mapping[str, str], legal: Sequence[str]) -> None:
         names = {name.lower(): name for name in (*legal, *SPARKS_OWN_NAMES)}
+        names |= {alias.lower(): name for alias, name in ALIASES.items() if name in legal}
         unknown = sorted(name for name in given if name.lower() not in names)
         if unknown:
-            raise OptionError(f"unknown option {', '.join(map(repr, unknown))}; the options are {', '.join(legal)}")
-        self._values = {names[name.lower()]: value for name, value in given.items()}
+            instead = {name.lower(): f" (use {other})" for name, other in INSTEAD.items()}
+            said = ", ".join(f"{name!r}{instead.get(name.lower(), '')}" for name in unknown)
+            raise OptionError(f"unknown option {said}; the options are {', '.join(legal)}")
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            if self._values.setdefault(names[name.lower()], value) != value:
+                raise OptionError(f"option {names[name.lower()]} is given twice, also as {name}")
 
     def get(self, name: str) -> str | None:
         return self._values.get(name)

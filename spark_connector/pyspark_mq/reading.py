@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from pyspark_mq.offsets import Range
 from pyspark_mq.options import Options
 
 log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the thread that decodes keeps the interpreter while the one that fetches wants it. A body arrives in dozens
+of pieces; with Python's 5 ms for each it would take longer to arrive than to decode."""
 
 T = TypeVar("T")
 
@@ -121,6 +126,8 @@ def _lost(options: Options, wanted: Range, offset: int, reason: str) -> None:
 def _ahead(items: Iterator[T]) -> Iterator[T]:
     """The same items, each made in another thread while the one before is in use."""
     maker = ThreadPoolExecutor(1, thread_name_prefix="mq-fetch")
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval_s, SWITCH_INTERVAL_S))
     try:
         pending = maker.submit(next, items, None)
         while (item := pending.result()) is not None:
@@ -128,3 +135,4 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
     finally:  # a LIMIT ends a task early: do not wait for a request whose answer nobody wants
         maker.shutdown(wait=False, cancel_futures=True)
+        sys.setswitchinterval(interval_s)

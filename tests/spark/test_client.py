@@ -96,6 +96,15 @@ def test_it_gives_up_in_the_end_and_says_where_and_why(server: FakeServer, clock
     assert sum(clock.slept) <= 9
 
 
+def test_a_server_that_remembers_no_more_producers_says_so_and_what_to_do(server: FakeServer, clock: Clock) -> None:
+    """Nobody waits for days until one is forgotten."""
+    full = {"error_code": 42950, "message": "Too many ids of recent sends are remembered.", "retriable": True}
+    server.faults = [Answer(429, full, (("Retry-After", "604800"),))]
+    with pytest.raises(ServerUnavailable, match=r"pause of 604800 s\. .*coalesce\), or raise store\.producers_max"):
+        client(clock, server.url).topic_names()
+    assert clock.slept == []
+
+
 def test_the_next_url_is_tried_when_one_is_down(server: FakeServer, clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         down = f"http://127.0.0.1:{unused.getsockname()[1]}"

@@ -25,6 +25,7 @@ from tests.spark.conftest import Server
 
 USE = """
 import pickle, sys
+sys.modules["crc32c"] = sys.modules["orjson"] = None  # nor is what this package takes where it can be had
 use = pickle.load(sys.stdin.buffer)
 print(use())
 """

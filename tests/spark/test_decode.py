@@ -160,6 +160,12 @@ def test_records_of_a_mebibyte_decode() -> None:
     assert [row["value"] for row in rows_of(batch([Message(value=v) for v in values]), ["value"])] == values
 
 
+@pytest.mark.parametrize("octets", [0, 50, 56, 57, 58, 8180, 8183, 8184, 8185, 1_048_560, 1_048_569, 1_048_570])
+def test_lengths_of_one_to_four_octets_lead_to_the_next_record(octets: int) -> None:
+    values = [b"a" * octets, b"", b"b" * octets, b"c" * octets]
+    assert [row["value"] for row in rows_of(batch([Message(value=v) for v in values]), ["value"])] == values
+
+
 def test_tag_due_time_and_schedule_come_from_the_headers() -> None:
     body = batch(
         [

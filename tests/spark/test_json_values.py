@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
+from pyspark_mq import json_values
 from pyspark_mq.errors import MqError, OptionError
 from pyspark_mq.json_values import JsonValues
 
@@ -23,13 +26,13 @@ def rows(schema: T.StructType, *values: bytes | None, fail_fast: bool = False) -
     return found
 
 
-def one(kind: T.DataType, json: str) -> object:
-    (row,) = rows(T.StructType().add("x", kind), b'{"x": %s}' % json.encode())
+def one(kind: T.DataType, text: str) -> object:
+    (row,) = rows(T.StructType().add("x", kind), b'{"x": %s}' % text.encode())
     return row["x"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "json", "value"),
+    ("kind", "text", "value"),
     [
         (T.LongType(), "5", 5),
         (T.LongType(), "9223372036854775807", 2**63 - 1),
@@ -70,8 +73,8 @@ def one(kind: T.DataType, json: str) -> object:
         (T.StructType().add("y", T.LongType()), "[]", None),
     ],
 )
-def test_a_field_fits_its_type_or_is_null(kind: T.DataType, json: str, value: object) -> None:
-    assert one(kind, json) == value
+def test_a_field_fits_its_type_or_is_null(kind: T.DataType, text: str, value: object) -> None:
+    assert one(kind, text) == value
     assert one(kind, "null") is None
 
 
@@ -113,6 +116,42 @@ def test_failfast_stops_at_the_first_that_does_not_fit() -> None:
 def test_schemas_that_cannot_be(schema: T.StructType, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         JsonValues(schema)
+
+
+FLAT = (
+    T.StructType()
+    .add("a", T.StringType())
+    .add("b", T.LongType())
+    .add("c", T.DoubleType())
+    .add("d", T.BooleanType())
+    .add("e", T.FloatType())
+    .add("f", T.ShortType())
+    .add("_corrupt_record", T.StringType())
+)
+NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(2**63 - 2, 2**64 + 2), st.integers(-(2**64), -(2**63) + 2))
+CELLS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(), st.lists(NUMBERS, max_size=2))
+DOCUMENTS = st.dictionaries(st.sampled_from("abcdef"), CELLS)
+TEXTS = st.one_of(
+    DOCUMENTS.map(lambda document: json.dumps(document).encode()),  # with NaN, Infinity, halves of surrogate pairs
+    DOCUMENTS.map(lambda document: json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")),
+    DOCUMENTS.map(lambda document: json.dumps(document).encode("utf-16")),
+    CELLS.map(lambda cell: json.dumps(cell).encode()),
+    st.binary(max_size=10),
+    st.sampled_from(
+        [b'{"b":1,"b":"x"}', b'{"b":01}', b' {"b": 1.0} ', b'{"c":1e999}', b'\xef\xbb\xbf{"b":1}', b'{"b":1}{']
+    ),
+)
+
+
+@given(st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_both_parsers_and_both_ways_to_a_column_give_the_same(texts: list[bytes | None]) -> None:
+    together = rows(FLAT, *texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "orjson", None)
+        patch.setattr(json_values, "_PLAIN", {})
+        alone = [row for text in texts for row in rows(FLAT, text)]
+    assert repr(together) == repr(alone)  # NaN is not equal to itself
 
 
 @given(st.binary(max_size=40))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql.types import LongType, StructType
+from pyspark.sql.types import ArrayType, LongType, StructType
 from pyspark_mq.errors import OptionError
 from pyspark_mq.identity import EPOCH_MAX
 from pyspark_mq.offsets import Assign, AtTime, AtTimes, Earliest, Exact, Latest, Subscribe, SubscribePattern
-from pyspark_mq.options import NAMES, WRITE_NAMES, Options, WriteOptions, check_names, is_about_reading
-from pyspark_mq.source import columns_of
+from pyspark_mq.options import ALIASES, NAMES, WRITE_NAMES, Options, WriteOptions, check_names, is_about_reading
+from pyspark_mq.source import columns_of, columns_to_send
 
 BASE = {"url": "http://h:1", "subscribe": "t"}
 
@@ -88,9 +88,21 @@ def test_an_unknown_option_is_an_error_that_lists_all() -> None:
     assert all(name in str(caught.value) for name in NAMES)
 
 
+def test_names_of_the_kafka_source_that_mean_the_same_are_taken() -> None:
+    theirs = {"mq.url": "http://h:1", "kafka.request.timeout.ms": "7", "kafka.group.id": "g", "subscribe": "t"}
+    options = Options.parse(theirs)
+    assert (options.endpoint.urls, options.endpoint.request_timeout_ms, options.group) == (("http://h:1",), 7, "g")
+    assert Options.parse({**BASE, "kafkaConsumer.pollTimeoutMs": "9"}).endpoint.request_timeout_ms == 9
+    assert set(ALIASES.values()) <= set(NAMES)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({**BASE, "kafka.bootstrap.servers": "h:9092"}, r"'kafka\.bootstrap\.servers' \(use url\)"),
+        ({**BASE, "fetchOffset.numRetries": "5"}, r"'fetchOffset\.numRetries' \(use retryTimeoutMs\)"),
+        ({**BASE, "kafka.isolation.level": "x"}, "use nothing"),
+        ({**BASE, "mq.url": "http://other:1"}, "url is given twice, also as "),
         ({"subscribe": "t"}, "url is missing"),
         ({"url": "http://h"}, "exactly one of subscribe, subscribePattern, assign; none"),
         ({**BASE, "assign": '{"t":[0]}'}, "subscribe and assign was given"),
@@ -126,6 +138,16 @@ def test_a_wrong_value_is_an_error_that_says_what_is_right(given: dict[str, str]
 
 
 WRITE = {"url": "http://h:1", "topic": "t"}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, True), ({"includeHeaders": "true"}, True), ({"includeHeaders": "false"}, False)]
+)
+def test_headers_are_written_unless_the_user_does_not_want_them(given: dict[str, str], kept: bool) -> None:
+    header = StructType().add("key", "string").add("value", "binary")
+    schema = StructType().add("value", "string").add("headers", ArrayType(header))
+    names = [column.name for column in columns_to_send(schema, WriteOptions.parse({**WRITE, **given}))]
+    assert names == (["value", "headers"] if kept else ["value"])
 
 
 def test_every_option_of_a_write_arrives() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -9,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.offsets import Range
 from pyspark_mq.options import Options
-from pyspark_mq.reading import Task, read
+from pyspark_mq.reading import SWITCH_INTERVAL_S, Task, read
 
 from tests.spark.fake_server import CUT, DISCONNECT, FakeServer, serving
 
@@ -85,7 +86,10 @@ def test_a_topic_deleted_or_created_again_is_not_read_as_if_it_were_the_same(ser
 def test_a_reader_that_stops_early_leaves_the_rest_unread(server: FakeServer) -> None:
     options = Options.parse({"url": server.url, "subscribe": "t", "fetchBytes": "1"})
     rows = read(options, ("value",), Task((Range("t", 0, 0, 30, "1"),)))
+    before_s = sys.getswitchinterval()
     next(rows)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
     assert isinstance(rows, Generator)
     rows.close()
     assert len(server.requests) <= 3
+    assert sys.getswitchinterval() == before_s

@@ -126,6 +126,13 @@ JSON_VALUES = [
     '{"id": "1"}',
     '{"id": 1.5}',
     '{"in": {"y": 5, "z": 6}, "name": ""}',
+    '{"name": 123456789012345678901234567890, "price": 123456789012345678901234567890, "on": 1}',
+    '{"name": {"a": [1, 2]}, "id": 9223372036854775808, "at": "soon"}',
+    '{"name": [true, null], "price": "x", "id": -9223372036854775808}',
+    '{"name": true, "id": 1, "id": 2}',
+    '{"name": "\\u00e4\\ud83d\\ude00\\n", "price": 1e400}',
+    '[{"id": 1}]',
+    " {}  ",
     "{}",
     "",
     "nonsense",
@@ -133,9 +140,12 @@ JSON_VALUES = [
 ]
 
 
-def test_json_values_are_what_from_json_makes_of_them(spark: SparkSession, mq: Server, topic: str) -> None:
+FLAT = "id LONG, name STRING, price DOUBLE, `on` BOOLEAN, at TIMESTAMP"
+
+
+@pytest.mark.parametrize("schema", [FLAT, f"{FLAT}, tags ARRAY<STRING>, `in` STRUCT<y: INT>"])
+def test_json_values_are_what_from_json_makes_of_them(spark: SparkSession, mq: Server, topic: str, schema: str) -> None:
     mq.send(topic, 0, [Message(value=text.encode()) for text in JSON_VALUES] + [Message(value=None)])
-    schema = "id LONG, name STRING, price DOUBLE, `on` BOOLEAN, tags ARRAY<STRING>, at TIMESTAMP, `in` STRUCT<y: INT>"
     reader = spark.read.format("mq").options(url=mq.url, subscribe=topic, valueFormat="json")
     ours = reader.schema(f"{schema}, _offset LONG").load().orderBy("_offset").drop("_offset").collect()
     rows = load(spark, mq.url, subscribe=topic).orderBy("offset")

@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from tests.spark.conftest import Server, load
+from tests.spark.conftest import Server, load, values
 
 PARTITIONS = 3
 
@@ -34,10 +34,6 @@ def topic(mq: Server) -> str:
 
 def save(frame: DataFrame, mq: Server, **options: object) -> None:
     frame.write.format("mq").options(url=mq.url, **options).mode("append").save()
-
-
-def values(spark: SparkSession, mq: Server, topic: str) -> list[int]:
-    return sorted(int(row.value) for row in load(spark, mq.url, subscribe=topic, columns="value").collect())
 
 
 def test_a_row_comes_back_as_it_was_written(spark: SparkSession, mq: Server, topic: str) -> None:
@@ -93,8 +89,8 @@ def test_a_topic_column_spreads_rows_over_topics(spark: SparkSession, mq: Server
     other = f"{topic}-odd"
     mq.create(other, 1)
     save(spark.range(50).selectExpr(f"if(id % 2 = 0, '{topic}', '{other}') AS topic", "string(id) AS value"), mq)
-    assert values(spark, mq, topic) == list(range(0, 50, 2))
-    assert values(spark, mq, other) == list(range(1, 50, 2))
+    assert values(mq, topic) == list(range(0, 50, 2))
+    assert values(mq, other) == list(range(1, 50, 2))
 
 
 def test_delayed_rows_are_scheduled(spark: SparkSession, mq: Server, topic: str) -> None:
@@ -106,7 +102,7 @@ def test_delayed_rows_are_scheduled(spark: SparkSession, mq: Server, topic: str)
         f"if(id BETWEEN 10 AND 19, timestamp_millis({due_ms}), null) AS deliver_at",
     )
     save(frame, mq, topic=topic)
-    assert values(spark, mq, topic) == list(range(20, 30))
+    assert values(mq, topic) == list(range(20, 30))
     with urllib.request.urlopen(f"{mq.url}/mq/v1/schedules?topic={topic}&limit=100&include=value") as answer:
         schedules = json.load(answer)["schedules"]
     assert len(schedules) == 20
@@ -126,24 +122,24 @@ def test_a_task_that_is_run_again_stores_nothing_twice(spark: SparkSession, mq: 
 
     frame = spark.range(0, 100_000, 1, 2).selectExpr("string(id) AS value")
     save(frame.mapInArrow(fail_late, "value string"), mq, topic=topic)
-    assert values(spark, mq, topic) == list(range(100_000))
+    assert values(mq, topic) == list(range(100_000))
 
 
 def test_a_job_with_a_write_id_may_be_run_again(spark: SparkSession, mq: Server, topic: str) -> None:
     frame = spark.range(0, 1000, 1, 4).selectExpr("string(id) AS key", "string(id) AS value")
     for _ in range(2):
         save(frame, mq, topic=topic, writeId=f"job-{topic}", writeEpoch=1)
-    assert values(spark, mq, topic) == list(range(1000))
+    assert values(mq, topic) == list(range(1000))
     more = spark.range(1000, 1100, 1, 4).selectExpr("string(id) AS key", "string(id) AS value")
     save(more, mq, topic=topic, writeId=f"job-{topic}", writeEpoch=2)
-    assert values(spark, mq, topic) == list(range(1100))
+    assert values(mq, topic) == list(range(1100))
 
 
 def test_sorted_rows_may_come_in_another_order(spark: SparkSession, mq: Server, topic: str) -> None:
     for order in (F.asc("id"), F.desc("id")):
         frame = spark.range(25_000).coalesce(1).sortWithinPartitions(order).selectExpr("string(id) AS value")
         save(frame, mq, topic=topic, writeId=f"sorted-{topic}", sortRows="true")
-    assert values(spark, mq, topic) == list(range(25_000))
+    assert values(mq, topic) == list(range(25_000))
 
 
 def test_other_rows_under_the_same_id_are_refused_not_dropped(spark: SparkSession, mq: Server, topic: str) -> None:
@@ -154,7 +150,7 @@ def test_other_rows_under_the_same_id_are_refused_not_dropped(spark: SparkSessio
         else:
             with pytest.raises(PythonException, match=r"NotRepeatable: .*sortRows=true"):
                 save(frame, mq, topic=topic, writeId=f"other-{topic}")
-    assert set(range(25_000)) <= set(values(spark, mq, topic))
+    assert set(range(25_000)) <= set(values(mq, topic))
 
 
 def test_a_stream_is_written_once_though_its_batch_is_run_again(
@@ -175,13 +171,13 @@ def test_a_stream_is_written_once_though_its_batch_is_run_again(
 
     run()
     expected = list(range(0, 100_000, 2))
-    assert values(spark, mq, topic) == expected
+    assert values(mq, topic) == expected
     last = max(int(commit.name) for commit in (tmp_path / "commits").iterdir() if commit.name.isdecimal())
     (tmp_path / "commits" / str(last)).unlink()  # as if the driver had died before it could note the batch as done
     for left_over in (tmp_path / "commits").glob(f".{last}.*"):
         left_over.unlink()
     run()
-    assert values(spark, mq, topic) == expected
+    assert values(mq, topic) == expected
 
 
 @pytest.mark.parametrize(
