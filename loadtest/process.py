@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -53,8 +54,8 @@ def running_server(data: Path, *flags: str) -> Iterator[Running]:
     """As `server`, with its process."""
     data.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0", *flags]
-    with started(command, data / "server.log") as running:
-        yield running
+    with started(command, data / "server.log", {"MQ_LIMITS_CONNECTIONS_PER_ADDRESS_MAX": "0"}) as running:
+        yield running  # all of a load comes from one address
 
 
 @contextmanager
@@ -65,14 +66,20 @@ def announced(command: Sequence[str], log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path) -> Iterator[Running]:
+def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
     """Run a command until the block ends; its URL is the first line it prints. Raises ProcessFailed.
 
     It is stopped by SIGTERM, and killed when that takes longer than STOP_TIMEOUT_S. It has a session of its own, so
     that Ctrl-C in a terminal reaches us alone and the stop stays orderly.
     """
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
     try:
         yield Running(_first_line(process, log), process.pid)
         is_running = process.poll() is None
@@ -94,7 +101,7 @@ def _first_line(process: subprocess.Popen[bytes], log: Path) -> str:
         selector.register(process.stdout, selectors.EVENT_READ)
         while not line.endswith(b"\n"):
             if not selector.select(max(deadline_s - time.monotonic(), 0)):
-                raise ProcessFailed(f"the process said nothing within {START_TIMEOUT_S:g} s{_tail(log)}")
+                raise ProcessFailed(f"the process said nothing within {START_TIMEOUT_S:g} s{log_tail(log)}")
             read = os.read(process.stdout.fileno(), 1024)
             if not read:
                 raise ProcessFailed("the process ended before it was ready")
@@ -122,10 +129,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failed(command: Sequence[str], exit_code: int, log: Path) -> ProcessFailed:
-    return ProcessFailed(f"{' '.join(command[1:4])} ended with exit code {exit_code}{_tail(log)}")
+    return ProcessFailed(f"{' '.join(command[1:4])} ended with exit code {exit_code}{log_tail(log)}")
 
 
-def _tail(log: Path) -> str:
+def end_when_told() -> None:
+    """From now on SIGTERM ends this program as Ctrl-C does: blocks are left, and nothing they started stays."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+
+
+def log_tail(log: Path) -> str:
     """The end of a log, to put behind a message."""
+    if not log.exists():
+        return ""
     text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
     return f"; its log ends with:\n{text}" if text else ""

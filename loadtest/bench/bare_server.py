@@ -4,6 +4,7 @@
     PUT  /fixed            keeps a body in memory; GET /fixed answers with it
     GET  /ws/v1            a socket that gets every posted body
     GET  /ws/frames        a socket that gets `count` frames of `size` bytes
+    GET  /ws/echo          a socket that gets back what it sends
 
 `python -m loadtest.bench.bare_server` prints its URL and runs until SIGTERM.
 """
@@ -37,6 +38,7 @@ class BareServer:
                 web.get("/fixed", self._give),
                 web.get("/ws/v1", self._socket),
                 web.get("/ws/frames", self._frames),
+                web.get("/ws/echo", self._echo),
             ]
         )
         return app
@@ -75,6 +77,13 @@ class BareServer:
             await socket.send_bytes(frame)
         async for _ in socket:
             pass
+        return socket
+
+    async def _echo(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_bytes(message.data)
         return socket
 
 

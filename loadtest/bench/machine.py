@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,13 @@ def facts(data: Path) -> dict[str, object]:
 def versions() -> Mapping[str, str]:
     """Python and what the speed depends on."""
     return {"python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
+
+
+def commit() -> str:
+    """What of ours is measured; "unknown" outside a repository."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def file_system(path: Path) -> str:

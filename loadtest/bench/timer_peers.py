@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from loadtest.bench.timer_work import BATCH_RECORDS, VALUE, Row, TooSlow, percentiles
+from loadtest.peers.servers import free_port, running
 
-START_TIMEOUT_S = 10
 RESERVE_TIMEOUT_S = 60
 POLL_S = 0.01
 RATE, LATENESS_S = 5_000, 4
@@ -79,7 +79,7 @@ def peer_rows(directory: Path, count: int) -> list[Row]:
 
 def _redis(root: Path, count: int, level: str) -> tuple[float, float]:
     arguments = ("--appendonly", "yes", "--appendfsync", level, "--dir", str(root), "--save", "")
-    with _process("redis-server", "--port", "{port}", *arguments) as port:
+    with _process(root, "redis-server", "--port", "{port}", *arguments) as port:
         connection = socket.create_connection(("127.0.0.1", port))
         replies = connection.makefile("rb")
         start_ms = int(time.time() + 4 + count * SECONDS_TO_ACCEPT_PER_RECORD) * 1000
@@ -111,7 +111,7 @@ def _redis(root: Path, count: int, level: str) -> tuple[float, float]:
 
 def _redis_lateness(root: Path, rate: int, level: str) -> list[float]:
     arguments = ("--appendonly", "yes", "--appendfsync", level, "--dir", str(root), "--save", "")
-    with _process("redis-server", "--port", "{port}", *arguments) as port:
+    with _process(root, "redis-server", "--port", "{port}", *arguments) as port:
         connection = socket.create_connection(("127.0.0.1", port))
         replies = connection.makefile("rb")
         start_ms = int(time.time() * 1000) + 3000
@@ -145,7 +145,7 @@ def _beanstalkd_lateness(root: Path, rate: int, level: str) -> list[float]:
     """Jobs are put as they will be due, one delay of whole seconds before: it knows no other due times."""
     delay_s, step_s = 2, 0.01
     count = rate * LATENESS_S
-    with _process("beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
+    with _process(root, "beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
         putting = socket.create_connection(("127.0.0.1", port))
         taking = socket.create_connection(("127.0.0.1", port))
         taking.settimeout(RESERVE_TIMEOUT_S)
@@ -181,7 +181,7 @@ def _beanstalkd_lateness(root: Path, rate: int, level: str) -> list[float]:
 
 
 def _beanstalkd(root: Path, count: int, level: str) -> tuple[float, float]:
-    with _process("beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
+    with _process(root, "beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
         connection = socket.create_connection(("127.0.0.1", port))
         replies = connection.makefile("rb")
         until_s = time.perf_counter() + 3 + count * SECONDS_TO_ACCEPT_PER_RECORD
@@ -225,31 +225,12 @@ def _version(program: str) -> str:
 
 
 @contextmanager
-def _process(program: str, *arguments: str) -> Iterator[int]:
-    """A server on a free port until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+def _process(directory: Path, program: str, *arguments: str) -> Iterator[int]:
+    """A server on a free port until the block ends; it logs to `server.log` in the directory. Raises Died."""
+    port = free_port()
     command = [program, *(argument.format(port=port) for argument in arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not _answers(port):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"{program} did not start within {START_TIMEOUT_S} s")
-            time.sleep(0.05)
+    with running(f"127.0.0.1:{port}", [command], directory):
         yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _resp(parts: list[bytes]) -> bytes:

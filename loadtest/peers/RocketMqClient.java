@@ -12,6 +12,9 @@ import org.apache.rocketmq.client.producer.*;
 import org.apache.rocketmq.common.message.*;
 
 public final class RocketMqClient {
+    /** Delayed messages on their way at a time: more, and the broker answers that it is busy. */
+    private final Semaphore delaying = new Semaphore(256);
+
     private static final int CREATE = 1, SEND = 2, READ = 3, DELAY = 4;
     private static final int ANSWER = 0, VALUES = 1, FAILURE = 2;
 
@@ -95,15 +98,18 @@ public final class RocketMqClient {
         for (byte[] value : values) {
             Message message = new Message(topic, value);
             message.setDeliverTimeMs(times.getLong());
+            delaying.acquire();
             producer.send(message, new SendCallback() {
                 @Override
                 public void onSuccess(SendResult result) {
+                    delaying.release();
                     left.countDown();
                 }
 
                 @Override
                 public void onException(Throwable problem) {
                     problems.add(problem);
+                    delaying.release();
                     left.countDown();
                 }
             });
@@ -120,7 +126,17 @@ public final class RocketMqClient {
         consumer.setAutoCommit(false);
         consumer.setPullBatchSize(1024);
         consumer.start();
-        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        Collection<MessageQueue> queues = List.of();
+        for (int attempt = 0; queues.isEmpty(); attempt++) {
+            try {
+                queues = consumer.fetchMessageQueues(topic);
+            } catch (Exception problem) { // a broker that has just started has not told the name server of it yet
+                if (attempt == 600) {
+                    throw problem;
+                }
+                Thread.sleep(50);
+            }
+        }
         consumer.assign(queues);
         for (MessageQueue queue : queues) {
             consumer.seekToBegin(queue);

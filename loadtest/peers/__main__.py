@@ -1,223 +1,136 @@
 """Runs the scoreboard and writes docs/benchmarks/peers.{json,md} and charts.
 
-    python -m loadtest.peers [--peers mq,kafka] [--rounds 5] [--quick] [--restart-bytes 5368709120] [--out DIR]
+    python -m loadtest.peers [--peers 'mq; kafka'] [--rounds 5] [--quick] [--parts 'works; topics']
+    python -m loadtest.peers --resume --minutes 18        again and again, in quiet windows, until all is measured
+    python -m loadtest.peers --compare A/peers.json B/peers.json
 
 A round takes every peer in turn, at every durability it has, each with a new server on an empty directory; so peers
 that are compared were measured minutes apart, in every round anew. Every result is written to a file of its own at
-once (artifacts/peers/runs); the report is made from those files and from nothing else.
+once (runs.py); the report is made from those files and from nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import orjson
-
-from loadtest.bench.machine import facts, versions
-from loadtest.bench.wrk_client import WrkClient
-from loadtest.peers.peer import Durability, Peer, Unavailable
-from loadtest.peers.plan import Step, plan
+from loadtest.bench.machine import commit, facts, versions
+from loadtest.peers.compare import compare
+from loadtest.peers.peer import Peer, Unavailable
+from loadtest.peers.plan import PARTS, Session, sessions, sizes
 from loadtest.peers.registry import peers
 from loadtest.peers.report import write_report
-from loadtest.peers.servers import Died, Server, Usage
+from loadtest.peers.runs import OtherPlan, Runs
+from loadtest.peers.session import REPOSITORY, Result, session
+from loadtest.process import end_when_told
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-DRIVE_TIMEOUT_S = 300.0
-
-
-class Failed(Exception):
-    """A step that yields no number."""
+ESTIMATE = """In full, on two cores: about 70 minutes, estimated from quick runs: 35 for five rounds of the works, 10
+for 10,000 topics, 10 for a million delayed records, 15 for 5 GiB. Every start says how long the rest may take, by the
+sessions that were measured so far. --quick: about 8 minutes a round."""
+SHOWN_CHARS = 160
 
 
 def main() -> None:
-    """See the module."""
+    """See the module. Exit code 0 when all was run, 3 when windows are left to be run with --resume."""
     options = _options()
+    if options.compare:
+        sys.exit(compare(*options.compare))
+    end_when_told()
     tools = REPOSITORY / "artifacts" / "peers"
-    runs = options.runs
-    shutil.rmtree(runs, ignore_errors=True)
-    runs.mkdir(parents=True)
-    wanted = {name: peer for name, peer in peers().items() if not options.peers or name in options.peers.split("; ")}
+    here, missing = _prepared(options.peers, tools)
+    about = {
+        "rounds": options.rounds,
+        "parts": [part for part in PARTS if part in options.parts],
+        "steps": sizes(quick=options.quick),
+        "versions": dict(versions()),
+        "peers": {name: {"version": version, "about": peer.about} for name, (peer, version) in here.items()},
+        "missing": missing,
+        "machine": facts(tools),
+    }
+    window = {
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "load_average": round(os.getloadavg()[0], 2),
+        "commit": commit(),
+    }
+    runs = Runs(options.runs)
+    try:
+        (runs.resume if options.resume else runs.begin)(about, window)
+    except OtherPlan as error:
+        sys.exit(str(error))
+    chosen = {name: peer for name, (peer, _) in here.items()}
+    wanted = list(sessions(chosen, rounds=options.rounds, parts=options.parts, quick=options.quick))
+    is_complete = _run(wanted, runs, chosen, tools, quick=options.quick, minutes=options.minutes)
+    write_report(options.runs, options.out if is_complete else options.runs)
+    if not is_complete:
+        print(f"the rest: --resume; the report so far: {options.runs / 'peers.md'}")
+        sys.exit(3)
+
+
+def _run(
+    wanted: list[Session], runs: Runs, chosen: dict[str, Peer], tools: Path, *, quick: bool, minutes: float
+) -> bool:
+    """Sessions that are not there yet, while there is time; whether all are there now."""
+    left = [one for one in wanted if not runs.is_done(one)]
+    expected_min = sum(map(runs.expected_s, left)) / 60
+    print(f"{len(wanted) - len(left)} of {len(wanted)} sessions are there; the rest: about {expected_min:.0f} min")
+    deadline_s = time.monotonic() + minutes * 60
+    for one in left:
+        if time.monotonic() + runs.expected_s(one) > deadline_s:
+            return False
+        began_s = time.monotonic()
+        for step, result in session(chosen[one.peer], one.durability, one.part, tools, quick=quick):
+            runs.add(one, step, result)
+            print(f"round {one.number}: {one.peer}, {one.durability}, {step.name}: {_short(result)}", flush=True)
+        runs.complete(one, time.monotonic() - began_s)
+        print(f"    took {time.monotonic() - began_s:.0f} s", flush=True)
+    return True
+
+
+def _prepared(names: str, tools: Path) -> tuple[dict[str, tuple[Peer, str]], dict[str, str]]:
+    """Peers that can be had, with their versions; those that cannot, with the reason."""
     here = dict[str, tuple[Peer, str]]()
     missing = dict[str, str]()
-    for name, peer in wanted.items():
+    tools.mkdir(parents=True, exist_ok=True)
+    for name, peer in peers().items():
+        if names and name not in names.split("; "):
+            continue
         try:
             here[name] = (peer, peer.prepare(tools))
             print(f"{name}: {here[name][1]}", flush=True)
         except Unavailable as error:
             missing[name] = str(error)
             print(f"{name}: left out: {error}", flush=True)
-    about = {
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": facts(runs),
-        "versions": dict(versions()),
-        "rounds": options.rounds,
-        "peers": {name: {"version": version, "about": peer.about} for name, (peer, version) in here.items()},
-        "missing": missing,
-        "steps": {step.name: dict(step.options) for step in plan(quick=options.quick)},
-    }
-    (runs / "about.json").write_bytes(orjson.dumps(about, option=orjson.OPT_INDENT_2))
-    for number in range(options.rounds):
-        for name, (peer, _) in here.items():
-            for durability in peer.durabilities:
-                for step, result in session(peer, durability, tools, quick=options.quick):
-                    file = runs / f"{number}-{name.replace(' ', '_')}-{durability}-{step.name}.json"
-                    shown = {"round": number, "peer": name, "durability": durability, "step": step.name, **result}
-                    file.write_bytes(orjson.dumps(shown))
-                    print(f"round {number}: {name}, {durability}, {step.name}: {_short(result)}", flush=True)
-    if options.restart_bytes:
-        for name, (peer, _) in here.items():
-            result = restart(peer, tools, options.restart_bytes)
-            shown = {"round": 0, "peer": name, "durability": Durability.UNSYNCED, "step": "restart", **result}
-            (runs / f"0-{name.replace(' ', '_')}-restart.json").write_bytes(orjson.dumps(shown))
-            print(f"{name}, restart: {_short(result)}", flush=True)
-    write_report(runs, options.out)
+    return here, missing
 
 
-def session(
-    peer: Peer, durability: Durability, tools: Path, *, quick: bool
-) -> Iterator[tuple[Step, dict[str, object]]]:
-    """All steps with one server. A step that fails has a reason instead of numbers; a dead server fails the rest."""
-    data = _empty(tools / "data")
-    steps = [step for step in plan(quick=quick) if step.suits(peer)]
-    left = list(steps)
-    try:
-        with peer.serve(tools, data, durability) as server:
-            sent_count = 0
-            for step in steps:
-                server.check()
-                options = dict(step.options)
-                if step.name == "consume":
-                    options["count"] = sent_count
-                result = step_result(peer, server, step, options)
-                if step.name == "batched":
-                    sent_count = int(float(str(result.get("records", 0))))
-                left.remove(step)
-                yield step, result
-    except (Died, Unavailable, OSError) as error:
-        for step in left:
-            yield step, {"failed": str(error)[:1000]}
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
-
-
-def step_result(peer: Peer, server: Server, step: Step, options: dict[str, float]) -> dict[str, object]:
-    """Numbers of a step with what the server used for it, or `{"failed": why}`."""
-    try:
-        before = server.usage()
-        if step.name == "single":
-            numbers = _single(peer, server, options)
-        else:
-            if options.get("count") == 0:
-                raise Failed("nothing was sent that could be read")
-            numbers = _driven(peer.name, server.endpoint, step, options)
-        server.check()
-        return {**numbers, **_usage(before, server.usage(), numbers)}
-    except (Failed, Died) as error:
-        return {"failed": str(error)[:1000]}
-
-
-def restart(peer: Peer, tools: Path, byte_count: int) -> dict[str, object]:
-    """Fill, kill -9, start again: until the first record can be read (ms)."""
-    data = _empty(tools / "data")
-    try:
-        with peer.serve(tools, data, Durability.UNSYNCED) as server:
-            _driven(peer.name, server.endpoint, Step("fill", {}), {"byte_count": byte_count})
-            server.kill()
-        started_s = time.perf_counter()
-        with peer.serve(tools, data, Durability.UNSYNCED) as server:
-            up_s = time.perf_counter() - started_s
-            _driven(peer.name, server.endpoint, Step("first_record", {}), {}, topic="fill")
-            return {
-                "up_ms": up_s * 1000,
-                "first_record_ms": (time.perf_counter() - started_s) * 1000,
-                "bytes": byte_count,
-            }
-    except (Failed, Died, OSError) as error:
-        return {"failed": str(error)[:1000]}
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
-
-
-def _driven(
-    peer_name: str, endpoint: str, step: Step, options: dict[str, float], *, topic: str | None = None
-) -> dict[str, float]:
-    command = [sys.executable, "-m", "loadtest.peers.drive", peer_name, endpoint, step.work]
-    command += [topic or step.topic, orjson.dumps(options).decode()]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=DRIVE_TIMEOUT_S, cwd=REPOSITORY
-        )
-    except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {DRIVE_TIMEOUT_S:g} s") from None
-    lines = done.stdout.strip().splitlines()
-    if not lines:
-        raise Failed(f"the client ended with exit code {done.returncode}: {done.stderr[-500:]}")
-    numbers: dict[str, float] = orjson.loads(lines[-1])
-    if "failed" in numbers:
-        raise Failed(str(numbers["failed"]))
-    return numbers
-
-
-def _single(peer: Peer, server: Server, options: dict[str, float]) -> dict[str, float]:
-    wrk = WrkClient.find()
-    request = peer.single("single")
-    if wrk is None:
-        raise Failed("wrk is not installed (apt-get install wrk)")
-    assert request is not None
-    _driven(peer.name, server.endpoint, Step("create", {}), {}, topic="single")
-    load = asyncio.run(
-        wrk.drive(
-            peer.url(server.endpoint),
-            request,
-            connections=int(options["connections"]),
-            duration_s=options["duration_s"],
-        )
-    )
-    if load.error_count:
-        raise Failed(f"{load.error_count} of {load.request_count} requests failed")
-    return {
-        "records": load.request_count,
-        "records_per_s": load.request_count / load.duration_s,
-        "p50_ms": load.p50_ms,
-        "p99_ms": load.p99_ms,
-    }
-
-
-def _usage(before: Usage, after: Usage, numbers: dict[str, float]) -> dict[str, float]:
-    cpu_s = after.cpu_s - before.cpu_s
-    used = {"server_cpu_s": cpu_s, "server_peak_rss_mb": after.peak_rss_bytes / 1e6}
-    if numbers.get("records"):
-        used["server_cpu_s_per_million"] = cpu_s / numbers["records"] * 1e6
-    return used
-
-
-def _empty(directory: Path) -> Path:
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    return directory
-
-
-def _short(result: dict[str, object]) -> str:
+def _short(result: Result) -> str:
     if "failed" in result:
-        return f"FAILED: {str(result['failed'])[:160]}"
+        return f"FAILED: {str(result['failed'])[:SHOWN_CHARS]}"
     return ", ".join(f"{name} {value:,.1f}" for name, value in result.items() if isinstance(value, (int, float)))
 
 
+def _parts(text: str) -> list[str]:
+    parts = text.split("; ")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise argparse.ArgumentTypeError(f"no part {', '.join(unknown)}; there are: {'; '.join(PARTS)}")
+    return parts
+
+
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\n{ESTIMATE}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", default="", help="names, with '; ' between them; all by default")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {'; '.join(PARTS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that everything works")
-    parser.add_argument("--restart-bytes", type=int, default=0, help="also: kill -9 with a log of that size")
+    parser.add_argument("--resume", action="store_true", help="go on: what is in --runs is not run again")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar="JSON", help="whether two results agree; runs nothing")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "docs" / "benchmarks")
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "artifacts" / "peers" / "runs")
     return parser.parse_args()

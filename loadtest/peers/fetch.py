@@ -22,8 +22,10 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0
 <dependencies>{dependencies}</dependencies></project>
 """
 _DEPENDENCY = (
-    "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+    "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+    "{exclusions}</dependency>"
 )
+_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
 def program(name: str, package: str) -> str:
@@ -34,8 +36,11 @@ def program(name: str, package: str) -> str:
     return found
 
 
-def jars(tools: Path, name: str, artifacts: Sequence[str]) -> Path:
-    """A directory with Maven artifacts ("group:artifact:version") and all they need. Raises Unavailable."""
+def jars(tools: Path, name: str, artifacts: Sequence[str], *, alone: bool = False) -> Path:
+    """A directory with Maven artifacts ("group:artifact:version") and, unless they are wanted alone, all they need.
+
+    Raises Unavailable.
+    """
     target = tools / name
     if target.exists():
         return target
@@ -45,7 +50,7 @@ def jars(tools: Path, name: str, artifacts: Sequence[str]) -> Path:
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     dependencies = "".join(
-        _DEPENDENCY.format(group=group, artifact=artifact, version=version)
+        _DEPENDENCY.format(group=group, artifact=artifact, version=version, exclusions=_ALONE if alone else "")
         for group, artifact, version in (one.split(":") for one in artifacts)
     )
     (building / "pom.xml").write_text(_POM.format(dependencies=dependencies))

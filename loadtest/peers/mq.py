@@ -8,8 +8,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
+from urllib.request import urlopen
 
 import aiohttp
 import orjson
@@ -158,11 +160,13 @@ class BatchClient(_Client):
 class Mq(Peer):
     """Ours."""
 
+    is_ours = True
     can_delay = True
 
-    def __init__(self, name: str, about: str, client: type[_Client]) -> None:
+    def __init__(self, name: str, about: str, client: type[_Client], parts: Sequence[str]) -> None:
         self.name = name
         self.about = about
+        self.parts = parts
         self._client = client
 
     def prepare(self, tools: Path) -> str:
@@ -174,7 +178,9 @@ class Mq(Peer):
         acks = "flushed" if durability is Durability.SYNCED else "written"
         command = [sys.executable, "-m", "gateway", "serve", "--data", str(data / "mq"), "--port", str(port)]
         environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-        with running(f"http://127.0.0.1:{port}", [[*command, "--acks", acks]], data, environment=environment) as server:
+        url = f"http://127.0.0.1:{port}"
+        command += ["--acks", acks]
+        with running(url, [command], data, environment=environment, is_ready=lambda _: _is_ready(url)) as server:
             yield server
 
     @asynccontextmanager
@@ -189,11 +195,26 @@ class Mq(Peer):
         return Request("POST", f"/topics/{topic}", {"Content-Type": JSON_TYPE}, body)
 
 
+def _is_ready(url: str) -> bool:
+    """Whether it has recovered. It listens before it has, and answers 503 until then."""
+    try:
+        with urlopen(f"{url}/ready") as answer:
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:
+        return False
+
+
 PEERS = (
-    Mq("mq", "JSON over HTTP, JSON frames over a WebSocket; aiohttp's client", JsonClient),
+    Mq(
+        "mq",
+        "JSON over HTTP, JSON frames over a WebSocket; aiohttp's client",
+        JsonClient,
+        ("works", "topics", "delayed"),
+    ),
     Mq(
         "mq, record batches",
         "record batches over HTTP, single records and batch frames over a WebSocket; aiohttp's client",
         BatchClient,
+        ("works", "restart"),
     ),
 )

@@ -61,7 +61,6 @@ class Nats(Peer):
 
     name = "nats"
     about = f"NATS JetStream {VERSION}, one server, file storage, an ordered push consumer; nats-py"
-    topics_max = 1_000
 
     def prepare(self, tools: Path) -> str:
         go_program(tools, MODULE, MODULE, VERSION)

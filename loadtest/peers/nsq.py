@@ -2,14 +2,14 @@
 
 --mem-queue-size=0 sends every message through the disk queue, --sync-every=1 syncs behind each write. As it comes
 messages wait in memory and nothing is on disk: that is not "the operating system has it", so there is one level. nsqd
-keeps nothing once it is consumed and finished: a topic can be read once.
+keeps nothing once it is consumed and finished: a topic can be read once. A message that goes through the disk queue
+loses its delay (measured: it came 2.4 s early): with this durability it cannot delay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -102,12 +102,6 @@ class _Client:
         finally:
             connection.writer.close()
 
-    async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """DPUB, one message each, pipelined by connections. Delayed messages are in memory only."""
-        for one, due in zip(values, due_ms, strict=True):
-            wait_ms = max(due - time.time_ns() // 1_000_000, 1) + 1
-            await self._sent(b"DPUB %s %d\n" % (topic.encode(), wait_ms) + struct.pack(">i", len(one)) + one)
-
 
 class Nsq(Peer):
     """See the module."""
@@ -115,8 +109,6 @@ class Nsq(Peer):
     name = "nsqd"
     about = f"nsqd {VERSION}, --mem-queue-size=0 --sync-every=1, MPUB; its TCP protocol, and HTTP for one record"
     durabilities = (Durability.SYNCED,)
-    can_delay = True
-    topics_max = 1_000
 
     def prepare(self, tools: Path) -> str:
         go_program(tools, PACKAGE, MODULE, VERSION, replace=REPLACE)

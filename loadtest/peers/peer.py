@@ -55,9 +55,13 @@ class Peer(ABC):
     """The client and the settings, for the report."""
 
     durabilities: Sequence[Durability] = tuple(Durability)
+    is_ours = False
     can_delay = False
-    topics_max = 10_000
-    """How many topics the work with many of them may ask for."""
+    delays_per_s = 4_000
+    """How many delayed records a second it is given time to accept: they must all wait before the first is due."""
+
+    parts: Sequence[str] = ("works", "topics", "delayed", "restart")
+    """The parts of the plan that it takes part in."""
 
     @abstractmethod
     def prepare(self, tools: Path) -> str:

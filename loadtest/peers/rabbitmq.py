@@ -90,7 +90,7 @@ class RabbitMq(Peer):
         (data / "enabled_plugins").write_text("[].\n")
         environment = {
             "HOME": str(home),
-            "RABBITMQ_NODENAME": f"mq{port}@localhost",
+            "RABBITMQ_NODENAME": "mq@localhost",  # its data are under this name, so it is the same after a restart
             "RABBITMQ_DIST_PORT": str(distribution),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
             "ERL_EPMD_ADDRESS": "127.0.0.1",

@@ -7,6 +7,7 @@ stream, every 10 ms, by a script. The loop runs in the client's process, as it w
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -97,7 +98,7 @@ class Redis(Peer):
             "--appendonly", "yes", "--appendfsync", level, "--save", "",
         ]
         # fmt: on
-        with running(f"127.0.0.1:{port}", [command], data) as server:
+        with running(f"127.0.0.1:{port}", [command], data, is_ready=lambda _: _has_loaded(port)) as server:
             yield server
 
     @asynccontextmanager
@@ -106,6 +107,16 @@ class Redis(Peer):
 
         port = int(endpoint.rpartition(":")[2])
         yield _Client(lambda: Connection(host="127.0.0.1", port=port, max_connections=CONNECTIONS_MAX))
+
+
+def _has_loaded(port: int) -> bool:
+    """Whether it answers. It listens before it has read its file, and answers -LOADING until then."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False
 
 
 PEERS = (Redis(),)

@@ -2,7 +2,8 @@
 
 A cell is the median of the rounds and their range. A ratio is mq divided by the peer, taken round by round; the better
 of mq's two rows counts against a peer, and both are shown. A row with a failed round says how many, and why; a row in
-which every round failed has no number.
+which every round failed has no number. Why we are behind somewhere is no number either: people write it into
+peers-why.md, which is taken into the page.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from loadtest.charts import Measured, ranges
 from loadtest.stats import Spread, spread
 
-FORMAT = 1
+FORMAT = 2
+WHY = "peers-why.md"
 OURS = "mq"
 DURABILITY_TEXT = {
     "synced": "a disk sync behind every acknowledged batch",
@@ -51,9 +54,24 @@ LINES = (
         "All due within one second; from the due time to the reader's hand.",
     ),
     Line("delayed", "Delayed records: accepted", "accepted_per_s", "records/s", False, "Sent in batches of 1,000."),
-    Line("topics_few", "Single records over 10 topics", "records_per_s", "records/s", False, "64 unanswered."),
-    Line("topics_many", "Single records over many topics", "records_per_s", "records/s", False, "64 unanswered."),
-    Line("restart", "kill -9, first record read again", "first_record_ms", "ms", True, "Values of 1 KiB in one topic."),
+    Line("topics_10", "Single records over 10 topics", "records_per_s", "records/s", False, "64 unanswered."),
+    Line(
+        "topics_10000", "Single records over 10,000 topics", "records_per_s", "records/s", False,
+        "64 unanswered; a round over all of them.",
+    ),
+    Line("topics_10000", "Making 10,000 topics", "made_per_s", "topics/s", False, "64 at a time, a record in each."),
+    Line(
+        "delayed_million", "A million delayed records: lateness", "p99_ms", "ms, p99", True,
+        "Accepted first, all of them, within 52 s; then due evenly within 60 s. From due to the reader's hand.",
+    ),
+    Line(
+        "delayed_million", "A million delayed records: accepted", "accepted_per_s", "records/s", False,
+        "In batches of 1,000, four unanswered.",
+    ),
+    Line(
+        "restart", "kill -9 with 5 GiB, first record read again", "first_record_ms", "ms", True,
+        "Values of 1 KiB in one topic; from the start of the new process until a client has the first record.",
+    ),
 )  # fmt: skip
 COSTS = (("server_cpu_s_per_million", "CPU s per million records"), ("server_peak_rss_mb", "peak memory, MB"))
 
@@ -84,7 +102,8 @@ def write_report(runs: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     document = {"format": FORMAT, **about, "results": results}
     (out / "peers.json").write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
-    (out / "peers.md").write_text(markdown(about, results))
+    why = out / WHY
+    (out / "peers.md").write_text(markdown(about, results, why.read_text() if why.exists() else ""))
     draw(results, out)
 
 
@@ -115,9 +134,9 @@ def is_ours(peer: str) -> bool:
     return peer.partition(",")[0] == OURS
 
 
-def markdown(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> str:
+def markdown(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]], why: str = "") -> str:
     """The page."""
-    return "\n".join([*_opening(about), *_tables(results), *_losses(results), *_conditions(about)]) + "\n"
+    return "\n".join([*_opening(about), *_tables(results), *_losses(results, why), *_conditions(about)]) + "\n"
 
 
 def _opening(about: Mapping[str, Any]) -> Iterator[str]:
@@ -125,8 +144,9 @@ def _opening(about: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Written by `make bench-peers`, from files that the runs wrote (all of them: `peers.json`). The same work,"
     yield "payloads and machine for all; servers and clients are processes of their own, on loopback. A cell is the"
-    yield f"median of {about['rounds']} rounds and their range. *ahead*: our better row divided by the peer, round by"
-    yield "round; above 1 we are ahead. Only rows of the same durability are compared."
+    yield f"median of {about['rounds']} rounds and their range; the long works (10,000 topics, a million delayed"
+    yield "records, 5 GiB) were done once. *ahead*: our better row divided by the peer, round by round; above 1 we are"
+    yield "ahead. Only rows of the same durability are compared."
     yield ""
 
 
@@ -156,7 +176,7 @@ def _tables(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield ""
 
 
-def _losses(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _losses(results: Sequence[Mapping[str, Any]], why: str) -> Iterator[str]:
     yield "## Where we are behind"
     yield ""
     found = False
@@ -169,6 +189,9 @@ def _losses(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 yield f"- {line.title}, {row.peer} ({row.durability}): {_times(ahead)}"
     if not found:
         yield "Nowhere in this run."
+    elif why:
+        yield ""
+        yield why.strip()
     yield ""
 
 
@@ -176,12 +199,18 @@ def _conditions(about: Mapping[str, Any]) -> Iterator[str]:
     machine = about["machine"]
     yield "## Conditions"
     yield ""
-    sizes = "; ".join(f"{name} {options}" for name, options in about["steps"].items() if options)
-    yield f"- {about['started_at']}; sizes: {sizes}."
+    sizes = "; ".join(
+        f"{name} ({', '.join(f'{option} {value:,}' for option, value in options.items())})"
+        for name, options in about["steps"].items()
+    )
+    yield f"- Sizes: {sizes}."
     yield (
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
-        f"{machine['file_system']}; load average at the start {machine['load_average']}."
+        f"{machine['file_system']}."
     )
+    for window in about["windows"]:
+        commit, load_average = window["commit"], window["load_average"]
+        yield f"- Measured from {window['started_at']}, commit {commit}, load average {load_average}."
     for name, peer in about["peers"].items():
         yield f"- **{name}** {peer['version']}: {peer['about']}."
     for name, reason in about["missing"].items():
@@ -220,30 +249,16 @@ def chart_name(line: Line) -> str:
 
 
 def draw(results: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """A chart of each line: bars of medians, whiskers of ranges."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "mq"
-    from matplotlib import pyplot
-
+    """A chart of each line that has numbers."""
     for line in LINES:
         rows = [row for row in rows_of(results, line.step) if row.values(line.measure)]
         if not rows:
             continue
-        spreads = [spread(list(row.values(line.measure).values())) for row in rows]
-        figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.32 * len(rows)), layout="constrained")
-        names = [f"{row.peer}, {row.durability}" for row in rows]
-        middles = [one.median for one in spreads]
-        whiskers = [
-            [one.median - one.low for one in spreads],
-            [one.high - one.median for one in spreads],
+        shown = [
+            Measured(
+                f"{row.peer}, {row.durability}", spread(list(row.values(line.measure).values())), is_ours(row.peer)
+            )
+            for row in rows
         ]
-        colours = ["#1a7f5a" if is_ours(row.peer) else "#9aa5b1" for row in rows]
-        axes.barh(names, middles, xerr=whiskers, color=colours, ecolor="#44505c", capsize=2)
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.set_xlabel(f"{line.unit}{' (less is better)' if line.lower_is_better else ''}, logarithmic")
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(out / chart_name(line), metadata={"Date": None})
-        pyplot.close(figure)
+        label = f"{line.unit}{' (less is better)' if line.lower_is_better else ''}"
+        (out / chart_name(line)).write_text(ranges(shown, x_label=label))

@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 import psutil
 
-START_TIMEOUT_S = 60.0
+from loadtest.process import log_tail
+
+START_TIMEOUT_S = 180.0
+"""Some read all they have before they answer."""
+
 STOP_TIMEOUT_S = 20.0
-LOG_TAIL_BYTES = 2000
 
 
 class Died(Exception):
@@ -152,14 +155,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
-
-
-def log_tail(log: Path) -> str:
-    """The end of a log, to put behind a message."""
-    if not log.exists():
-        return ""
-    text = log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-    return f"; its log ends with:\n{text}" if text else ""
 
 
 def _name(process: subprocess.Popen[bytes]) -> str:

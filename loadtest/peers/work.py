@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from loadtest.peers.peer import Client, DelayingClient
 from loadtest.stats import percentile
@@ -19,14 +19,18 @@ LARGE_VALUE_BYTES = 1024
 BATCH_RECORDS = 1_000
 LARGE_BATCH_RECORDS = 500
 IN_FLIGHT = 4
+FILL_S, FILL_JUDGED_AFTER_S = 200.0, 10.0
+"""How long filling a log may take, and when to judge whether it will."""
+
+MAKERS = 64
+"""Topics that are being made at a time."""
+
 STALL_TIMEOUT_S = 30.0
 """A reader that gets nothing for so long has lost what it waits for."""
 
 DELAY_AHEAD_MS = 1_500
 DELAY_SPREAD_MS = 1_000
-ACCEPT_PER_MS = 4
-"""Slower than this at accepting delayed records, and a peer has failed: they must all wait before the first is due."""
-
+ACCEPTED_PER_S = 4_000
 
 Numbers = Mapping[str, float]
 
@@ -123,14 +127,26 @@ async def push(client: Client, topic: str, *, rate_per_s: int, duration_s: float
     }
 
 
-async def delayed(client: DelayingClient, topic: str, *, count: int) -> Numbers:
-    """`count` records due within one second, accepted before it begins; how late each is in a reader's hand (ms)."""
+async def delayed(
+    client: DelayingClient,
+    topic: str,
+    *,
+    count: int,
+    spread_ms: int | None = None,
+    accepted_per_s: int = ACCEPTED_PER_S,
+) -> Numbers:
+    """`count` records due evenly within `spread_ms` (a second), accepted before that begins; how late each is in a
+    reader's hand (ms). A peer that accepts fewer than `accepted_per_s` has failed: all must wait before the first one
+    is due.
+    """
+    spread_ms = spread_ms or DELAY_SPREAD_MS
     await client.create(topic)
     await client.send(topic, [value(0)])
     lateness_ms: list[float] = []
 
     async def reader() -> None:
-        async with aclosing(_pieces(client, topic)) as pieces:
+        stall_timeout_s = max(start_ms / 1000 - time.time(), 0) + STALL_TIMEOUT_S
+        async with aclosing(_pieces(client, topic, stall_timeout_s)) as pieces:
             async for values in pieces:
                 now_us = time.time_ns() // 1000
                 lateness_ms.extend((now_us - due_us) / 1000 for due_us in map(number_of, values) if due_us)
@@ -138,24 +154,27 @@ async def delayed(client: DelayingClient, topic: str, *, count: int) -> Numbers:
                     return
 
     started_s = time.perf_counter()
-    ahead_ms = DELAY_AHEAD_MS + count // ACCEPT_PER_MS
+    ahead_ms = DELAY_AHEAD_MS + count * 1000 // accepted_per_s
     start_ms = time.time_ns() // 1_000_000 + ahead_ms
     batches = iter(range(0, count, BATCH_RECORDS))
 
     async def sender() -> None:
         for first in batches:
+            if time.time() * 1000 > start_ms:
+                raise WorkFailed(f"only {first:,} of {count:,} delayed records were accepted within {ahead_ms:,} ms")
             numbers = range(first, min(first + BATCH_RECORDS, count))
-            due = [start_ms + number * 7919 % DELAY_SPREAD_MS for number in numbers]
+            due = [start_ms + number * 7919 % spread_ms for number in numbers]
             await client.delay(topic, [value(due_ms * 1000) for due_ms in due], due)
 
     await _together(sender for _ in range(IN_FLIGHT))
     accepted_s = time.perf_counter() - started_s
-    if accepted_s * 1000 > ahead_ms:
-        raise WorkFailed(f"{count:,} delayed records were not accepted within {ahead_ms:,} ms")
-    async with asyncio.timeout(ahead_ms / 1000 + STALL_TIMEOUT_S):
-        await reader()
+    with suppress(TimeoutError):
+        async with asyncio.timeout((start_ms + spread_ms) / 1000 - time.time() + STALL_TIMEOUT_S):
+            await reader()
     if len(lateness_ms) != count:
-        raise WorkFailed(f"{len(lateness_ms):,} of {count:,} delayed records came")
+        raise WorkFailed(
+            f"{len(lateness_ms):,} of {count:,} delayed records came by {STALL_TIMEOUT_S:g} s after the last was due"
+        )
     if min(lateness_ms) < 0:
         raise WorkFailed(f"a delayed record came {-min(lateness_ms):.1f} ms early")
     return {
@@ -178,7 +197,7 @@ async def topics(client: Client, prefix: str, *, count: int) -> Numbers:
             await client.send(name, [value(0)])
 
     started_s = time.perf_counter()
-    await _together(maker for _ in range(IN_FLIGHT * 4))
+    await _together(maker for _ in range(MAKERS))
     made_s = time.perf_counter() - started_s
     sends = iter(range(max(2_000, count)))
 
@@ -192,8 +211,8 @@ async def topics(client: Client, prefix: str, *, count: int) -> Numbers:
     return {"made_per_s": count / made_s, "records_per_s": max(2_000, count) / took_s}
 
 
-async def fill(client: Client, topic: str, *, byte_count: int) -> Numbers:
-    """That many bytes of values of 1 KiB."""
+async def fill(client: Client, topic: str, *, byte_count: int, within_s: float = FILL_S) -> Numbers:
+    """That many bytes of values of 1 KiB. Gives up early when it would take much longer than it may."""
     await client.create(topic)
     size = LARGE_BATCH_RECORDS * LARGE_VALUE_BYTES
     batches = iter(range(max(byte_count // size, 1)))
@@ -201,6 +220,10 @@ async def fill(client: Client, topic: str, *, byte_count: int) -> Numbers:
 
     async def sender() -> None:
         for batch in batches:
+            took_s = time.perf_counter() - started_s
+            would_take_s = took_s * byte_count / max(batch * size, 1)
+            if took_s > FILL_JUDGED_AFTER_S and would_take_s > within_s:
+                raise WorkFailed(f"it would take {would_take_s:,.0f} s to send {byte_count:,} bytes")
             first = batch * LARGE_BATCH_RECORDS
             await client.send(
                 topic, [value(number, LARGE_VALUE_BYTES) for number in range(first, first + LARGE_BATCH_RECORDS)]
@@ -238,13 +261,14 @@ async def _awaited(one: Awaitable[None]) -> None:
     await one
 
 
-async def _pieces(client: Client, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+async def _pieces(client: Client, topic: str, stall_timeout_s: float | None = None) -> AsyncGenerator[Sequence[bytes]]:
     """`read`, which fails when nothing comes."""
+    stall_timeout_s = stall_timeout_s or STALL_TIMEOUT_S
     async with aclosing(client.read(topic)) as pieces:
         while True:
             try:
-                async with asyncio.timeout(STALL_TIMEOUT_S):
+                async with asyncio.timeout(stall_timeout_s):
                     piece = await anext(pieces)
             except TimeoutError:
-                raise WorkFailed(f"nothing came for {STALL_TIMEOUT_S:g} s") from None
+                raise WorkFailed(f"nothing came for {stall_timeout_s:g} s") from None
             yield piece

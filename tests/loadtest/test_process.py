@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -88,3 +89,23 @@ def test_the_cpu_time_of_a_process_is_known(tmp_path: Path) -> None:
 
     with pytest.raises(ProcessFailed):  # it does not end by itself
         watch()
+
+
+def test_a_program_that_is_told_to_end_takes_what_it_started_along(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from loadtest.process import end_when_told, started
+end_when_told()
+with started({command(pid="__import__('os').getpid()")!r}, Path({str(tmp_path / "inner")!r})) as running:
+    print(running.url, flush=True)
+    while True:
+        pass
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().split()[1])
+    process.terminate()
+    assert process.wait(20) != 0
+    process.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -40,7 +40,7 @@ def test_every_measurement_runs_and_checks_what_it_measures(tmp_path: Path) -> N
     (tmp_path / "busy").mkdir()
     (tmp_path / "flat").mkdir()
     rows = asyncio.run(accept_and_busy(tmp_path / "busy", 1000, 1))
-    assert [row.work for row in rows] == ["accept", "busy", "others"]
+    assert [row.work for row in rows] == ["accept", "busy", "others", "others, the limit"]
     rows = asyncio.run(flat_and_recovery(tmp_path / "flat", 1000, 3000))
     assert [row.work for row in rows] == ["flat", "memory", "change", "recovery", "clean start"]
     assert "42,998 pending" in rows[3].measured  # 3,000 and two probes of 20,000, less two cancelled

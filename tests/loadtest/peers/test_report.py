@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import orjson
-import pytest
 
 from loadtest.peers.report import LINES, markdown, ratio, rows_of, write_report
 
 BATCHED = next(line for line in LINES if line.step == "batched")
 PUSH = next(line for line in LINES if line.step == "push_200")
 ABOUT = {
-    "started_at": "2026-01-01T00:00:00+00:00",
+    "windows": [{"started_at": "2026-01-01T00:00:00+00:00", "commit": "c0ffee", "load_average": 0.1}],
     "rounds": 3,
-    "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "kernel": "k", "file_system": "ext4", "load_average": 0},
+    "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "kernel": "k", "file_system": "ext4"},
     "versions": {},
     "steps": {"batched": {"duration_s": 1}},
     "peers": {"mq": {"version": "1", "about": "ours"}},
@@ -63,10 +62,11 @@ def test_where_we_are_behind_is_said() -> None:
     results = [result(0, "mq", "batched", records_per_s=50), result(0, "kafka", "batched", records_per_s=100)]
     page = markdown(ABOUT, results)
     assert "Batches of 1,000, kafka (synced): 0.50x" in page
+    assert "Because of C." in markdown(ABOUT, results, "Because of C.\n")
+    assert "Because of C." not in markdown(ABOUT, results[:1], "Because of C.\n")  # nothing to explain
 
 
-def test_the_report_is_made_from_the_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.peers.report.draw", lambda results, out: None)  # matplotlib is not in the tests' set
+def test_the_report_is_made_from_the_files_of_a_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "about.json").write_bytes(orjson.dumps(ABOUT))
@@ -74,3 +74,4 @@ def test_the_report_is_made_from_the_files_of_a_run(tmp_path: Path, monkeypatch:
     write_report(runs, tmp_path / "out")
     assert "77" in (tmp_path / "out" / "peers.md").read_text()
     assert orjson.loads((tmp_path / "out" / "peers.json").read_bytes())["results"][0]["records_per_s"] == 77
+    assert "mq, synced" in (tmp_path / "out" / "peers-batched-records-per-s.svg").read_text()

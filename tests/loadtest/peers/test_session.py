@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from urllib.request import urlopen
 
+import orjson
 import pytest
 
-from loadtest.peers import __main__ as main
 from loadtest.peers import servers
+from loadtest.peers import session as sessions
+from loadtest.peers.mq import PEERS
 from loadtest.peers.peer import Client, Durability, Peer
-from loadtest.peers.plan import Step, plan
+from loadtest.peers.plan import PARTS, Step, steps
 from loadtest.peers.registry import MODULES, peers
 from loadtest.peers.servers import Died, Server, running
 
@@ -40,6 +45,53 @@ class SleepingPeer(Peer):
         yield
 
 
+class KilledMq(Peer):
+    """mq itself, killed by its own watcher as soon as the log has grown by some batches."""
+
+    name = "mq, record batches"
+    about = "killed"
+
+    def prepare(self, tools: Path) -> str:
+        return "1"
+
+    @contextmanager
+    def serve(self, tools: Path, data: Path, durability: Durability) -> Iterator[Server]:
+        with PEERS[1].serve(tools, data, durability) as server:
+            watcher = Thread(target=self._kill_in_the_middle, args=(server,))
+            watcher.start()
+            try:
+                yield server
+            finally:
+                watcher.join()
+
+    def _kill_in_the_middle(self, server: Server) -> None:
+        topic = f"{server.endpoint}/mq/v1/topics/batched"
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:
+            with suppress(OSError), urlopen(topic) as answer:
+                if orjson.loads(answer.read())["offsets"][0]["end_offset"] >= 3_000:
+                    break
+        server.kill()
+
+    @asynccontextmanager
+    async def client(self, endpoint: str) -> AsyncIterator[Client]:
+        raise NotImplementedError  # the client process makes its own, by the name
+        yield
+
+
+def ran(peer: Peer, tools: Path) -> dict[str, sessions.Result]:
+    """The results of a quick session, by step."""
+    found = sessions.session(peer, Durability.SYNCED, "works", tools, quick=True)
+    return {step.name: result for step, result in found}
+
+
+def test_a_real_server_that_is_killed_under_a_real_client_has_no_number(tmp_path: Path) -> None:
+    results = ran(KilledMq(), tmp_path)
+    assert len(results) >= 5
+    for name, result in results.items():
+        assert list(result) == ["failed"], name
+
+
 def test_a_peer_that_is_killed_in_mid_run_has_failed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = SleepingPeer()
 
@@ -49,8 +101,8 @@ def test_a_peer_that_is_killed_in_mid_run_has_failed_rows(tmp_path: Path, monkey
             peer.server.kill()
         return {"records": 1000.0, "records_per_s": 1.0}
 
-    monkeypatch.setattr(main, "_driven", driven)
-    results = {step.name: result for step, result in main.session(peer, Durability.SYNCED, tmp_path, quick=True)}
+    monkeypatch.setattr(sessions, "driven", driven)
+    results = ran(peer, tmp_path)
     assert results["batched"]["records_per_s"] == 1.0
     assert "server_cpu_s" in results["batched"]
     after = [name for name in results if name not in ("batched", "single")]
@@ -63,20 +115,18 @@ def test_a_peer_that_is_killed_in_mid_run_has_failed_rows(tmp_path: Path, monkey
 def test_a_client_that_fails_fails_its_step_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def driven(name: str, endpoint: str, step: Step, options: object) -> dict[str, float]:
         if step.name == "push_200":
-            raise main.Failed("record 7 came twice")
+            raise sessions.Failed("record 7 came twice")
         return {"records": 1.0}
 
-    monkeypatch.setattr(main, "_driven", driven)
-    results = {
-        step.name: result for step, result in main.session(SleepingPeer(), Durability.SYNCED, tmp_path, quick=True)
-    }
+    monkeypatch.setattr(sessions, "driven", driven)
+    results = ran(SleepingPeer(), tmp_path)
     assert [name for name, result in results.items() if "failed" in result] == ["push_200"]
 
 
 def test_a_client_process_says_why_it_failed(tmp_path: Path) -> None:
     """A real one, against a port where nobody listens."""
-    with pytest.raises(main.Failed, match=r"refused|connect"):
-        main._driven("mq", f"http://127.0.0.1:{servers.free_port()}", Step("batched", {}), {"duration_s": 1})
+    with pytest.raises(sessions.Failed, match=r"refused|connect"):
+        sessions.driven("mq", f"http://127.0.0.1:{servers.free_port()}", Step("batched", "batched"), {"duration_s": 1})
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
@@ -91,4 +141,6 @@ def test_every_peer_has_a_row_of_its_own() -> None:
 
 
 def test_the_quick_plan_has_the_steps_of_the_real_one() -> None:
-    assert [step.name for step in plan(quick=True)] == [step.name for step in plan(quick=False)]
+    for part in PARTS:
+        quick, real = ([step.name for step in steps(part, PEERS[0], quick=is_quick)] for is_quick in (True, False))
+        assert quick == real

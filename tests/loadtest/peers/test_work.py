@@ -109,6 +109,13 @@ async def test_topics_are_made_and_sent_to() -> None:
     assert sum(map(len, client.topics.values())) == 2_000 + 20
 
 
+async def test_a_fill_that_would_take_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "FILL_JUDGED_AFTER_S", 0)
+    with pytest.raises(ExceptionGroup) as caught:
+        await work.fill(MemoryClient(), "t", byte_count=2**30, within_s=1e-6)
+    assert "it would take" in str(caught.value.exceptions[0])
+
+
 async def test_a_log_is_filled_and_read_again() -> None:
     client = MemoryClient()
     await work.fill(client, "t", byte_count=2 * work.LARGE_BATCH_RECORDS * work.LARGE_VALUE_BYTES)

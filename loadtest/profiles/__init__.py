@@ -1,0 +1,4 @@
+"""Profiles: locustfiles that name users and a shape.
+
+make load PROFILE=<name>, or locust -f loadtest/profiles/<name>.py
+"""
