@@ -5,8 +5,9 @@ one task group holds everything that lives long; if one of its tasks dies, the o
 recovery at the next start is the only way back. A failed disk is no such death: the store then refuses records for good
 and goes on serving reads.
 
-Stopping (SIGTERM, SIGINT): readiness off and `draining` set, so sockets tell their clients and long polls answer; no
-new connections; requests that are being answered finish; timer and store are closed clean.
+Stopping (SIGTERM, SIGINT): readiness off; after `drain_delay_ms` `draining` is set, so sockets tell their clients and
+long polls answer; no new connections; requests that are being answered finish; timer and store are closed clean. A
+second signal ends the process at once, as a crash would: nothing acknowledged is lost, and the next start recovers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -49,7 +50,9 @@ from gateway.http.metrics import Collector, histogram_buckets, integers_of, regi
 from gateway.http.schedules import SCHEDULES
 from gateway.http.starting import RecoveryProgress, build_starting_application
 from gateway.identity import cluster_id
+from gateway.limits import Limits
 from gateway.producer import Producer
+from gateway.quotas import TopicQuota
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.tls import ServerTls
@@ -58,7 +61,7 @@ from store import Store
 from store.clock import Clock, SystemClock
 from store.errors import StoreStopped, TopicExists
 from store.files import Files, OsFiles
-from store.topics import TopicConfig
+from store.topics import Changes, TopicConfig
 from timer.metrics import LATENESS_BOUNDS_MS
 from timer.service import TimerService
 
@@ -76,7 +79,7 @@ MALFORMED_LOG_INTERVAL_S = 60.0
 RELOAD_INTERVAL_S = 1.0
 """How often tokens, access rules, keys and certificates are looked at for changes."""
 
-GC_ALLOCATIONS = 50_000
+_GC_ALLOCATIONS = 50_000
 """Tracked objects that may come into being before the collector looks at the young ones."""
 
 
@@ -89,9 +92,16 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        stopping.set()
+        for number in signals:  # from now on they kill: what is acknowledged needs no farewell
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
     for number in signals:
-        loop.add_signal_handler(number, stopping.set)
-    _calm_collector()
+        loop.add_signal_handler(number, stop)
+    calm_collector()
     try:
         await run(config, announce=announce, stopping=stopping)
     finally:
@@ -99,7 +109,7 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
             loop.remove_signal_handler(number)
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """Make the cyclic garbage collector look less often, and never at what was loaded before the start.
 
     A batch of 1,000 records is some 5,000 tracked objects that die by reference count; with Python's defaults the
@@ -107,7 +117,7 @@ def _calm_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
+    gc.set_threshold(_GC_ALLOCATIONS, 20, 20)
 
 
 async def run(
@@ -133,7 +143,7 @@ async def run(
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
             timer = await parts.enter_async_context(_opened_timer(config, store, files, clock))
             store.pin(lambda: timer.needed_position)
-            admin = LocalAdmin(store, timer)
+            admin = LocalAdmin(store, timer, config.limits)
             gateway, groups = build_gateway(config, store, timer, admin, clock)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
         if guard is not None:
@@ -154,6 +164,9 @@ async def run(
                 announce(url)
                 log.info("accepting url=%s data=%s acks=%s", url, config.data, config.store.acks.name.lower())
                 await stopping.wait()
+                gateway.leaving.set()
+                log.info("stopping; a second signal stops at once")
+                await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()
             for task in running:
@@ -174,6 +187,7 @@ class Guard:
             clock=clock,
             now_ms=lambda: monotonic_ns() // 1_000_000,
             token_in_query=config.auth.token_in_query,
+            free_failures=config.auth.free_failures,
         )
 
     async def reload(self) -> None:
@@ -203,8 +217,9 @@ def _warn_of_exposure(config: GatewayConfig) -> None:
 class LocalAdmin:
     """Topics of the embedded broker, and whether it can take and deliver records."""
 
-    def __init__(self, store: Store, timer: TimerService) -> None:
+    def __init__(self, store: Store, timer: TimerService, limits: Limits) -> None:
         self.routes = RouteTable()
+        self._quota = TopicQuota(limits, self.routes.topics)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 
@@ -232,15 +247,19 @@ class LocalAdmin:
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
-        return await self.broker.create_topic(name, partitions, config=config)
+        is_there = any(topic.name == name for topic in self.routes.topics())
+        with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
+            return await self.broker.create_topic(name, partitions, config=config)
 
-    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> TopicView:
+    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
         return await self.broker.configure_topic(name, changes)
 
     async def grow_topic(self, name: str, partitions: int) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
-        return await self.broker.grow_topic(name, partitions)
+        more = partitions - self.routes.topic(name).partitions
+        with self._quota.room_for(topics=0, partitions=max(0, more)):
+            return await self.broker.grow_topic(name, partitions)
 
     async def delete_topic(self, name: str) -> None:
         """See `gateway.http.context.TopicAdmin`."""

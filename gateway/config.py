@@ -18,6 +18,7 @@ import ipaddress
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -74,6 +75,10 @@ class GatewayConfig:
     body_timeout_ms: int = 30_000
     """How long a request's body may take from its headers to its last byte."""
 
+    drain_delay_ms: int = 0
+    """How long a stop only says on /readyz that it is coming, so that a load balancer sends nothing more, before
+    anything ends."""
+
     shutdown_timeout_ms: int = 10_000
     """How long a stop waits for requests that are being answered."""
 
@@ -112,6 +117,8 @@ class GatewayConfig:
         for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms", "consumer_instance_timeout_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive")
+        if self.drain_delay_ms < 0:
+            raise ConfigError("drain_delay_ms must be at least 0")
         if self.auth.enabled and self.insecure_no_auth:
             raise ConfigError("auth.enabled and insecure_no_auth contradict each other: choose one")
         if not (self.auth.enabled or self.insecure_no_auth or self.is_loopback):
@@ -234,7 +241,8 @@ def _known(name: str, source: str) -> object:
     try:
         return _KNOWN[name]
     except KeyError:
-        raise ConfigError(f"unknown {source}: {name}") from None
+        meant = get_close_matches(name, _KNOWN, n=1)
+        raise ConfigError(f"unknown {source}: {name}{f' (did you mean {meant[0]}?)' if meant else ''}") from None
 
 
 def _from_toml(file: Path) -> Settings:
@@ -260,7 +268,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     for variable, value in environment.items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in CLIENT_VARIABLES:
             if variable not in by_variable:
-                raise ConfigError(f"unknown environment variable: {variable}")
+                meant = get_close_matches(variable, by_variable, n=1)
+                hint = f" (did you mean {meant[0]}?)" if meant else ""
+                raise ConfigError(f"unknown environment variable: {variable}{hint}")
             settings[by_variable[variable]] = Given(value, variable)
     return settings
 

@@ -49,9 +49,11 @@ class Consumer:
         *,
         max_bytes: int,
         wait_ms: int = 0,
+        end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> Fetched:
-        """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`.
+        """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`, and
+        none that begins at or behind `end_offset`.
 
         At the partition's end waits up to `wait_ms` for the next entry, else answers at once; the status says why a
         read came back empty. With `tag_hashes`, entries without a record of such a tag are passed over (NO_MATCH when
@@ -61,7 +63,12 @@ class Consumer:
         self._check(topic, partition)
         route = self._routes.readable(topic, partition, offset)
         read = await route.broker.read(
-            route.queue, route.to_physical(offset), max_bytes=max_bytes, wait_ms=wait_ms, tag_hashes=tag_hashes
+            route.queue,
+            route.to_physical(offset),
+            max_bytes=max_bytes,
+            wait_ms=wait_ms,
+            end_offset=None if end_offset is None else route.to_physical(end_offset),
+            tag_hashes=tag_hashes,
         )
         to_logical = route.to_logical
         return Fetched(

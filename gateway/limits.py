@@ -56,6 +56,11 @@ class Limits:
 
     topic_name_bytes_max: int = TOPIC_NAME_BYTES_MAX
     partitions_max: int = PARTITIONS_MAX
+    """Of one topic."""
+
+    topics_max: int = 10_000
+    partitions_total_max: int = 100_000
+    """Partitions of all topics together."""
 
     delay_ms_max: int = 365 * DAY_MS
     """Longest delay of a record, from the server's clock."""
@@ -96,16 +101,17 @@ class Limits:
     connections_max: int = 12_000
     """Connections open at once, sockets included."""
 
-    connections_per_address_max: int = 12_000
-    """Of them, from one address (IPv6: from one /64 network)."""
+    connections_per_address_max: int = 4096
+    """Of them, from one address (IPv6: from one /64 network), so that no stranger takes all. 0: any number, for servers
+    whose clients all come through one proxy."""
 
     def __post_init__(self) -> None:
         if not 0 < self.delay_ms_max <= DELAY_MS_LIMIT:
             raise ValueError(f"delay_ms_max must be between 1 and {DELAY_MS_LIMIT}")
-        for name in ("requests_per_s_max", "request_bytes_per_s_max"):
+        for name in ("requests_per_s_max", "request_bytes_per_s_max", "connections_per_address_max"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
-        for name in ("connections_max", "connections_per_address_max", "groups_max", "group_in_flight_max"):
+        for name in ("connections_max", "groups_max", "group_in_flight_max", "topics_max", "partitions_total_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:

@@ -44,6 +44,11 @@ class Access(Protocol):
         """When these rights end (epoch ms); None: they do not by themselves."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether these rights have ended: withdrawn, or past their time."""
+        ...
+
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         """Whether this may be done to this topic and this group.
 
@@ -75,6 +80,7 @@ class _Everything:
 
     principal = "anonymous"
     expires_at_ms = None
+    is_over = False
 
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         return True
@@ -91,6 +97,7 @@ class _Nothing:
 
     principal = "nobody"
     expires_at_ms = None
+    is_over = False
 
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         return False

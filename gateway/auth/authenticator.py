@@ -19,7 +19,7 @@ from aiohttp import web
 from gateway.auth import tokens
 from gateway.auth.access import NOBODY, OPEN, Access, Permission, forbidden
 from gateway.auth.address import counted_as
-from gateway.auth.backoff import Backoff
+from gateway.auth.backoff import FREE_FAILURES, Backoff
 from gateway.auth.credentials import API_KEY, AUTHORIZATION, Headers, Malformed, in_headers, of_browser
 from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
@@ -100,7 +100,13 @@ class PolicyAuthenticator:
     is_required = True
 
     def __init__(
-        self, policy: Policy, *, clock: Clock, now_ms: Callable[[], int], token_in_query: bool = False
+        self,
+        policy: Policy,
+        *,
+        clock: Clock,
+        now_ms: Callable[[], int],
+        token_in_query: bool = False,
+        free_failures: int = FREE_FAILURES,
     ) -> None:
         self.failure_count = 0
         """Credentials that were refused."""
@@ -115,7 +121,7 @@ class PolicyAuthenticator:
         self._callers: dict[bytes, _Caller] = {}  # by the hash of their token
         self._by_header: dict[bytes, _Caller] = {}  # by the hash of the header that has it
         self._watched: dict[_Caller, list[Callable[[], None]]] = {}
-        self._backoff = Backoff()
+        self._backoff = Backoff(free_failures)
         self._tickets = Tickets(now_ms)
         self._quiet_until_ms = 0
 

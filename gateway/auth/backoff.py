@@ -1,7 +1,7 @@
 """How long an address that keeps failing to authenticate has to wait. Pure: time comes in as an argument.
 
-The first FREE_FAILURES cost nothing: people mistype. Each one after that closes the address for twice as long as the
-one before, from FIRST_WAIT_MS to WAIT_MS_MAX. An address that has been quiet for FORGET_MS starts afresh.
+The first few (`free_failures`) cost nothing: people mistype. Each one after that closes the address for twice as long
+as the one before, from FIRST_WAIT_MS to WAIT_MS_MAX. An address that has been quiet for FORGET_MS starts afresh.
 
 This is for what a wrong guess costs (checking a signature, a line in a log), not against guessing: 256 random bits
 are not guessed. So whoever holds a valid static token gets in at any time, even from behind the proxy of an attacker.
@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FREE_FAILURES = 10
+"""Unless `auth.free_failures` says otherwise."""
+
 FIRST_WAIT_MS = 1_000
 WAIT_MS_MAX = 60_000
 FORGET_MS = 600_000
@@ -29,7 +31,8 @@ class _Failures:
 class Backoff:
     """The failures of all addresses. Times are monotonic ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, free_failures: int = FREE_FAILURES) -> None:
+        self._free_failures = free_failures
         self._failures: dict[str, _Failures] = {}
 
     def wait_ms(self, address: str, now_ms: int) -> int:
@@ -44,8 +47,8 @@ class Backoff:
             failures = _Failures(0, now_ms, now_ms)
         failures.count += 1
         failures.last_ms = now_ms
-        if failures.count > FREE_FAILURES:
-            doublings = min(failures.count - FREE_FAILURES - 1, 16)
+        if failures.count > self._free_failures:
+            doublings = min(failures.count - self._free_failures - 1, 16)
             failures.closed_until_ms = now_ms + min(FIRST_WAIT_MS << doublings, WAIT_MS_MAX)
         self._failures[address] = failures  # at the end: dicts keep the order of insertion
         if len(self._failures) > ADDRESSES_MAX:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.auth.backoff import FREE_FAILURES
 from gateway.auth.jwt import Algorithm
 
 DIRECTORY = "auth"
@@ -37,6 +38,10 @@ class AuthConfig:
     jwt_leeway_ms: int = 30_000
     """How far the issuer's clock may be off."""
 
+    free_failures: int = FREE_FAILURES
+    """Failures to authenticate after which an address has to wait before the next try. Many, where all clients come
+    through one proxy."""
+
     token_in_query: bool = False
     """Accept `?token=` on GET requests, for clients that can do nothing else. URLs end up in logs."""
 
@@ -46,6 +51,8 @@ class AuthConfig:
             raise ValueError("auth.jwt_issuer, auth.jwt_audience and auth.jwt_key_file go together")
         if not 0 <= self.jwt_leeway_ms <= 300_000:
             raise ValueError("auth.jwt_leeway_ms must be between 0 and 300000")
+        if self.free_failures < 0:
+            raise ValueError("auth.free_failures must be at least 0")
 
     @property
     def tokens_path(self) -> Path:

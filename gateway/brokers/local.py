@@ -4,11 +4,11 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from store import Store
-from store.topics import TIMER_QUEUE, Topic, TopicConfig
+from store.topics import TIMER_QUEUE, Changes, Topic, TopicConfig
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Identity, QueueKey, ReadResult, ReadStatus
 
 
@@ -77,12 +77,17 @@ class LocalBroker:
         *,
         max_bytes: int,
         wait_ms: int = 0,
+        end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
-        result = await self._store.read(queue, offset, max_bytes=max_bytes, tag_hashes=tag_hashes)
+        result = await self._store.read(
+            queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
+        )
         at_end = result.status in (ReadStatus.AT_END, ReadStatus.EMPTY)
         if wait_ms and at_end and await self._store.wait_for(queue, offset, wait_ms):
-            return await self._store.read(queue, offset, max_bytes=max_bytes, tag_hashes=tag_hashes)
+            return await self._store.read(
+                queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
+            )
         return result
 
     async def bounds(self, queue: QueueKey) -> Bounds:
@@ -101,7 +106,7 @@ class LocalBroker:
             self._on_topic(topic)
         return topic
 
-    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> Topic:
+    async def configure_topic(self, name: str, changes: Changes) -> Topic:
         """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""
         topic, is_new = await self._store.configure_topic(name, changes)
         if is_new:

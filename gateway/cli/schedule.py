@@ -59,7 +59,8 @@ def list_(
     for heading in ("topic", "partition", "due", "key"):
         table.add_column(heading, no_wrap=True)
     for row in rows:
-        key_text = str(row.get("key", row.get("key_base64")))
+        sent_key = row.get("key", row.get("key_base64"))
+        key_text = "-" if sent_key is None else sent_key
         cells = (row["schedule_id"], row["topic"], row["partition"], _time(row["deliver_at"]), key_text)
         table.add_row(*(escaped(str(cell)) for cell in cells))
     Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)

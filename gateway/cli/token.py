@@ -66,6 +66,8 @@ def create(
         return
     typer.echo(token)
     print_note(f"Keep it: it cannot be shown again. Its id is {record.id}; clients take it from MQ_TOKEN.")
+    if not allow:
+        print_note(f"It has no scopes (--allow): it may do what the rules say about {principal}, else nothing.")
 
 
 @app.command("list")

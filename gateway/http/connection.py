@@ -44,11 +44,11 @@ class Door:
     def enter(self, address: str) -> bool:
         """Whether there is room for one more connection from this address; if so it is counted."""
         count = self._by_address.get(address, 0)
-        if (
-            self._stats.connection_count >= self._limits.connections_max
-            or count >= self._limits.connections_per_address_max
-        ):
+        is_full = self._stats.connection_count >= self._limits.connections_max
+        if is_full or 0 < self._limits.connections_per_address_max <= count:
             self._stats.connection_refused_count += 1
+            if not is_full:
+                self._stats.address_refused_count += 1
             return False
         self._by_address[address] = count + 1
         self._stats.connection_count += 1
@@ -183,6 +183,12 @@ class Connection(web.RequestHandler):
         super()._process_keepalive()
 
     # ------------------------------------------------------------------------------------------------- errors
+
+    def log_exception(self, *args: Any, **details: Any) -> None:
+        """As aiohttp's, but for what it does to itself: when a stop gives up waiting for a handler in the very turn in
+        which that ends, aiohttp wakes a waiter that is gone. With many sockets that is a traceback for each."""
+        if not (self._force_close and isinstance(details.get("exc_info"), asyncio.InvalidStateError)):
+            super().log_exception(*args, **details)
 
     def handle_error(
         self,

@@ -33,6 +33,7 @@ from gateway.http.context import Gateway
 from gateway.http.errors import PARTITION_NOT_FOUND, RequestError, bad_request, invalid
 from gateway.http.media import kafka_records_type, preferred_types, records_type
 from gateway.http.reading import Query, partition_in
+from gateway.http.rights import ended
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
@@ -166,18 +167,21 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
     group, name = _instance(request)
     fmt = instances.settings(group, name).format
     content_type = _records_type(request, fmt)
+    access = access_of(request)
     gateway.stats.long_poll_count += 1
     try:
         shown = await instances.read(
             group,
             name,
             poll,
-            is_client_gone=lambda: request.transport is None,
+            is_client_gone=lambda: request.transport is None or access.is_over,
             check_topics=lambda topics: _check_topics(request, topics),
             topic=topic,
         )
     finally:
         gateway.stats.long_poll_count -= 1
+    if access.is_over:
+        raise ended()
     body = orjson.dumps(shown)
     gateway.stats.fetched_record_count += len(shown)
     gateway.stats.fetched_byte_count += len(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,11 +16,12 @@ from gateway.auth.rates import Rates
 from gateway.config import GatewayConfig
 from gateway.consumer import Consumer
 from gateway.coordinator.api import Groups
+from gateway.http.handed import Hands
 from gateway.limits import Limits
 from gateway.producer import Producer
 from gateway.topics import Routes, TopicView
 from store.clock import Clock
-from store.topics import TopicConfig
+from store.topics import Changes, TopicConfig
 
 
 class TopicAdmin(Protocol):
@@ -33,7 +34,7 @@ class TopicAdmin(Protocol):
         """
         ...
 
-    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> TopicView:
+    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
         """Choose other settings, by the names of TopicConfig; None takes a choice back. Durable and in force on return.
 
         Raises UnknownQueue, IllegalTopic, or another StoreError.
@@ -91,6 +92,9 @@ class GatewayStats:
     connection_refused_count: int = 0
     """Connections closed at once because there were too many."""
 
+    address_refused_count: int = 0
+    """Of them, those of an address that has too many of its own."""
+
     fetched_record_count: int = 0
     fetched_byte_count: int = 0
     long_poll_count: int = 0
@@ -128,7 +132,13 @@ class Gateway:
     draining: asyncio.Event
     """Set when the server is about to stop: say so to clients, and begin nothing long."""
 
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set before that: not ready for more, but all goes on for `drain_delay_ms`."""
+
     authenticator: Authenticator = field(default_factory=Anybody)
+    hands: Hands = field(default_factory=Hands)
+    """What event streams of groups have handed out."""
+
     rates: Rates | None = None
     """None: nobody is limited."""
 

@@ -28,10 +28,12 @@ from store.errors import (
     DiskFull,
     FormatTooNew,
     IdentityReused,
+    IllegalRecord,
     IllegalTopic,
     IndexDamaged,
     IndexRefused,
     MalformedBatch,
+    OffsetMoved,
     Overloaded,
     RecordTooLarge,
     SequenceGone,
@@ -66,6 +68,7 @@ TOPIC_SHAPE_DIFFERS = 40955
 SEQUENCE_GONE = 40956
 ALREADY_STORED = 40957
 STALE_GENERATION = 40959  # the caller owns this no more: join again
+OFFSET_MOVED = 41250
 OFFSET_OUT_OF_RANGE = 41601
 STORE_FAILURE = 50002
 READ_ONLY = 50350  # draining, or stopped for good
@@ -153,6 +156,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     ),
     IdentityReused: _Answer(422, KEY_REUSED),
     SequenceGone: _Answer(409, SEQUENCE_GONE),
+    OffsetMoved: _Answer(412, OFFSET_MOVED),
     AlreadyStored: _Answer(409, ALREADY_STORED),
     UnknownGroup: _Answer(404, GROUP_NOT_FOUND),
     UnknownMember: _Answer(404, MEMBER_NOT_FOUND),
@@ -164,6 +168,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     GroupError: _Answer(409, 409),
     RecordTooLarge: _Answer(413, RECORD_TOO_LARGE),
     MalformedBatch: _Answer(400, 400),
+    IllegalRecord: _Answer(422, RECORD_PART_ILLEGAL),
     UnknownQueue: _Answer(404, TOPIC_NOT_FOUND, message="Topic not found."),
     UnknownPartition: _Answer(404, PARTITION_NOT_FOUND, message="Partition not found."),
     TopicExists: _Answer(409, TOPIC_SHAPE_DIFFERS),

@@ -15,8 +15,9 @@ import orjson
 from aiohttp import hdrs, web
 from multidict import istr
 
+from gateway.auth.access import Permission, access_of
 from gateway.codec.filters import TagFilter, parse_filter
-from gateway.codec.records import render_lines
+from gateway.codec.texts import render_texts
 from gateway.consumer import AtTime, Fetched, OffsetSpec
 from gateway.http.answers import packed
 from gateway.http.context import Gateway
@@ -30,8 +31,10 @@ from gateway.http.media import (
     prefers,
     records_type,
 )
+from gateway.http.parts import Parts, body_of
 from gateway.http.reading import Query, partition_in
-from gateway.http.streaming import StreamedAnswer, rendered_pieces
+from gateway.http.rights import while_allowed
+from gateway.http.streaming import StreamedAnswer, pieces, rendered_pieces
 from store.limits import MiB
 
 NEXT_OFFSET = istr("Mq-Next-Offset")
@@ -67,16 +70,16 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     """Records of one partition from an offset on, and where the next pull begins."""
     kind, query = _form_of(request)
     pull = await _pull_of(gateway, request, kind, query)
-    fetched = await _fetch(gateway, pull)
+    fetched = await _fetch(gateway, request, pull)
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
         pull.start = _reset(query.text("reset"), pull.start, fetched)
-        fetched = await _fetch(gateway, pull)
+        fetched = await _fetch(gateway, request, pull)
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
     if pull.tag_filter is None:
         body, next_offset = await _taken(pull, fetched)
     else:
-        body, next_offset = await _taken_filtered(gateway, pull, fetched)
+        body, next_offset = await _taken_filtered(gateway, request, pull, fetched)
     stats = gateway.stats
     stats.fetched_record_count += next_offset - pull.start
     stats.fetched_byte_count += len(body)
@@ -165,42 +168,59 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
     )
 
 
-async def _fetch(gateway: Gateway, pull: _Pull, timeout_ms: int | None = None) -> Fetched:
+async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms: int | None = None) -> Fetched:
     if timeout_ms is None:
         timeout_ms = pull.timeout_ms
     return await fetch_or_wait(
         gateway,
+        request,
         pull.topic,
         pull.partition,
         pull.start,
         max_bytes=min(pull.max_bytes, _STREAM_READ_BYTES) if pull.kind.is_lines else pull.max_bytes,
         timeout_ms=timeout_ms if pull.start < pull.stop else 0,
+        end_offset=min(pull.stop, pull.start + pull.max_records) if pull.tag_filter is None else None,
         tag_hashes=None if pull.tag_filter is None else pull.tag_filter.hashes,
     )
 
 
 async def fetch_or_wait(
     gateway: Gateway,
+    request: web.Request,
     topic: str,
     partition: int,
     offset: int,
     *,
     max_bytes: int,
     timeout_ms: int,
+    end_offset: int | None = None,
     tag_hashes: frozenset[int] | None = None,
 ) -> Fetched:
-    """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains."""
+    """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
+
+    Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
+    """
     fetch = gateway.consumer.fetch
-    fetched = await fetch(topic, partition, offset, max_bytes=max_bytes, tag_hashes=tag_hashes)
+    fetched = await fetch(topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes)
     if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or gateway.draining.is_set():
         return fetched
     waiting = asyncio.ensure_future(
-        fetch(topic, partition, offset, max_bytes=max_bytes, wait_ms=timeout_ms, tag_hashes=tag_hashes)
+        fetch(
+            topic,
+            partition,
+            offset,
+            max_bytes=max_bytes,
+            wait_ms=timeout_ms,
+            end_offset=end_offset,
+            tag_hashes=tag_hashes,
+        )
     )
     stopping = asyncio.ensure_future(gateway.draining.wait())
     gateway.stats.long_poll_count += 1
     try:
-        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        async with while_allowed(gateway, request):
+            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        access_of(request).check(Permission.RECEIVE, topic=topic)
         return await waiting if waiting.done() else fetched
     finally:
         gateway.stats.long_poll_count -= 1
@@ -208,23 +228,25 @@ async def fetch_or_wait(
         stopping.cancel()
 
 
-async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes, int]:
+async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | Parts, int]:
     """The body made of what was fetched, and the offset behind it."""
     start = pull.start
     stop = min(pull.stop, start + pull.max_records)
     entries = [entry for entry in fetched.entries if entry.base_offset < stop]
     next_offset = max(start, entries[-1].next_offset) if entries else start
     if pull.kind.fmt is None:
-        return b"".join([entry.batch for entry in entries]), next_offset
-    records: list[dict[str, object]] = []
-    for piece, high in rendered_pieces(pull.topic, pull.partition, entries, pull.kind.fmt, start=start, stop=stop):
-        records += piece
+        return body_of([entry.batch for entry in entries]), next_offset
+    texts: list[bytes] = []
+    for covering, low, high in pieces(entries, start, stop):
+        texts += render_texts(pull.topic, pull.partition, covering, pull.kind.fmt, start=low, stop=high)
         if high < min(next_offset, stop):
             await asyncio.sleep(0)
-    return orjson.dumps(records), min(next_offset, max(start, stop))
+    return b"[%b]" % b",".join(texts), min(next_offset, max(start, stop))
 
 
-async def _taken_filtered(gateway: Gateway, pull: _Pull, fetched: Fetched) -> tuple[bytes, int]:
+async def _taken_filtered(
+    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched
+) -> tuple[bytes | Parts, int]:
     """As `_taken`, for the records that the filter wants; goes on reading until there is one."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + pull.timeout_ms / 1000
@@ -236,7 +258,7 @@ async def _taken_filtered(gateway: Gateway, pull: _Pull, fetched: Fetched) -> tu
                 if entries:
                     is_cut = len(entries) < len(fetched.entries)
                     next_offset = entries[-1].next_offset if is_cut else fetched.next_offset
-                    return b"".join([entry.batch for entry in entries]), next_offset
+                    return body_of([entry.batch for entry in entries]), next_offset
             else:
                 records, next_offset = await _wanted(pull, fetched)
                 if records:
@@ -247,7 +269,7 @@ async def _taken_filtered(gateway: Gateway, pull: _Pull, fetched: Fetched) -> tu
                 break
             if gateway.draining.is_set():
                 break
-            fetched = await _fetch(gateway, pull, max(left_ms, 0))
+            fetched = await _fetch(gateway, request, pull, max(left_ms, 0))
         return b"" if pull.kind.fmt is None else b"[]", pull.start
     finally:
         pull.start = first
@@ -295,21 +317,23 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
     stats = gateway.stats
     try:
         while True:
-            for piece, high in rendered_pieces(
-                pull.topic,
-                pull.partition,
-                fetched.entries,
-                pull.kind.fmt,
-                start=pull.start,
-                stop=pull.stop if pull.tag_filter else min(pull.stop, pull.start + left_records),
-                topic_id=pull.topic_id if pull.kind.fmt is None else None,
-                tag_filter=pull.tag_filter,
-            ):
-                lines = render_lines(piece[:left_records])
+            stop = pull.stop if pull.tag_filter else min(pull.stop, pull.start + left_records)
+            for covering, low, high in pieces(fetched.entries, pull.start, stop):
+                texts = render_texts(
+                    pull.topic,
+                    pull.partition,
+                    covering,
+                    pull.kind.fmt,
+                    start=low,
+                    stop=high,
+                    topic_id=pull.topic_id if pull.kind.fmt is None else None,
+                    tag_filter=pull.tag_filter,
+                )[:left_records]
+                lines = b"\n".join([*texts, b""])
                 if lines:
                     await answer.write(lines)
                 await asyncio.sleep(0)
-                left_records -= min(len(piece), left_records)
+                left_records -= len(texts)
                 left_bytes -= len(lines)
                 stats.fetched_record_count += high - pull.start
                 stats.fetched_byte_count += len(lines)
@@ -323,8 +347,9 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
                 break
             if gateway.draining.is_set():
                 raise draining()
+            access_of(request).check(Permission.RECEIVE, topic=pull.topic)
             at = pull.start
-            fetched = await _fetch(gateway, pull)
+            fetched = await _fetch(gateway, request, pull)
             if not fetched.min_offset <= pull.start <= fetched.max_offset:
                 _reset(None, pull.start, fetched)
             if fetched.next_offset == at and not fetched.entries:

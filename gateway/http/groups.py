@@ -52,6 +52,7 @@ from gateway.http.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, bad_
 from gateway.http.media import preferred_types
 from gateway.http.raw import OCTETS, RawRecord, raw_answer
 from gateway.http.reading import Query
+from gateway.http.rights import while_allowed
 from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
@@ -86,7 +87,7 @@ _RECEIVE = (
     "start",
 )
 _STARTS = {"earliest": Start.FIRST, "latest": Start.LAST}
-_INVISIBLE_MS_MAX = 43_200_000
+INVISIBLE_MS_MAX = 43_200_000
 
 
 # Groups
@@ -175,14 +176,19 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     asked = _receive(gateway, request, _object(body, _RECEIVE))
     if wants_raw and asked.max_messages != 1:
         raise RequestError(422, LIMIT_ILLEGAL, "max_messages: must be 1 for an answer without JSON")
+    group = request.match_info["group"]
     gateway.stats.long_poll_count += 1
     try:
-        received = await gateway.groups.receive(request.match_info["group"], asked)
+        async with while_allowed(gateway, request):  # who is cancelled gives back what it had leased
+            received = await gateway.groups.receive(group, asked)
     finally:
         gateway.stats.long_poll_count -= 1
-    if request.transport is None and received.messages:  # who asked has gone
-        receipts = [message.receipt for message in received.messages]
-        await gateway.groups.give_back(request.match_info["group"], receipts)
+    access = access_of(request)
+    is_allowed = all(access.allows(Permission.RECEIVE, topic=topic, group=group) for topic in asked.topics)
+    if received.messages and not (is_allowed and request.transport is not None):  # who asked has gone, or may no more
+        await gateway.groups.give_back(group, [message.receipt for message in received.messages])
+    for topic in asked.topics:
+        access.check(Permission.RECEIVE, topic=topic, group=group)
     gateway.stats.fetched_record_count += len(received.messages)
     if wants_raw:
         return _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
@@ -196,7 +202,9 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     wanted = _object(body, ("receipts", "up_to"))
     group = _group_named(request)
     if "up_to" not in wanted:
-        return _settled(request, await gateway.groups.ack(group, _receipts(wanted)))
+        acked = await gateway.groups.ack(group, _receipts(wanted))
+        gateway.hands.settled(group, acked)
+        return _settled(request, acked)
     up_to = wanted["up_to"]
     if "receipts" in wanted or not isinstance(up_to, dict) or not up_to.keys() == {"topic", "partition", "offset"}:
         raise invalid('Say what is done: {"receipts": [...]}, or {"up_to": {"topic", "partition", "offset"}}.')
@@ -205,6 +213,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     if not _is_whole(partition) or not _is_whole(offset):
         raise invalid("up_to: partition and offset must be whole numbers")
     count = await gateway.groups.ack_up_to(group, TopicPartition(topic, partition), offset)
+    gateway.hands.settled_up_to(group, topic, partition, offset)
     return json_answer(request, {"acked": count})
 
 
@@ -218,9 +227,9 @@ async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
         raise RequestError(422, DELAY_ILLEGAL, f"delay_ms: must be an integer from 0 to {delay_ms_max}")
     receipts = _receipts(wanted)
     group = _group_named(request)
-    return _settled(
-        request, await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
-    )
+    nacked = await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
+    gateway.hands.settled(group, nacked)
+    return _settled(request, nacked)
 
 
 async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -229,7 +238,9 @@ async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
     wanted = _object(body, ("receipts", "reason"))
     receipts = _receipts(wanted)
     group = _group_named(request)
-    return _settled(request, await gateway.groups.reject(group, receipts, _reason(wanted) or "rejected"))
+    rejected = await gateway.groups.reject(group, receipts, _reason(wanted) or "rejected")
+    gateway.hands.settled(group, rejected)
+    return _settled(request, rejected)
 
 
 async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -238,9 +249,12 @@ async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
     wanted = _object(body, ("receipts", "invisible_ms"))
     if wanted.get("invisible_ms") is None:
         raise invalid("invisible_ms: must be given")
-    invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=_INVISIBLE_MS_MAX)
+    invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
     receipts = _receipts(wanted)
-    return _settled(request, await gateway.groups.extend(_group_named(request), receipts, invisible_ms))
+    group = _group_named(request)
+    extended = await gateway.groups.extend(group, receipts, invisible_ms)
+    gateway.hands.extended(group, extended, gateway.clock.now_ms() + invisible_ms)
+    return _settled(request, extended)
 
 
 # Dead letters
@@ -439,7 +453,7 @@ def _receive(gateway: Gateway, request: web.Request, wanted: dict[str, object]) 
     tag_filter = parse_filter(_text(wanted, "filter"))
     invisible_ms = None
     if wanted.get("invisible_ms") is not None:
-        invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=_INVISIBLE_MS_MAX)
+        invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
     return Receive(
         topics=names,
         max_messages=_whole(wanted, "max_messages", 32, least=1, most=RECEIVE_MESSAGES_MAX),

@@ -72,11 +72,14 @@ class Collector:
         yield GaugeMetricFamily("mq_long_polls", "Long polls waiting now.", value=stats.long_poll_count)
         yield GaugeMetricFamily("mq_streams", "Event streams open now.", value=stats.stream_count)
         yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
-        yield CounterMetricFamily(
+        refused = CounterMetricFamily(
             "mq_connections_refused",
-            "Connections refused, for there were too many.",
-            value=stats.connection_refused_count,
+            "Connections refused, for there were too many: of one address, or in all.",
+            labels=("limit",),
         )
+        refused.add_metric(("address",), stats.address_refused_count)
+        refused.add_metric(("all",), stats.connection_refused_count - stats.address_refused_count)
+        yield refused
 
     def _sockets(self) -> Iterator[Metric]:
         stats = self._stats

@@ -16,12 +16,14 @@ from collections.abc import AsyncIterator, Sequence
 import orjson
 from aiohttp import hdrs, web
 
+from gateway.auth.access import access_of
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, TooLong
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
 from gateway.http.acks import acks_named
 from gateway.http.admission import charge_bytes
+from gateway.http.conditions import refuse_condition
 from gateway.http.context import Gateway
 from gateway.http.errors import RequestError, bad_request, invalid
 from gateway.http.idempotency import request_identity
@@ -67,6 +69,7 @@ class EventLines(NativeLines):
 
 async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Send records by the stream, one a line, and get a receipt for each as soon as it is stored."""
+    refuse_condition(request)
     query = Query(request, known=QUERY)
     receipts = query.text("receipts") or "all"
     if receipts not in ("all", "errors"):
@@ -97,6 +100,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         splitter=Lines(bytes_max=DOCUMENT_BYTES_MAX),
         dialect=dialect,
         answer=answer,
+        access=access_of(request),
         acks=acks,
         trace=trace_headers(request),
         identity=request_identity(request, topic_id, None),

@@ -19,7 +19,7 @@ async def healthz(gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 async def readyz(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Whether this server should be sent traffic; 503 with reasons when not."""
     reasons = [*gateway.admin.ready()]
-    if gateway.draining.is_set():
+    if gateway.leaving.is_set() or gateway.draining.is_set():
         reasons.append("draining: the server is about to stop")
     if reasons:
         return json_answer(request, {"status": "unavailable", "reasons": reasons}, status=503)

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.codec.records import Format, parse_envelope
+from gateway.codec.columns import columns_of
+from gateway.codec.records import Format, open_envelope, parse_records
 from gateway.http.acks import MQ_ACKS, acks_named, name_of_acks
 from gateway.http.answers import check_accept
+from gateway.http.conditions import expected_offset
 from gateway.http.context import Gateway
 from gateway.http.errors import invalid
 from gateway.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.http.media import format_named, sent_format
 from gateway.http.reading import Query, partition_in
 from gateway.http.tracing import trace_headers, traced
-from gateway.producer import BatchReceipt, Receipt
+from gateway.producer import BatchReceipt, Placed, Receipt
 from gateway.routing.select import SELECTORS
 from store.types import Acks
 
@@ -45,15 +47,32 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     topic_id = gateway.routes_table.topic(topic).topic_id  # an unknown topic is told before a bad record
     identity = request_identity(request, topic_id, body)
     sequence = producer_sequence(request)
+    expected = expected_offset(request)
     receipts: Sequence[Receipt] | Sequence[BatchReceipt]
     if fmt is None:
         batches = receipts = await gateway.producer.produce_batches(
-            topic, body, partition=partition, acks=acks, selector=selector, identity=identity, sequence=sequence
+            topic,
+            body,
+            partition=partition,
+            acks=acks,
+            selector=selector,
+            identity=identity,
+            sequence=sequence,
+            expected_offset=expected,
         )
         offsets = _rendered_batches(batches)
     else:
-        records = parse_envelope(body, fmt, records_max=gateway.limits.records_per_request_max)
-        if trace := trace_headers(request):
+        sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
+        trace = trace_headers(request)
+        is_plain = not (trace or selector or identity or sequence or expected is not None)
+        if is_plain and (columns := columns_of(sent, fmt)) is not None:
+            placed = await gateway.producer.produce_columns(
+                topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
+            )
+            if placed is not None:
+                return _answer(content_type, rendered_columns(placed, len(columns.values)), placed)
+        records = parse_records(sent, fmt)
+        if trace:
             records = [traced(record, trace) for record in records]
         singles = receipts = await gateway.producer.produce(
             topic,
@@ -64,10 +83,10 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             selector=selector,
             identity=identity,
             sequence=sequence,
+            expected_offset=expected,
         )
-        offsets = _rendered(singles)
-    reached = min(receipt.acks for receipt in receipts)
-    response = web.Response(body=offsets, headers={hdrs.CONTENT_TYPE: content_type, MQ_ACKS: name_of_acks(reached)})
+        offsets = rendered_receipts(singles)
+    response = _answer(content_type, offsets, receipts)
     if identity is not None or sequence is not None:
         mark_replayed(response.headers, receipts)
     return response
@@ -80,7 +99,25 @@ def selector_named(name: str | None) -> str | None:
     raise invalid(f"selector: must be one of {', '.join(SELECTORS)}")
 
 
-def _rendered(receipts: Sequence[Receipt]) -> bytes:
+def _answer(
+    content_type: str, body: bytes, receipts: Sequence[Receipt] | Sequence[BatchReceipt] | Sequence[Placed]
+) -> web.Response:
+    reached = min(receipt.acks for receipt in receipts)
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type, MQ_ACKS: name_of_acks(reached)})
+
+
+def rendered_columns(placed: Sequence[Placed], count: int) -> bytes:
+    """What `rendered_receipts` makes of new records, from the places of whole batches."""
+    items = [""] * count
+    for partition, places, base_offset, _ in placed:
+        head = f'{{"partition":{partition},"offset":'
+        for place, offset in zip(places, range(base_offset, base_offset + len(places)), strict=True):
+            items[place] = f'{head}{offset},"error_code":null,"error":null}}'
+    return f'{{"offsets":[{",".join(items)}],"key_schema_id":null,"value_schema_id":null}}'.encode()
+
+
+def rendered_receipts(receipts: Sequence[Receipt]) -> bytes:
+    """The answer to records sent as JSON."""
     offsets: list[dict[str, object]] = []
     for partition, offset, _, schedule_id, deliver_at_ms, _, duplicate in receipts:
         item: dict[str, object] = {"partition": partition, "offset": offset, "error_code": None, "error": None}

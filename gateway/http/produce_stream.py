@@ -21,11 +21,13 @@ from typing import NamedTuple, Protocol
 import orjson
 from aiohttp import web
 
+from gateway.auth.access import Access, Permission
 from gateway.codec.documents import Document, Splitter
 from gateway.codec.native import Parsed
 from gateway.codec.records import ProduceRecord, render_lines
 from gateway.http.context import Gateway
 from gateway.http.errors import RequestError, draining, error_of
+from gateway.http.rights import ended, left_s
 from gateway.http.streaming import StreamedAnswer
 from gateway.http.tracing import Headers, traced
 from gateway.producer import Receipt, RequestIdentity
@@ -77,6 +79,7 @@ class ProduceStream:
         splitter: Splitter,
         dialect: Dialect,
         answer: StreamedAnswer,
+        access: Access,
         acks: Acks | None = None,
         trace: Headers | None = None,
         identity: RequestIdentity | None = None,
@@ -90,6 +93,7 @@ class ProduceStream:
         self._splitter = splitter
         self._dialect = dialect
         self._answer = answer
+        self._access = access
         self._acks = acks
         self._trace = trace or []
         self._identity = identity
@@ -100,8 +104,10 @@ class ProduceStream:
         self._ending: RequestError | None = None
 
     async def run(self) -> web.StreamResponse:
-        """Until the body ends, the client is gone, or the server drains. Raises RequestError when nothing was answered
-        yet."""
+        """Until the body ends, the client is gone, its rights end, or the server drains.
+
+        Raises RequestError when nothing was answered yet.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(tasks))
@@ -123,8 +129,17 @@ class ProduceStream:
         return await self._answer.end()
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
-        await self._gateway.draining.wait()
-        self._ending = draining()
+        gateway, access = self._gateway, self._access
+        over = asyncio.Event()
+        unwatch = access.watch(over.set)
+        waiting = [asyncio.ensure_future(gateway.draining.wait()), asyncio.ensure_future(over.wait())]
+        try:
+            await asyncio.wait(waiting, timeout=left_s(gateway, access), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unwatch()
+            for one in waiting:
+                one.cancel()
+        self._ending = draining() if gateway.draining.is_set() else ended()
         reading.cancel()
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
@@ -146,6 +161,7 @@ class ProduceStream:
     async def _dispatch(self, tasks: asyncio.TaskGroup, documents: Sequence[Document]) -> None:
         """Begin to send documents in groups; wait while too many are under way."""
         for first in range(0, len(documents), GROUP_RECORDS_MAX):
+            self._access.check(Permission.SEND, topic=self._topic)  # rules may have changed since the stream began
             parsed = self._dialect.parse(documents[first : first + GROUP_RECORDS_MAX])
             identity = None if self._identity is None else self._identity.at(self._place)
             group = _Group(self._place, parsed, tasks.create_task(self._send(parsed, identity)))

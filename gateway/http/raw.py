@@ -35,6 +35,7 @@ from gateway.codec.tags import (
 from gateway.consumer import Fetched
 from gateway.http.acks import MQ_ACKS, acks_named, name_of_acks
 from gateway.http.answers import check_accept, json_answer
+from gateway.http.conditions import expected_offset
 from gateway.http.context import Gateway
 from gateway.http.errors import OFFSET_OUT_OF_RANGE, RECORD_PART_ILLEGAL, RequestError, invalid
 from gateway.http.fetch import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
@@ -96,6 +97,7 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
         acks=acks_named(query.text("acks")),
         selector=selector_named(query.text("selector")),
         identity=identity,
+        expected_offset=expected_offset(request),
     )
     answer = {"topic": topic, **receipt_fields(view.topic_id, receipt), "timestamp": receipt.timestamp_ms}
     response = json_answer(request, answer, status=201 if receipt.schedule_id is None else 202)
@@ -127,7 +129,7 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
     assert partition is not None
     topic_id = gateway.routes_table.topic(topic).topic_id
     offset = await gateway.consumer.resolve_offset(topic, partition, request.match_info["offset"])
-    fetched = await fetch_or_wait(gateway, topic, partition, offset, max_bytes=1, timeout_ms=timeout_ms)
+    fetched = await fetch_or_wait(gateway, request, topic, partition, offset, max_bytes=1, timeout_ms=timeout_ms)
     bounds = {BEGINNING_OFFSET: str(fetched.min_offset), END_OFFSET: str(fetched.max_offset), EPOCH: str(topic_id)}
     if offset == fetched.max_offset:
         return web.Response(status=204, headers={NEXT_OFFSET: str(offset), **bounds})

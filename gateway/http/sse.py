@@ -8,6 +8,8 @@ Every id is a cursor: the next offset of every partition of the stream. A browse
 reconnects (Last-Event-ID), so nothing is lost and nothing comes twice; comments that keep the connection alive carry it
 too, so what a filter passed over is not looked at again.
 
+With `group=` it is another kind of stream: group_stream.py.
+
     caught_up   once, when every partition had nothing more for the first time
     error       the stream cannot go on: the topic is gone, or retention has overtaken the reader; then it ends
     goaway      the server is about to stop: connect again
@@ -34,10 +36,12 @@ from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
 from gateway.consumer import AtTime, OffsetSpec
+from gateway.coordinator.api import Receive, StartSpec
+from gateway.groups.copies import check_group_name
+from gateway.groups.progress import Start, StartTime
 from gateway.http.context import Gateway
 from gateway.http.errors import (
     EPOCH_CHANGED,
-    FORBIDDEN,
     LIMIT_ILLEGAL,
     OFFSET_OUT_OF_RANGE,
     TOO_MANY,
@@ -46,15 +50,24 @@ from gateway.http.errors import (
     error_of,
     invalid,
 )
+from gateway.http.group_stream import CREDIT_DEFAULT, CREDIT_MAX, GroupStream
+from gateway.http.groups import INVISIBLE_MS_MAX
 from gateway.http.media import LINES_TYPE, LINES_TYPES, format_named, prefers
 from gateway.http.reading import Query
+from gateway.http.rights import ended, left_s
 from gateway.http.streaming import PIECE_BYTES, StreamedAnswer, rendered_pieces
 from store.limits import KiB
 from store.types import ReadStatus
 
-QUERY = ("from", "partitions", "filter", "format", "topics", "last_event_id", "reset")
+QUERY = (
+    "from", "partitions", "filter", "format", "topics", "last_event_id", "reset",
+    "group", "ack", "credit", "invisible_ms",
+)  # fmt: skip
 SSE_TYPE = "text/event-stream"
 LAST_EVENT_ID = "Last-Event-ID"
+
+_OF_GROUPS = ("ack", "credit", "invisible_ms")
+_NOT_OF_GROUPS = ("partitions", "format", "last_event_id", "reset")
 
 CURSOR_BYTES_MAX = 6 * KiB
 """Of one id. It comes with every event, and comes back in one request header."""
@@ -120,13 +133,23 @@ class LineForm:
 
 
 async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """Stream records until the client goes, its rights end, or the server drains."""
+    """Stream records until the client goes, its rights end, or the server drains.
+
+    With `group` and `ack` the stream is one of the group's consumers: records come on lease, each with a receipt.
+    """
     query = Query(request, known=QUERY)
     wants_lines = prefers(request.headers.get(hdrs.ACCEPT, ""), SSE_TYPE, *LINES_TYPES) not in (SSE_TYPE, None)
     form: EventForm | LineForm = LineForm() if wants_lines else EventForm()
     fmt = None if (name := query.text("format")) is None else format_named(name)
     tag_filter = parse_filter(query.text("filter"))
-    places = await _places(gateway, request, query)
+    group = query.text("group")
+    if group is None:
+        if any(query.text(name) is not None for name in _OF_GROUPS):
+            raise invalid(f"{', '.join(_OF_GROUPS)}: only with a group")
+        places = await _places(gateway, request, query)
+    else:
+        asked = _asked_for_group(gateway, request, query, group, tag_filter)
+        credit = query.integer("credit", CREDIT_DEFAULT, least=1, most=CREDIT_MAX)
     answer = StreamedAnswer(
         gateway,
         request,
@@ -140,10 +163,52 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
         raise RequestError(429, TOO_MANY, "Too many streams are open.", retriable=True, retry_after_ms=5000)
     stats.stream_count += 1
     try:
-        stream = Stream(gateway, places, form, fmt, tag_filter, access_of(request), answer)
-        return await stream.run()
+        if group is not None:
+            return await GroupStream(
+                gateway,
+                request,
+                access_of(request),
+                answer,
+                group=group,
+                asked=asked,
+                credit=credit,
+                acks_itself=query.text("ack") == "auto",
+                as_lines=wants_lines,
+                heartbeat_ms=HEARTBEAT_MS,
+            ).run()
+        return await Stream(gateway, places, form, fmt, tag_filter, access_of(request), answer).run()
     finally:
         stats.stream_count -= 1
+
+
+def _asked_for_group(
+    gateway: Gateway, request: web.Request, query: Query, group: str, tag_filter: TagFilter | None
+) -> Receive:
+    """What a stream of a group receives, again and again. Raises RequestError, GroupError, UnknownQueue."""
+    check_group_name(group)
+    if query.text("ack") not in ("auto", "manual"):
+        raise invalid('ack: say "manual" (each record is settled by its receipt) or "auto" (when it is sent)')
+    for name in _NOT_OF_GROUPS:
+        if query.text(name) is not None:
+            raise invalid(f"{name}: not with a group, which keeps the place itself and hands out the native form")
+    names = _topics(request, query)
+    for name in names:
+        access_of(request).check(Permission.RECEIVE, topic=name, group=group)
+        gateway.routes_table.topic(name)
+    begin = query.text("from")
+    if begin in (None, "earliest", "latest"):
+        start: StartSpec = Start.LAST if begin == "latest" else Start.FIRST
+    else:
+        time_ms = query.time_ms("from")
+        assert time_ms is not None
+        start = StartTime(time_ms)
+    invisible_ms = query.integer("invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
+    return Receive(
+        topics=tuple(names),
+        invisible_ms=invisible_ms or None,
+        tags=None if tag_filter is None else tag_filter.tags,
+        start=start,
+    )
 
 
 class Stream:
@@ -205,8 +270,8 @@ class Stream:
 
     async def _follow(self) -> None:
         while not self._gateway.draining.is_set():
-            if self._ends:
-                raise RequestError(403, FORBIDDEN, "The rights to read this stream have ended.")
+            if self._ends or self._access.is_over:
+                raise ended()
             if self._ready:
                 place = self._ready.popleft()
                 if await self._advance(place):
@@ -232,6 +297,7 @@ class Stream:
             max_bytes=_READ_BYTES,
             tag_hashes=None if self._filter is None else self._filter.hashes,
         )
+        self._access.check(Permission.RECEIVE, topic=place.topic)  # rules may have changed since the stream began
         if self._gateway.routes_table.topic(place.topic).topic_id != place.topic_id:
             raise RequestError(409, EPOCH_CHANGED, f"Topic {place.topic} was deleted and made again.")
         if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
@@ -296,10 +362,8 @@ class Stream:
         self._changed.set()
 
     def _expiry(self, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
-        expires_at_ms = self._access.expires_at_ms
-        if expires_at_ms is None:
-            return None
-        return loop.call_later(max(0, expires_at_ms - self._gateway.clock.now_ms()) / 1000, self._end_rights)
+        seconds = left_s(self._gateway, self._access)
+        return None if seconds is None else loop.call_later(seconds, self._end_rights)
 
 
 async def _places(gateway: Gateway, request: web.Request, query: Query) -> list[Place]:

@@ -86,6 +86,15 @@ def rendered_pieces(
     tag_filter: TagFilter | None = None,
 ) -> Iterator[tuple[list[dict[str, object]], int]]:
     """As `render_records`, in pieces that leave others their turn; with each the offset behind what it covers."""
+    for covering, low, high in pieces(entries, start, stop):
+        objects = render_records(
+            topic, partition, covering, fmt, start=low, stop=high, topic_id=topic_id, tag_filter=tag_filter
+        )
+        yield objects, high
+
+
+def pieces(entries: Sequence[Entry], start: int, stop: int) -> Iterator[tuple[list[Entry], int, int]]:
+    """Stretches of [start, stop) to render between two turns of the event loop, and the entries that cover each."""
     first = 0
     size = count = 0
     for index, entry in enumerate(entries, 1):
@@ -100,19 +109,7 @@ def rendered_pieces(
         while low < end:
             high = min(end, low + PIECE_RECORDS_MAX)
             covering = [one for one in part if one.next_offset > low and one.base_offset < high]
-            yield (
-                render_records(
-                    topic,
-                    partition,
-                    covering,
-                    fmt,
-                    start=low,
-                    stop=high,
-                    topic_id=topic_id,
-                    tag_filter=tag_filter,
-                ),
-                high,
-            )
+            yield covering, low, high
             low = high
         first = index
         size = count = 0

@@ -1,7 +1,7 @@
 """Topics and their offsets: the REST Proxy's metadata, the native form, and Strimzi's `POST /admin/topics`.
 
-Settings of a topic are `retention_ms` and `max_message_bytes` here, `retention.ms` and `max.message.bytes` where
-Kafka's names are spoken; what was not chosen is left out, and null takes a choice back.
+Settings of a topic are `retention_ms`, `max_message_bytes` and `selector` here; where Kafka's names are spoken the
+first two are `retention.ms` and `max.message.bytes`; what was not chosen is left out, and null takes a choice back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gateway.http.answers import check_accept, json_answer, v2_answer
 from gateway.http.context import Gateway
 from gateway.http.errors import TOPIC_METADATA_NOT_FOUND, RequestError, UnknownPartition, bad_request, invalid
 from gateway.http.reading import Query, partition_in
+from gateway.routing.select import SELECTORS
 from gateway.topics import TopicView
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
@@ -86,7 +87,7 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     check_accept(request)
     wanted, changes = _wanted_shape(body, gateway.limits.partitions_max)
     name = request.match_info["topic"]
-    config = TopicConfig(**changes) if changes else None
+    config = TopicConfig().changed(changes) if changes else None
     try:
         existing: TopicView | None = gateway.routes_table.topic(name)
     except UnknownQueue:
@@ -107,7 +108,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     check_accept(request)
     wanted, changes = _wanted_shape(body, gateway.limits.partitions_max)
     if wanted is None and not changes:
-        raise invalid("partitions: must be given, or retention_ms, or max_message_bytes")
+        raise invalid(f"partitions: must be given, or {', or '.join(CONFIG_NAMES)}")
     view = _topic(gateway, request)
     if changes:
         view = await gateway.admin.configure_topic(view.name, changes)
@@ -132,7 +133,7 @@ async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes
     if not isinstance(configs, dict):
         raise bad_request("config: must be an object of names and values")
     changes = kafka_changes(configs.items())
-    await gateway.admin.create_topic(name, count, TopicConfig(**changes) if changes else None)
+    await gateway.admin.create_topic(name, count, TopicConfig().changed(changes) if changes else None)
     return web.Response(status=201)
 
 
@@ -170,13 +171,13 @@ def visible_topics(gateway: Gateway, request: web.Request) -> list[TopicView]:
 
 def kafka_configs(config: TopicConfig) -> dict[str, str]:
     """A topic's settings under Kafka's names; never empty, as old clients want it."""
-    chosen = {KAFKA_NAMES[name]: str(value) for name, value in config.chosen().items()}
+    chosen = {KAFKA_NAMES[name]: str(value) for name, value in config.chosen().items() if name in KAFKA_NAMES}
     return {"cleanup.policy": "delete", **chosen}
 
 
-def kafka_changes(configs: Iterable[tuple[str, object]]) -> dict[str, int | None]:
+def kafka_changes(configs: Iterable[tuple[str, object]]) -> dict[str, int | str | None]:
     """Settings under Kafka's names as changes of a TopicConfig; None takes one back. Raises RequestError 400/40002."""
-    changes: dict[str, int | None] = {}
+    changes: dict[str, int | str | None] = {}
     for name, value in configs:
         ours = _OUR_NAMES.get(name)
         if ours is not None:
@@ -217,12 +218,17 @@ async def _offsets(gateway: Gateway, view: TopicView, time_ms: int | None) -> li
     return rows
 
 
-def _wanted_shape(body: bytes, partitions_max: int) -> tuple[int | None, dict[str, int | None]]:
+def _wanted_shape(body: bytes, partitions_max: int) -> tuple[int | None, dict[str, int | str | None]]:
     """The number of partitions that a body asks for, None when it does not say, and the settings it names."""
     shape = json_object(body, '{"partitions": 4}') if body.strip() else {}
-    changes: dict[str, int | None] = {}
+    changes: dict[str, int | str | None] = {}
     for name, value in shape.items():
-        if name in CONFIG_NAMES:
+        if name == "selector":
+            if value is not None and value not in SELECTORS:
+                raise invalid(f"selector: must be one of {', '.join(SELECTORS)}, or null")
+            assert value is None or isinstance(value, str)
+            changes[name] = value
+        elif name in CONFIG_NAMES:
             if value is not None and value.__class__ is not int:
                 raise invalid(f"{name}: must be an integer, or null")
             assert value is None or isinstance(value, int)

@@ -35,7 +35,7 @@ from gateway.http.topics import (
 )
 from gateway.topics import TopicView
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
-from store.topics import TopicConfig
+from store.topics import Changes, TopicConfig
 
 BROKER_ID = 0
 _CREATE_KNOWN = (
@@ -197,7 +197,7 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     wanted = shape.get("partitions_count")
     count = gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway)
     configs = [] if shape.get("configs") is None else shape["configs"]
-    config = TopicConfig(**_changes(configs, with_operations=False))
+    config = TopicConfig().changed(_changes(configs, with_operations=False))
     if any(view.name == name for view in gateway.routes_table.topics()):
         raise RequestError(400, CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
     if shape.get("validate_only") is True:
@@ -304,7 +304,7 @@ async def alter_topic_configs(gateway: Gateway, request: web.Request, body: byte
     return web.Response(status=204)
 
 
-async def _configure(gateway: Gateway, request: web.Request, changes: Mapping[str, int | None]) -> None:
+async def _configure(gateway: Gateway, request: web.Request, changes: Changes) -> None:
     view = topic_of(gateway, request)
     try:
         if changes:
@@ -313,7 +313,7 @@ async def _configure(gateway: Gateway, request: web.Request, changes: Mapping[st
         raise RequestError(400, CONFIG_ILLEGAL, str(error)) from error
 
 
-def _changes(rows: object, *, with_operations: bool) -> dict[str, int | None]:
+def _changes(rows: object, *, with_operations: bool) -> dict[str, int | str | None]:
     """Changes out of `[{"name", "value", "operation"}]`. Raises RequestError 400."""
     if not isinstance(rows, list):
         raise bad_request('configs: must be an array of {"name", "value"} objects')

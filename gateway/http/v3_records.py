@@ -12,12 +12,14 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from gateway.auth.access import access_of
 from gateway.codec.documents import Document, Values
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
 from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
 from gateway.http.admission import charge_bytes
 from gateway.http.answers import check_accept, json_answer
+from gateway.http.conditions import refuse_condition
 from gateway.http.context import Gateway
 from gateway.http.errors import RequestError
 from gateway.http.idempotency import request_identity
@@ -78,6 +80,7 @@ class V3Records:
 
 async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Send records as they come: JSON objects one behind the other, of any number."""
+    refuse_condition(request)
     to = links(gateway, request)
     view = topic_of(gateway, request)
     body = BodyStream(
@@ -92,6 +95,7 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
         splitter=Values(bytes_max=DOCUMENT_BYTES_MAX),
         dialect=V3Records(to.cluster_id, view.name),
         answer=StreamedAnswer(gateway, request, content_type=JSON_TYPE),
+        access=access_of(request),
         trace=trace_headers(request),
         identity=request_identity(request, view.topic_id, None),
     ).run()
@@ -100,6 +104,7 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
 async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Send a batch: 207, whatever became of its entries."""
     check_accept(request)
+    refuse_condition(request)
     to = links(gateway, request)
     view = topic_of(gateway, request)
     entries = _entries(body)

@@ -64,6 +64,16 @@ class Server:
         self._process.terminate()
         return await asyncio.wait_for(self._process.wait(), START_TIMEOUT_S)
 
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; its exit code, or minus the signal that killed it."""
+        assert self._process is not None
+        return await asyncio.wait_for(self._process.wait(), START_TIMEOUT_S)
+
     async def end(self) -> None:
         """Leave no process behind, whatever happened."""
         if self._process is not None and self._process.returncode is None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -18,8 +17,8 @@ from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.topics import TopicView
 from store import record_batch
-from store.errors import IllegalTopic, TopicExists
-from store.topics import TopicConfig, check_config
+from store.errors import IllegalTopic, OffsetMoved, TopicExists
+from store.topics import Changes, TopicConfig, check_config
 from store.types import (
     Acks,
     Append,
@@ -75,6 +74,11 @@ class FakeBroker:
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         self._raise()
+        for append in appends:
+            entries = self.entries.get(append.queue)
+            next_offset = entries[-1].next_offset if entries else 0
+            if append.expected_offset not in (None, next_offset):
+                raise OffsetMoved(append.expected_offset or 0, next_offset)
         self.acks.append(acks)
         return [self._append(append, acks) for append in appends]
 
@@ -129,6 +133,7 @@ class FakeBroker:
         *,
         max_bytes: int,
         wait_ms: int = 0,
+        end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         self._raise()
@@ -152,6 +157,8 @@ class FakeBroker:
         for entry in self.entries[queue]:
             if tag_hashes is not None and tag_hashes.isdisjoint(entry.tag_hashes):
                 continue
+            if end_offset is not None and entry.base_offset >= max(end_offset, offset + 1):
+                break
             if entry.next_offset > offset and (not found or size + entry.size <= max_bytes):
                 found.append(entry)
                 size += entry.size
@@ -194,9 +201,9 @@ class FakeBroker:
         self.on_topic(topic)
         return topic
 
-    async def configure_topic(self, name: str, changes: Mapping[str, int | None]) -> FakeTopic:
+    async def configure_topic(self, name: str, changes: Changes) -> FakeTopic:
         self._raise()
-        config = replace(self._topics[name].config, **changes)
+        config = self._topics[name].config.changed(changes)
         check_config(config, retention_ms_max=None)
         self._topics[name] = topic = self._topics[name]._replace(config=config)
         self.on_topic(topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_unknown_missing_and_illegal_settings_are_refused(settings: dict[str, ob
         build(settings)
 
 
+def test_a_delayed_record_must_be_copied_before_retention_reaches_it() -> None:
+    assert build({"data": "d", "timer.roll_window_ms": 60_000, "store.retention_ms": 60_001}).timer is not None
+    with pytest.raises(ConfigError, match=r"roll_window_ms \(60000\) must be shorter than store.retention_ms"):
+        build({"data": "d", "timer.roll_window_ms": 60_000, "store.retention_ms": 60_000})
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
 def test_loopback_needs_no_permission(host: str) -> None:
     assert build({"data": "d", "host": host}).host == host
@@ -120,3 +127,19 @@ def test_the_longest_delay_can_be_set_up_to_its_limit() -> None:
     assert build(from_timer).limits.delay_ms_max == DELAY_MS_LIMIT
     with pytest.raises(ConfigError, match="delay_ms_max"):
         build({**from_timer, "timer.delay_max_ms": DELAY_MS_LIMIT + 1})
+
+
+@pytest.mark.parametrize(
+    ("sources", "meant"),
+    [
+        ({"flags": {"prot": 1}}, "port"),
+        ({"environment": {"MQ_LIMIT_TOPICS_MAX": "5"}}, "MQ_LIMITS_TOPICS_MAX"),
+        ({"flags": {"limits.connection_max": 1}}, "limits.connections_max"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_told_which(sources: dict[str, dict[str, object]], meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {re.escape(meant)}\?"):
+        load(**sources)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as refusal:
+        load(flags={"zzzz": 1})
+    assert "mean" not in str(refusal.value)

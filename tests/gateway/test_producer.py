@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 
+from gateway.codec.columns import Columns
 from gateway.codec.records import Format, ProduceRecord, parse_records
 from gateway.codec.tags import tag_hash
 from gateway.http.context import Gateway
 from gateway.http.errors import DELAY_ILLEGAL, RequestError, UnknownPartition
+from gateway.http.produce import rendered_columns, rendered_receipts
 from store import record_batch
 from store.errors import MalformedBatch, RecordTooLarge, StoreStopped, UnknownQueue
 from store.limits import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from store.record_batch import Record
+from store.topics import TopicConfig
 from store.types import Acks, Delay, QueueKey
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
@@ -273,3 +277,54 @@ async def test_batches_are_stored_compressed_when_so_configured_and_read_the_sam
     fetched = await gateway.consumer.fetch("orders", 0, 0, max_bytes=1)
     values = [record.value for entry in fetched.entries for record in record_batch.decode(entry.batch)]
     assert values == [record.value for record in records]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("partition", [None, 2])
+@pytest.mark.parametrize("keys", [None, [b"%d" % (number % 7) for number in range(50)]])
+async def test_columns_are_stored_and_answered_as_the_same_records_are(
+    keys: list[bytes] | None, partition: int | None, compress: bool
+) -> None:
+    values = [None if number % 9 == 0 else b'{"n":%d}' % number for number in range(50)]
+    columns = Columns(keys, values)
+    records = [record(value, None if keys is None else keys[place]) for place, value in enumerate(values)]
+    (one, ones), (other, others) = (
+        fake_gateway(FakeClock(), compression="zstd" if compress else "none") for _ in range(2)
+    )
+    for made in (ones, others):
+        await made.create_topic("orders", 4)
+    for _ in range(2):  # the second time offsets do not begin at 0, and the round robin has moved on
+        receipts = await one.producer.produce("orders", records, partition=partition, json_values=True)
+        placed = await other.producer.produce_columns(
+            "orders", columns, partition=partition, json_values=True, acks=None
+        )
+        assert placed is not None
+        assert rendered_columns(placed, len(values)) == rendered_receipts(receipts)
+    assert [replace(append, batch=bytes(append.batch)) for append in others.appends] == [
+        replace(append, batch=bytes(append.batch)) for append in ones.appends
+    ]
+    assert other.producer.record_counts == one.producer.record_counts == {"orders": 100}
+    assert other.producer.byte_count == one.producer.byte_count
+
+
+async def test_columns_that_are_too_much_for_one_batch_or_a_topic_are_left_to_produce(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    async def produced(*values: bytes, topic: str = "orders") -> bool:
+        columns = Columns(None, list(values))
+        placed = await gateway.producer.produce_columns(topic, columns, partition=0, json_values=False, acks=None)
+        return placed is not None
+
+    half = b"x" * (BATCH_BYTES_MAX // 2)
+    assert not await produced(half, half)
+    assert broker.stored_count == 0
+    await broker.create_topic("small", 1, config=TopicConfig(max_message_bytes=5))
+    assert await produced(b"12345", b"1", topic="small")
+    assert not await produced(b"123456", b"1", topic="small")
+    assert broker.stored_count == 2
+    with pytest.raises(UnknownQueue):
+        await produced(b"1", topic="nope")
+    with pytest.raises(UnknownPartition):
+        await gateway.producer.produce_columns(
+            "orders", Columns(None, [b"1"] * 2), partition=4, json_values=False, acks=None
+        )

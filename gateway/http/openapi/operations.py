@@ -150,7 +150,7 @@ _PRODUCE = Operation(
             BATCH_TYPE: said(BYTES, "Kafka RecordBatches (v2), end to end; stored as they are."),
         }
     ),
-    headers=("Idempotency-Key", "Mq-Producer", "Mq-Sequence"),
+    headers=("Idempotency-Key", "Mq-Producer", "Mq-Sequence", "If-Match"),
     answers={
         200: Answer(
             description="Every record is as safe as asked for.",
@@ -161,7 +161,7 @@ _PRODUCE = Operation(
             headers=("Mq-Acks", "Idempotent-Replayed"),
         )
     },
-    errors=(400, 415, 42208, 40956, *TOPIC, *RECORDS, *REPEATS, *WRITES),
+    errors=(400, 415, 42208, 40956, 41250, *TOPIC, *RECORDS, *REPEATS, *WRITES),
 )
 
 _OPS: dict[str, Operation] = {
@@ -223,19 +223,19 @@ _TOPICS: dict[str, Operation] = {
             200: _json("It is there already, in this shape.", ref("Topic")),
             201: _json("Created.", ref("Topic")),
         },
-        errors=(400, 422, 40955, *WRITES),
+        errors=(400, 422, 40955, 42950, *WRITES),
     ),
     "change_topic": Operation(
         tag="Topics",
         body=_body(ref("TopicChanges")),
         answers={200: _json("As it is now.", ref("Topic"))},
-        errors=(400, 422, *TOPIC, *WRITES),
+        errors=(400, 422, 42950, *TOPIC, *WRITES),
     ),
     "admin_create_topic": Operation(
         tag="Topics",
         body=_body(ref("StrimziTopic")),
         answers={201: _nothing("Created, or there in this shape already.")},
-        errors=(400, 422, 40002, 40955, *WRITES),
+        errors=(400, 422, 40002, 40955, 42950, *WRITES),
     ),
     "delete_topic": Operation(tag="Topics", answers={204: _nothing("Deleted.")}, errors=(*TOPIC, *WRITES)),
     "topic_offsets": Operation(
@@ -251,12 +251,12 @@ _SEND: dict[str, Operation] = {
     "produce_raw": Operation(
         tag="Send",
         body=Body(content={ANY_TYPE: said(ANY_BYTES, "The record's value.")}, is_required=False),
-        headers=("Idempotency-Key", "traceparent", "tracestate"),
+        headers=("Idempotency-Key", "If-Match", "traceparent", "tracestate"),
         answers={
             201: _json("Stored.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),
             202: _json("Accepted, to be delivered later.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),
         },
-        errors=(*QUERY, *TOPIC, *RECORDS, *REPEATS, *WRITES),
+        errors=(*QUERY, 41250, *TOPIC, *RECORDS, *REPEATS, *WRITES),
     ),
     "produce_lines": Operation(
         tag="Send",
@@ -329,7 +329,7 @@ _READ: dict[str, Operation] = {
                 },
             )
         },
-        errors=(*QUERY, *PARTITION, 40050, 40953, 41601, 42252, 42950, *READS),
+        errors=(*QUERY, *PARTITION, 40050, 40952, 40953, 41601, 42252, 42950, 50351, *READS),
     ),
 }
 
@@ -539,6 +539,7 @@ _V3: dict[str, Operation] = {
         400,
         422,
         40002,
+        42950,
         *WRITES,
         status=201,
         body=_body(ref("V3NewTopic")),
@@ -549,6 +550,7 @@ _V3: dict[str, Operation] = {
         400,
         422,
         40002,
+        42950,
         *V3_TOPIC,
         *WRITES,
         body=_body(ref("V3TopicChanges")),

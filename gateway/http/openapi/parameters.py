@@ -106,6 +106,7 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "credit_bytes": said(integer(0), "Bytes that may be on their way."),
         "batch": said(integer(1, 10_000), "Records of one frame at most."),
         "invisible_ms": said(integer(1, 43_200_000), "How long a lease lasts, in queue mode."),
+        "ack": said(words("manual", "auto"), "How records of a group are settled."),
         "auto_credit": said(words("true", "false", "1", "0"), "Credit returns by itself."),
         "auto_ack": said(words("true", "false", "1", "0"), "Records count as done when they are sent."),
     }
@@ -128,7 +129,20 @@ def special_parameters(limits: Limits) -> dict[str, dict[str, Schema]]:
         "find_messages": {"key": said(STRING, "Whose messages to look for.")},
         "list_schedules": {"key": said(STRING, "Only of records with this key."), "cursor": _DIGITS},
         "cancel_schedules": {"key": said(STRING, "Only of records with this key.")},
-        "follow_topic": {"from": said(_START, "Where to begin; `latest` by default. A Last-Event-ID wins.")},
+        "follow_topic": {
+            "from": said(
+                _START,
+                "Where to begin; `latest` by default. A Last-Event-ID wins. With a group: where that begins in a topic "
+                "that is new to it; `earliest` by default.",
+            ),
+            "group": said(
+                text(242, least=1, pattern="^[A-Za-z0-9._%-]+$"),
+                "Hand out this group's records, on lease. With `ack`.",
+            ),
+            "ack": said(words("manual", "auto"), "Settle by receipt, or count as done when sent. With a group."),
+            "credit": said(integer(1, 1_000), "Records on lease to this stream; 100 by default. With a group."),
+            "invisible_ms": said(integer(1, 43_200_000), "How long a lease lasts. With a group."),
+        },
         "websocket_consume": {
             "topic": said(STRING, "One or more, with commas between them."),
             "from": said(STRING, "As `from` of `subscribe`: earliest, latest, a time or a cursor."),
@@ -164,6 +178,13 @@ def request_headers(limits: Limits) -> dict[str, Schema]:
         "Mq-Producer": said(text(limits.producer_name_bytes_max, least=1), "A batch writer's name; with Mq-Sequence."),
         "Mq-Sequence": said(
             text(19, pattern="^[0-9]{1,19}$"), "The number it gives to this batch for this partition; numbers rise."
+        ),
+        "If-Match": with_example(
+            said(
+                text(20, pattern='^("[0-9]{1,18}"|[0-9]{1,18})$'),
+                "The partition's end offset: store this only if nobody has appended since.",
+            ),
+            '"104"',
         ),
         "traceparent": said(STRING, "W3C Trace Context; becomes a header of the records. A malformed one is dropped."),
         "tracestate": said(STRING, "With traceparent."),

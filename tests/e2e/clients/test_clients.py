@@ -50,6 +50,7 @@ async def drive(server: Server, command: list[str], environment: dict[str, str],
     assert driver.stderr is not None
     try:
         line = await asyncio.wait_for(driver.stdout.readline(), STEP_TIMEOUT_S)
+        assert line != b"done\n", "the session ended before the server went away"
         if line == b"restart\n":
             if kill:
                 await server.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.auth.backoff import (
     ADDRESSES_MAX,
     FIRST_WAIT_MS,
@@ -10,6 +12,7 @@ from gateway.auth.backoff import (
     WAIT_MS_MAX,
     Backoff,
 )
+from gateway.config import ConfigError, build
 
 
 def failed(times: int, address: str = "a") -> Backoff:
@@ -44,3 +47,16 @@ def test_the_number_of_addresses_is_bounded() -> None:
     assert backoff.wait_ms("a", 0) == FIRST_WAIT_MS
     backoff.failed("one more", 0)
     assert backoff.wait_ms("a", 0) == 0
+
+
+def test_how_many_failures_are_free_can_be_chosen() -> None:
+    for free in (0, 3):
+        backoff = Backoff(free)
+        for _ in range(free):
+            backoff.failed("a", 0)
+        assert backoff.wait_ms("a", 0) == 0
+        backoff.failed("a", 0)
+        assert backoff.wait_ms("a", 0) == FIRST_WAIT_MS
+    assert build({"data": "d", "auth.free_failures": 0}).auth.free_failures == 0
+    with pytest.raises(ConfigError, match="free_failures"):
+        build({"data": "d", "auth.free_failures": -1})

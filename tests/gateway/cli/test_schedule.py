@@ -47,6 +47,13 @@ def test_schedules_are_listed_and_shown(server: Server, ids: list[str]) -> None:
     assert rows(mq("schedule", "list", "--key", "other", "--json", url=server.url)) == []
 
 
+def test_a_schedule_without_a_key_is_listed_with_a_dash(server: Server) -> None:
+    done(mq("send", "orders", "3", "--delay", "1h", url=server.url))
+    _, listed = done(mq("schedule", "list", "--topic", "orders", url=server.url)).rstrip().splitlines()
+    assert listed.split()[-1] == "-"
+    done(mq("schedule", "cancel", "--topic", "orders", url=server.url))
+
+
 def test_a_schedule_is_moved_fired_and_cancelled(server: Server, ids: list[str]) -> None:
     moved = done(mq("schedule", "move", ids[0], "--delay", "2h", url=server.url)).strip()
     assert moved != ids[0]

@@ -55,7 +55,7 @@ def test_no_limit_costs_nothing_and_callers_without_a_name_pay_by_address() -> N
         ("requests_per_s_max", 0),
         ("request_bytes_per_s_max", 0),
         ("connections_max", 1),
-        ("connections_per_address_max", 1),
+        ("connections_per_address_max", 0),
     ],
 )
 def test_limits_have_a_least_value(name: str, least: int) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import time
 from dataclasses import replace
 
+import orjson
 import pytest
+from aiohttp import web
 
 from gateway.http.connection import Door
 from gateway.http.context import Gateway, GatewayStats
 from gateway.limits import Limits
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
-from tests.gateway.security.kit import served, talk
+from tests.gateway.security.kit import served, serving, talk
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -112,3 +114,53 @@ async def test_many_slow_clients_do_not_stop_the_others(gateway: Gateway) -> Non
         )
         assert time.monotonic() - started_s < 2
         assert max(await asyncio.gather(*slow)) < 5
+
+
+async def test_an_address_has_only_so_many_connections_and_zero_is_any_number() -> None:
+    assert Limits().connections_per_address_max < Limits().connections_max, "one address cannot take all"
+    for limit, refused in ((2, 1), (0, 0)):
+        gateway, _ = fake_gateway(FakeClock(), limits__connections_per_address_max=limit)
+        async with served(gateway) as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            statuses = []
+            for reader, writer in held:
+                writer.write(HEALTH)
+                statuses.append(int((await reader.readline()).split()[1]))
+            assert statuses == [200, 200, 503 if refused else 200]
+            assert (gateway.stats.connection_refused_count, gateway.stats.address_refused_count) == (refused, refused)
+            metrics = await talk(port, HEALTH.replace(b"/healthz", b"/metrics"), timeout_s=0.2)
+            assert refused or b'mq_connections_refused_total{limit="address"} 0.0' in metrics
+            for _, writer in held:
+                writer.close()
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_a_handler_that_ends_as_a_stop_gives_it_up_is_not_an_error(
+    is_stopping: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        # What aiohttp's shutdown leaves for one turn when its time is over: a waiter that was cancelled.
+        protocol = request.protocol
+        protocol._handler_waiter = asyncio.get_running_loop().create_future()
+        protocol._handler_waiter.cancel()
+        protocol._force_close = is_stopping
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_get("/healthz", handler)
+    gateway, _ = fake_gateway(FakeClock())
+    async with serving(application, gateway) as port:
+        assert (await talk(port, HEALTH, timeout_s=0.5)).startswith(b"HTTP/1.1 200")
+    assert ("Unhandled exception" in caplog.text) is not is_stopping
+
+
+async def test_what_is_no_http_is_answered_like_everything_else(gateway: Gateway) -> None:
+    async with served(gateway) as port:
+        head, _, body = (await talk(port, b"GET / HTTP/1.1\r\nno header\r\n\r\n")).partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert lines[0].split(" ", 1)[1] == "400 bad request"
+    assert "server" not in headers
+    assert headers.get("connection", "close") == "close"
+    answer = orjson.loads(body)
+    assert (answer["error_code"], answer["request_id"], answer["retriable"]) == (400, headers["x-request-id"], False)

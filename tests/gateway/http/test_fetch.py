@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
@@ -44,6 +45,35 @@ async def pull(
     records = await response.json(content_type=None)
     places = {name[3:]: value for name, value in response.headers.items() if name.startswith("Mq-")}
     return response.status, [record["offset"] for record in records] if response.status == 200 else [], places
+
+
+@pytest.mark.parametrize(
+    ("query", "end_offset"),
+    [
+        ("max_records=3", 5),
+        ("end_offset=4", 4),
+        ("end_offset=9&max_records=3", 5),
+        ("max_records=3&filter=tag:x", None),
+    ],
+)
+async def test_no_more_is_read_than_a_request_can_take(
+    query: str, end_offset: int | None, client: Client, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    read = broker.read
+
+    async def noting(queue: QueueKey, offset: int, **options: Any) -> ReadResult:
+        asked.append(options["end_offset"])
+        return await read(queue, offset, **options)
+
+    for _ in range(6):
+        await send(broker, b"1", b"2")
+    monkeypatch.setattr(broker, "read", noting)
+    _, offsets, places = await pull(client, f"?offset=2&{query}")
+    assert asked[0] == end_offset
+    if end_offset is not None:
+        assert offsets == list(range(2, end_offset))
+        assert places["Next-Offset"] == str(end_offset)
 
 
 async def test_records_and_where_to_go_on(client: Client, broker: FakeBroker) -> None:

@@ -225,3 +225,40 @@ async def test_the_connection_is_usable_after_a_refusal(client: Client, broker: 
         await response.read()
         assert response.status == status
     assert broker.stored_count == 2
+
+
+@pytest.mark.parametrize("path", ["/topics/chosen", "/mq/v1/topics/chosen/messages?key=a"])
+async def test_a_topic_names_its_selector_and_a_request_another(client: Client, broker: FakeBroker, path: str) -> None:
+    """By the key where nothing is said; in turn where the topic says so; a request has the last word."""
+
+    async def partitions(query: str = "") -> list[int]:
+        broker.appends.clear()
+        for _ in range(4):
+            data = body({"key": "a", "value": 1}) if path == "/topics/chosen" else b"x"
+            at = path + (query and ("&" if "?" in path else "?") + query)
+            assert (await client.post(at, data=data, headers=JSON)).status in (200, 201)
+        return [append.queue.queue_id for append in broker.appends]
+
+    await client.put("/mq/v1/topics/chosen", json={"partitions": 4})
+    by_key = await partitions()
+    assert len(set(by_key)) == 1
+    assert await partitions("selector=key") == by_key
+    assert sorted(await partitions("selector=round_robin")) == [0, 1, 2, 3]
+    async with client.patch("/mq/v1/topics/chosen", json={"selector": "round_robin"}) as response:
+        assert (await response.json())["selector"] == "round_robin"
+    assert sorted(await partitions()) == [0, 1, 2, 3]
+    assert await partitions("selector=key") == by_key
+    assert (await client.patch("/mq/v1/topics/chosen", json={"selector": None})).status == 200
+    assert await partitions() == by_key
+    for wrong in ("fastest", 1, ""):
+        assert (await client.patch("/mq/v1/topics/chosen", json={"selector": wrong})).status == 422
+
+
+async def test_batches_go_by_the_topics_selector_too(client: Client, broker: FakeBroker) -> None:
+    await client.put("/mq/v1/topics/chosen", json={"partitions": 4, "selector": "round_robin"})
+    batch = bytes(record_batch.encode([Record(b"a", b"v", 0)]))
+    for _ in range(2):
+        assert (await client.post("/topics/chosen", data=batch * 2, headers=BATCH)).status == 200
+    many = body(*({"key": "a", "value": number} for number in range(3)))
+    assert (await client.post("/topics/chosen", data=many, headers=JSON)).status == 200
+    assert [append.queue.queue_id for append in broker.appends] == [0, 1, 2, 3, 0], "a request's records stay one batch"

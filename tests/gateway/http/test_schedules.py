@@ -14,6 +14,7 @@ from gateway.app import LocalAdmin, build_gateway
 from gateway.config import build
 from gateway.http.application import build_application
 from gateway.http.schedules import SCHEDULES
+from gateway.limits import Limits
 from store import Store
 from store.files import OsFiles
 from tests.clock import START_MS, FakeClock
@@ -47,7 +48,7 @@ async def client(
     store = await Store.open(config.store, files=files, clock=clock)
     timer = TimerService(config.timer, store, files, clock)
     await timer.start()
-    admin = LocalAdmin(store, timer)
+    admin = LocalAdmin(store, timer, Limits())
     await admin.create_topic("orders", 2)
     application = build_application(build_gateway(config, store, timer, admin, clock)[0])
     application[SCHEDULES] = timer

@@ -345,6 +345,7 @@ async def test_rights_that_end_end_the_stream(client: Client, monkeypatch: pytes
     class Ending:
         principal = "somebody"
         expires_at_ms = None
+        is_over = False
 
         def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
             return topic != "secret"
@@ -365,7 +366,7 @@ async def test_rights_that_end_end_the_stream(client: Client, monkeypatch: pytes
         await anext(reading)
         ends[0]()
         error = await anext(reading)
-        assert (error.name, error.data["error_code"]) == ("error", 40301)
+        assert (error.name, error.data["error_code"]) == ("error", 40101)
     assert OPEN.expires_at_ms is None
 
 

@@ -136,6 +136,8 @@ async def test_everybody_sees_and_does_only_what_is_theirs(tmp_path: Path) -> No
             ("POST", "/mq/v1/groups/mine/messages:receive", {"json": {"topics": ["theirs"]}}),
             ("POST", "/mq/v1/groups/theirs/messages:receive", {"json": {"topics": ["mine"]}}),
             ("GET", "/mq/v1/topics/mine/sse?topics=mine,theirs", {}),
+            ("GET", "/mq/v1/topics/mine/sse?group=theirs&ack=auto", {}),
+            ("GET", "/mq/v1/topics/mine/sse?group=mine&ack=auto&topics=theirs", {}),
             ("GET", "/metrics", {}),
         ):
             if await status(method, path, **options) != 403:

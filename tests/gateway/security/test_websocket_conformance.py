@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-import pytest
+import kosoku
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
@@ -17,8 +17,6 @@ from gateway.ws.protocol import SUBPROTOCOL
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import serving
-
-kosoku = pytest.importorskip("kosoku")
 
 SLOW = ["9.*", "12.*", "13.*"]
 FRAME_BYTES_MAX = 16 * 1024 * 1024

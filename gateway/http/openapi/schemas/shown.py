@@ -22,6 +22,7 @@ from gateway.http.openapi.shapes import (
     obj,
     ref,
     said,
+    words,
 )
 
 SHOWN_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
@@ -98,6 +99,13 @@ def shown() -> dict[str, Schema]:
             *(
                 obj({"event": exactly(name), **named, "cursor": cursor}, description=description)
                 for name, (description, named) in events.items()
+            ),
+            ref("Delivered"),
+            native_record({"message_id": nullable(STRING), "delivery_attempt": integer(1)}, {"message_group": STRING}),
+            obj(
+                {"event": words("heartbeat", "goaway", "error")},
+                {"reason": STRING, "error_code": integer(0), "message": STRING, "details": ANYTHING},
+                description="With `group=`, where nothing has a cursor.",
             ),
         ),
         "FoundMessages": obj(

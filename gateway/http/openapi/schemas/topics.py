@@ -31,6 +31,9 @@ def topics(limits: Limits) -> dict[str, Schema]:
     chosen = {
         "retention_ms": said(integer(1), "Records stored longer ago are not shown."),
         "max_message_bytes": said(integer(1, limits.record_bytes_max), "Key, value and headers of one record."),
+        "selector": said(
+            words("key", "round_robin", "random", "room"), "How the partition of records that name none is chosen."
+        ),
     }
     settings = {
         "partitions": said(nullable(integer(1, limits.partitions_max)), "More later, never fewer."),

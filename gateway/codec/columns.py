@@ -1,0 +1,59 @@
+"""The records of a request that have nothing but a key and a value, as two columns: what is sent most in batches.
+
+The same checks and the same bytes as `parse_records`, a column at a time: a call in C for all keys, one for all values.
+A request that has anything else in it, or anything wrong, has no columns; `parse_records` takes it, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from gateway.codec.records import Encoded, Format, encode_column
+from gateway.http.errors import RequestError
+from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
+
+_KEY, _VALUE = itemgetter("key"), itemgetter("value")
+_VALUE_BYTES_MAX = RECORD_BYTES_MAX - KEY_BYTES_MAX  # no sum is needed below it
+
+
+class Columns(NamedTuple):
+    """Record i has `values[i]` (None: a tombstone) and `keys[i]`; `keys` None: none of them has a key."""
+
+    keys: Sequence[bytes] | None
+    values: Encoded
+
+    @property
+    def bytes_max(self) -> int:
+        """No record is larger than this."""
+        return _longest(self.values) + (0 if self.keys is None else _longest(self.keys))
+
+
+def columns_of(records: object, fmt: Format) -> Columns | None:
+    """The columns of a request's `records`; None when `parse_records` must take them, as it had better with one."""
+    if not isinstance(records, list) or len(records) < 2 or set(map(type, records)) != {dict}:
+        return None
+    count = len(records)
+    width, rest = divmod(sum(map(len, records)), count)
+    if rest or width not in (1, 2):
+        return None
+    try:
+        values = encode_column(list(map(_VALUE, records)), fmt)
+        keys = encode_column(list(map(_KEY, records)), fmt) if width == 2 else None
+    except (KeyError, RequestError):
+        return None
+    if _longest(values) > _VALUE_BYTES_MAX:
+        return None
+    if keys is None:
+        return Columns(None, values)
+    present = [key for key in keys if key is not None]
+    if not present:
+        return Columns(None, values)
+    if len(present) < count or _longest(present) > KEY_BYTES_MAX:
+        return None
+    return Columns(present, values)
+
+
+def _longest(column: Encoded) -> int:
+    return max(map(len, filter(None, column)), default=0)
