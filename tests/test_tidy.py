@@ -23,7 +23,6 @@ ROOTS = {
 NOT_NAMED_BY_TESTS = {
     "gateway.__main__": "two lines; every test in tests/e2e starts a server through it",
     "pyspark_mq.catalog": "tests/spark/test_batch.py and test_stream.py go through it",
-    "pyspark_mq.compat": "what differs between pyspark versions; only the installed one can run",
 }
 """Modules that no test names, and why that is right."""
 
