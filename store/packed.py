@@ -37,6 +37,10 @@ class Packed(Sequence[T_co], Generic[T_co]):
         size = self._layout.size
         return self._block[index * size : (index + 1) * size]
 
+    def rows(self, indexes: Iterable[int]) -> Packed[T_co]:
+        """Some of the rows, in this order."""
+        return Packed(b"".join(map(self.row, indexes)), self._layout, self._make)
+
     def __len__(self) -> int:
         return len(self._block) // self._layout.size
 

@@ -193,6 +193,33 @@ def decode(batch: Buffer) -> Iterator[DecodedRecord]:
     return iter(DefaultRecordBatch(batch))
 
 
+def record_starts(batch: Buffer) -> Iterator[int]:
+    """Where each record of an uncompressed checked batch begins, for `decode_some`. Raises MalformedBatch."""
+    at = HEADER_BYTES
+    try:
+        for _ in range(record_count(batch)):
+            yield at
+            length, shift = 0, 0
+            while (byte := batch[at]) & 0x80:
+                length |= (byte & 0x7F) << shift
+                shift += 7
+                at += 1
+            at += 1 + ((length | byte << shift) >> 1)  # zigzag, and never negative
+    except IndexError as error:
+        raise MalformedBatch(f"the records of a batch end behind its {len(batch)} bytes") from error
+
+
+def decode_some(batch: Buffer, starts: Sequence[int], indexes: Sequence[int]) -> Iterator[DecodedRecord]:
+    """As `decode`, for the records at these indexes of an uncompressed batch; `starts` as of `record_starts`."""
+    view = memoryview(batch)
+    last = len(starts) - 1
+    parts = [view[starts[index] : starts[index + 1] if index < last else len(view)] for index in indexes]
+    some = bytearray(b"".join((view[:HEADER_BYTES], *parts)))
+    _LENGTH.pack_into(some, _LENGTH_FROM, len(some) - _LENGTH_AT)
+    _COUNT.pack_into(some, HEADER_BYTES - _COUNT.size, len(indexes))
+    return iter(DefaultRecordBatch(some))
+
+
 def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
     """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from store.errors import Corrupt, DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.types import Acks, Appended, QueueKey, Source
 from timer.accepting import Accepting
+from timer.bodies import pick
 from timer.changes import Change, Reason, Standing, encode_changes
-from timer.delivery import pick
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
 from timer.state import TimerState
@@ -154,7 +154,7 @@ class Changing:
             unit = self._state.timer_log.read(change.position)
             if self._state.standing_of(unit) is Standing.PENDING:
                 source = Source(unit.entry_position, unit.record_index)
-                change.moved = pick(source, await self._state.bodies.get(source.position))
+                change.moved = pick(source, await self._state.bodies.get(source.position, (source.record_index,)))
         except StoreStopped:
             raise
         except StoreError as error:

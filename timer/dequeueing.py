@@ -206,8 +206,11 @@ class Dequeueing:
         """
         state = self._state
         by_entry: dict[int, list[int]] = {}  # places in `due`
+        wanted: dict[int, list[int]] = {}  # indexes of their records
         for number, item in enumerate(due):
-            by_entry.setdefault(source_of(item).position, []).append(number)
+            position, index = source_of(item)
+            by_entry.setdefault(position, []).append(number)
+            wanted.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
                 await asyncio.sleep(0)
         records = DueRecords(due)
@@ -218,10 +221,12 @@ class Dequeueing:
             if size_bytes >= state.config.fire_bytes_max:
                 break
             if read_count == ahead_count:
-                ahead_count += await state.bodies.read_ahead(positions[read_count:])
+                ahead_count += await state.bodies.read_ahead(
+                    {position: wanted[position] for position in positions[read_count:]}
+                )
             read_count += 1
             try:
-                size_bytes += records.fill(numbers, await state.bodies.get(position))
+                size_bytes += records.fill(numbers, await state.bodies.get(position, wanted[position]))
             except StoreStopped:
                 raise
             except StoreError as damage:

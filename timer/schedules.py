@@ -25,8 +25,9 @@ from typing import NamedTuple
 from store.errors import Corrupt, Overloaded, StoreError
 from store.limits import MiB
 from store.types import Boundary, Delay, QueueKey, Source
+from timer.bodies import Picked, pick
 from timer.changes import Standing
-from timer.delivery import TIMER_QUEUE, Picked, pick
+from timer.delivery import TIMER_QUEUE
 from timer.schedule import ScheduleId
 from timer.state import TimerState
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
@@ -120,7 +121,7 @@ class Schedules:
         """The schedule of a unit. Raises what the log raises."""
         unit = self._state.timer_log.read(position)
         source = Source(unit.entry_position, unit.record_index)
-        body = await self._state.bodies.get(source.position)
+        body = await self._state.bodies.get(source.position, (source.record_index,))
         picked = pick(source, body)
         delay = picked.delay
         origin = delay.origin_position, delay.origin_index

@@ -29,12 +29,12 @@ from store.clock import Clock
 from store.files import Files
 from store.types import Acks, Append, Appended
 from timer.accepting import Accepting
+from timer.bodies import Bodies
 from timer.changes import Standing
 from timer.changing import Changing, Outcome
 from timer.checkpoint import CheckpointFile
 from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
-from timer.delivery import Bodies
 from timer.dequeueing import Dequeueing
 from timer.enqueueing import Enqueueing
 from timer.metrics import TimerMetrics

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from store.clock import Clock
 from store.types import QueueKey, Source
+from timer.bodies import Bodies
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE, Bodies
+from timer.delivery import TIMER_QUEUE
 from timer.items import item_of
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots

@@ -16,8 +16,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
@@ -262,10 +263,8 @@ def create_topic(url: str, name: str) -> None:
 
 def create_kafka_topic(broker: str, name: str) -> None:
     """PARTITIONS partitions."""
-    from confluent_kafka import admin  # nobody needs it but who has the broker
-
-    client = admin.AdminClient({"bootstrap.servers": broker})
-    made = client.create_topics([admin.NewTopic(name, PARTITIONS, 1)])  # type: ignore[attr-defined]
+    admin: Any = import_module("confluent_kafka.admin")  # nobody needs it but who has the broker
+    made = admin.AdminClient({"bootstrap.servers": broker}).create_topics([admin.NewTopic(name, PARTITIONS, 1)])
     made[name].result(peers_kafka.CREATE_TIMEOUT_S)
 
 

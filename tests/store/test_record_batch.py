@@ -27,7 +27,18 @@ from store.limits import (
     RECORD_BYTES_MAX,
     MiB,
 )
-from store.record_batch import HEADER_BYTES, Record, check, decode, encode, split, with_base_offset
+from store.record_batch import (
+    HEADER_BYTES,
+    DecodedRecord,
+    Record,
+    check,
+    decode,
+    decode_some,
+    encode,
+    record_starts,
+    split,
+    with_base_offset,
+)
 from store.types import Buffer
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
@@ -417,3 +428,28 @@ def test_each_record_of_a_limited_batch_is_held_to_the_limits_of_one(pack: bool)
     limited(Record(b"key", bytes(RECORD_BYTES_MAX - 5), 0, [("h", b"1")]), pack=pack)
     refused(Record(b"key", bytes(RECORD_BYTES_MAX - 4), 0, [("h", b"1")]), RecordTooLarge)
     refused(Record(None, bytes(RECORD_BYTES_MAX + 1), 0), RecordTooLarge)
+
+
+def test_some_records_are_decoded_as_with_the_others() -> None:
+    records = [
+        Record(b"k" * number, b"v" * (number * 97), number, [("h", b"x")] if number % 3 else ())
+        for number in range(300)
+    ]
+    batch = encode(records)
+    starts = list(record_starts(batch))
+    whole = list(decode(batch))
+    assert len(starts) == len(whole)
+    for indexes in ([0], [299], [0, 1, 299], list(range(300)), [150, 7]):
+        assert [_plain(one) for one in decode_some(batch, starts, indexes)] == [
+            _plain(whole[index]) for index in indexes
+        ]
+
+
+def test_where_records_start_is_not_looked_for_behind_the_batch() -> None:
+    batch = encode([Record(None, b"v" * 100, 1)] * 3)
+    with pytest.raises(MalformedBatch):
+        list(record_starts(batch[:-150]))
+
+
+def _plain(record: DecodedRecord) -> tuple[object, ...]:
+    return record.offset, record.timestamp, record.key, record.value, list(record.headers)
