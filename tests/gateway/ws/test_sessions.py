@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.auth.access import OPEN
+from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.ws.protocol import CloseCode
 from gateway.ws.sessions import Sessions
 from tests.gateway.ws.memory import until
@@ -240,6 +240,39 @@ async def test_a_reader_with_a_pattern_hears_of_topics_that_come_and_go_and_grow
         await talk.session.refresh()
         assert (await talk.heard("revoked"))["partitions"] == {"orders-eu": [0]}
         await talk.quiet()
+
+
+class Ruled(type(OPEN)):  # type: ignore[misc]
+    """Rights that a change of rules takes away."""
+
+    denied: str | None = None
+
+    def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
+        return permission is not Permission.RECEIVE or self.denied is None or self.denied not in (topic, group)
+
+    def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
+        if not self.allows(permission, topic=topic, group=group):
+            raise forbidden(permission, topic, group)
+
+
+@pytest.mark.parametrize(
+    ("asked", "denied"), [({}, "orders"), (STREAM, "orders"), (STREAM, "g"), (QUEUE, "orders"), (QUEUE, "g")]
+)
+async def test_a_subscription_ends_when_a_rule_takes_its_topic_or_group_away(asked: Frame, denied: str) -> None:
+    server = Server({"orders": 1})
+    rights = Ruled()
+    async with server.talk(rights) as talk:
+        await talk.fill("orders", 1)
+        await talk.answer(subscribe(credit=10, **asked))
+        rights.denied = denied
+        await talk.session.refresh()
+        while (ended := await talk.hear())["op"] != "error":
+            pass
+        assert (ended["sub"], ended["error_code"]) == ("s", 40301)
+        assert not talk.session.subscriptions
+        await talk.fill("orders", 1)
+        await talk.quiet()
+    await server.sessions.close()
 
 
 @settings(max_examples=25, deadline=None)
