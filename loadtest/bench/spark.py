@@ -264,7 +264,8 @@ def create_topic(url: str, name: str) -> None:
 def create_kafka_topic(broker: str, name: str) -> None:
     """PARTITIONS partitions."""
     admin: Any = import_module("confluent_kafka.admin")  # nobody needs it but who has the broker
-    made = admin.AdminClient({"bootstrap.servers": broker}).create_topics([admin.NewTopic(name, PARTITIONS, 1)])
+    client = admin.AdminClient({"bootstrap.servers": broker})  # lives until all is done
+    made = client.create_topics([admin.NewTopic(name, PARTITIONS, 1)])
     made[name].result(peers_kafka.CREATE_TIMEOUT_S)
 
 
