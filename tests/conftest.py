@@ -24,6 +24,7 @@ def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Side by side goes a file at a time, and all that needs Spark in one process: they share its JVM."""
     for item in items:
