@@ -25,8 +25,8 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-test: $(STAMP) ## All tests, three files at a time (they wait a lot); JOBS=0 for one after the other
-	@$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadgroup --no-loadscope-reorder
+test: $(STAMP) ## All tests; JOBS=3 runs three files at a time, in two thirds of the time
+	@$(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
 	@$(BIN)/python -m pytest -q tests/e2e/test_js.py

@@ -1,5 +1,5 @@
-"""For all tests: failures of Hypothesis print what reproduces them, slow machines are no failures, every answer
-that a test receives is one that the served documents declare (tests/contract.py), and `-n` runs files side by side.
+"""For all tests: failures of Hypothesis print what reproduces them, slow machines are no failures, and every answer
+that a test receives is one that the served documents declare (tests/contract.py).
 
 CI tries the same examples each time, so that it judges the change and not the dice; `make test` and `make torture`
 elsewhere look for new ones.
@@ -22,11 +22,3 @@ settings.load_profile("mq")
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side goes a file at a time, and all that needs Spark in one process: they share its JVM."""
-    for item in items:
-        file, _, _ = item.nodeid.partition("::")
-        item.add_marker(pytest.mark.xdist_group("spark" if file.startswith("tests/spark/") else file))
