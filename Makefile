@@ -25,7 +25,7 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-test: $(STAMP) ## All tests; JOBS=3 runs three files at a time, in two thirds of the time
+test: $(STAMP) ## All tests, one after the other; JOBS=3 runs three files at a time
 	@$(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers

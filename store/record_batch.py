@@ -285,7 +285,7 @@ def with_base_offset(batch: Buffer, base_offset: int) -> bytearray:
     A bytearray is patched in place, anything else is copied.
     """
     patched = batch if isinstance(batch, bytearray) else bytearray(batch)
-    _BASE_OFFSET_AND_EPOCH.pack_into(patched, 0, base_offset, len(patched) - _LENGTH_AT, 0)
+    patched[:REBASED_BYTES] = rebased_head(patched, base_offset)
     return patched
 
 
