@@ -247,7 +247,7 @@ class LocalAdmin:
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
         """See `gateway.http.context.TopicAdmin`."""
-        is_there = any(topic.name == name for topic in self.routes.topics())
+        is_there = name in self.routes
         with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
             return await self.broker.create_topic(name, partitions, config=config)
 

@@ -585,7 +585,7 @@ class Producer:
             if delay_ms is not None or deliver_at_ms is not None:
                 due_ms = self._due_ms(place, now_ms, delay_ms, deliver_at_ms)
                 if due_ms > now_ms:
-                    delayed.append(_Delayed(place, target, due_ms, encoded))
+                    delayed.append(new(_Delayed, (place, target, due_ms, encoded)))
                     continue
             lane = lanes.get(target)
             if lane is None:
@@ -674,9 +674,9 @@ class Producer:
     async def _schedule(self, send: _Send, delayed: Sequence[_Delayed]) -> None:
         """Hand the delayed records to the timers of the brokers that own their partitions, one batch a broker."""
         by_broker: dict[Broker, list[_Delayed]] = {}
+        routes = self._routes_of(send.view.name, delayed)
         for waiting in delayed:
-            broker = self._routes.writable(send.view.name, waiting.partition).broker
-            by_broker.setdefault(broker, []).append(waiting)
+            by_broker.setdefault(routes[waiting.partition].broker, []).append(waiting)
         for broker, all_waiting in by_broker.items():
             lane = _Lane(-1, [waiting.record for waiting in all_waiting], list(range(len(all_waiting))))
             parts = list(_encode(lane))
@@ -692,10 +692,8 @@ class Producer:
     ) -> Mapping[int, Original]:
         """Schedule one batch and fill in the receipts, or fill in those of the records that had been accepted before
         and return these; then nothing was stored."""
-        delays = []
-        for waiting in group:
-            queue = self._routes.writable(send.view.name, waiting.partition).queue
-            delays.append(Delay(waiting.due_ms, queue.topic_id, queue.queue_id))
+        routes = self._routes_of(send.view.name, group)
+        delays = [Delay(waiting.due_ms, *routes[waiting.partition].queue) for waiting in group]
         places = [waiting.place for waiting in group]
         try:
             answer = await broker.schedule(
@@ -711,12 +709,15 @@ class Producer:
             return known.originals[0]
         self.byte_count += len(batch)
         self.scheduled_count += len(group)
-        for index, waiting in enumerate(group):
-            schedule_id = encode_schedule_id(waiting.due_ms, answer.position, index)
-            send.receipts[waiting.place] = Receipt(
-                waiting.partition, None, waiting.record.timestamp_ms, schedule_id, waiting.due_ms, answer.acks
-            )
+        new, receipts, position, reached = tuple.__new__, send.receipts, answer.position, answer.acks
+        for index, (place, partition, due_ms, record) in enumerate(group):
+            schedule_id = encode_schedule_id(due_ms, position, index)
+            receipts[place] = new(Receipt, (partition, None, record.timestamp_ms, schedule_id, due_ms, reached, False))
         return {}
+
+    def _routes_of(self, topic: str, delayed: Iterable[_Delayed]) -> Mapping[int, Route]:
+        """Where the partitions of delayed records lie now."""
+        return {partition: self._routes.writable(topic, partition) for partition in {one.partition for one in delayed}}
 
 
 def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:

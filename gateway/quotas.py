@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 from gateway.http.errors import TOO_MANY, RequestError
 from gateway.limits import Limits
 from gateway.topics import TopicView
+
+_PARTITIONS_OF = attrgetter("partitions")
 
 
 class TopicQuota:
@@ -29,7 +32,7 @@ class TopicQuota:
         limits = self._limits
         if topics and len(there) + self._coming_topics + topics > limits.topics_max:
             raise _full("topics", limits.topics_max)
-        count = sum(topic.partitions for topic in there) + self._coming_partitions
+        count = sum(map(_PARTITIONS_OF, there)) + self._coming_partitions
         if partitions and count + partitions > limits.partitions_total_max:
             raise _full("partitions of all topics", limits.partitions_total_max)
         self._coming_topics += topics

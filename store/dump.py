@@ -12,7 +12,8 @@ from pathlib import Path
 
 import orjson
 
-from store.consume_queue.file import UNIT_BYTES, decode_bounds, is_unfinished
+from store.consume_queue.counted import Counted, decode_counted, is_unfinished
+from store.consume_queue.file import UNIT_BYTES
 from store.consume_queue.opening import REBUILD_SNAPSHOT, decode_rebuild
 from store.dedup_journal import DIRECTORY as DEDUP_DIRECTORY
 from store.dedup_journal import JournalDamaged, decode_blocks
@@ -147,8 +148,7 @@ def _dump_snapshot(path: Path) -> Iterator[dict[str, object]]:
 
 def _content(path: Path, content: bytes) -> dict[str, object]:
     if path.name in INDEX_SNAPSHOTS:
-        queues = [{**key._asdict(), **bounds._asdict()} for key, bounds in decode_bounds(content)]
-        return {"unfinished": is_unfinished(content), "queues": queues}
+        return {"unfinished": is_unfinished(content), "queues": list(map(_counted, decode_counted(content)))}
     if path.name in PRODUCER_SNAPSHOTS:
         return {
             "producers": [
@@ -161,6 +161,13 @@ def _content(path: Path, content: bytes) -> dict[str, object]:
         queues = [{**key._asdict(), "max_offset": offset} for key, offset in rebuild.max_offsets.items()]
         return {"target": rebuild.target, "queues": queues}
     return {"content": orjson.loads(content)}
+
+
+def _counted(counted: Counted) -> dict[str, object]:
+    bounds = counted.bounds
+    entries = counted.kept.since(counted.files_end, bounds.max_offset) if counted.kept else ()
+    kept = [{**one._asdict(), "tag_hashes": list(one.tag_hashes or ())} for one in entries]
+    return {**counted.key._asdict(), **bounds._asdict(), "kept_entries": kept}
 
 
 def _text(content: bytes | None) -> str | None:

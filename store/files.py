@@ -88,6 +88,10 @@ class BackgroundSync(Protocol):
         cannot do it for this file: call `datasync` in a thread."""
         ...
 
+    def give_way(self) -> None:
+        """Let a sync that is under way have the processor: for a loop with work that can wait."""
+        ...
+
     def close(self) -> None:
         """Give everything back; waits for a sync that is under way."""
         ...
@@ -226,6 +230,9 @@ class OsBackgroundSync:
     def begin(self, file: File) -> asyncio.Future[None] | None:
         assert isinstance(file, OsFile)
         return self._kernel.begin(file._fd)
+
+    def give_way(self) -> None:
+        self._kernel.give_way()
 
     def close(self) -> None:
         self._kernel.close()

@@ -14,11 +14,12 @@ import os
 import struct
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from store.consume_queue.file import UNIT_BYTES, decode_bounds, is_unfinished
+from store.consume_queue.counted import Counted, decode_counted, is_unfinished
+from store.consume_queue.file import UNIT_BYTES
 from store.consume_queue.opening import ROCKSDB_DIRECTORY
 from store.snapshot import Snapshot
 from store.types import Bounds, Entry, QueueKey
@@ -83,12 +84,14 @@ class NoIndexCheck:
 
 
 class _Files:
-    """The files of one queue: first bytes, ascending, and the handle of the one last read."""
+    """The units of one queue: the first bytes of its files, ascending, and the handle of the one last read; then the
+    units that the snapshot keeps."""
 
-    __slots__ = ("directory", "fd", "fd_start", "starts")
+    __slots__ = ("counted", "directory", "fd", "fd_start", "starts")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, counted: Counted | None) -> None:
         self.directory = directory
+        self.counted = counted
         names = os.listdir(directory) if directory.is_dir() else []
         self.starts = sorted(int(name) for name in names if name.isdecimal())
         self.fd = -1
@@ -100,7 +103,16 @@ class _Files:
         return self.directory / f"{start:020}", start
 
     def read(self, at: int, size: int) -> bytes:
-        """Bytes of the queue from `at` on; shorter where a file is missing or ends early."""
+        """Bytes of the queue from `at` on, whole units; shorter where a file is missing or ends early."""
+        if self.counted is None or not self.counted.kept:
+            return self._read_files(at, size)
+        in_files = min(max(0, self.counted.files_end * UNIT_BYTES - at), size)
+        units = self._read_files(at, in_files)
+        if len(units) < in_files:
+            return units
+        return units + _kept_units(self.counted, (at + in_files) // UNIT_BYTES, (size - in_files) // UNIT_BYTES)
+
+    def _read_files(self, at: int, size: int) -> bytes:
         parts = []
         while size > 0:
             number = bisect_right(self.starts, at) - 1
@@ -150,11 +162,11 @@ class _Piece(NamedTuple):
 
 
 class FileIndexCheck:
-    """Checks `consumequeue/` as counted by the index snapshot: `bounds` and `checkpoint` of it."""
+    """Checks `consumequeue/` and what the index snapshot keeps: `counted` and `checkpoint` of it."""
 
-    def __init__(self, root: Path, bounds: Mapping[QueueKey, Bounds], *, checkpoint: int, log_begin: int) -> None:
+    def __init__(self, root: Path, counted: Iterable[Counted], *, checkpoint: int, log_begin: int) -> None:
         self._directory = root / "consumequeue"
-        self._bounds = bounds
+        self._counted = {one.key: one for one in counted}
         self.checkpoint = checkpoint
         self._log_begin = log_begin
         self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
@@ -171,7 +183,7 @@ class FileIndexCheck:
             self._seen[key] = OffsetRange(base_offset, next_offset)
         else:
             seen.end = next_offset
-        counted = self._bounds.get(key, _NONE)
+        counted = self._counted[key].bounds if key in self._counted else _NONE
         if entry.tag_hashes:
             place = _PLACE.pack(entry.position, entry.size)
             expected = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
@@ -191,12 +203,12 @@ class FileIndexCheck:
 
     def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():
-            files = _Files(self._queue_directory(key))
+            files = self._files(key)
             for wrong in ranges:
                 yield from self._wrong_units(key, files, wrong, _NOT_TO_ENTRY)
-        for key, counted in self._bounds.items():
+        for key, (_, counted, _, _) in self._counted.items():
             seen = self._seen.get(key) or OffsetRange(counted.max_offset, counted.max_offset)
-            files = _Files(self._queue_directory(key))
+            files = self._files(key)
             lost, stray = OffsetRange(), OffsetRange()
             for offset, position in _positions(files, counted.min_offset, min(seen.first, counted.max_offset)):
                 if self._log_begin <= position < self.checkpoint:
@@ -223,15 +235,31 @@ class FileIndexCheck:
             yield WrongUnits(key, (wrong.first, wrong.end), str(path), at - start, reason, is_lost)
 
     def _read(self, key: QueueKey, piece: _Piece | None, at: int, size: int) -> _Piece:
-        files = _Files(self._queue_directory(key)) if piece is None else piece.files
+        files = self._files(key) if piece is None else piece.files
         made = self._pieces[key] = _Piece(files, at, files.read(at, max(size, _PIECE_UNITS * UNIT_BYTES)))
         self._pieces.move_to_end(key)
         if len(self._pieces) > _PIECES_MAX:
             self._pieces.popitem(last=False)[1].files.close()
         return made
 
-    def _queue_directory(self, key: QueueKey) -> Path:
-        return self._directory / str(key.topic_id) / str(key.queue_id)
+    def _files(self, key: QueueKey) -> _Files:
+        return _Files(self._directory / str(key.topic_id) / str(key.queue_id), self._counted.get(key))
+
+
+def _kept_units(counted: Counted, offset: int, count: int) -> bytes:
+    """Units that the snapshot keeps, from an offset on; fewer where it has no more."""
+    units: list[bytes] = []
+    end = min(offset + count, counted.bounds.max_offset)
+    for one in counted.kept.since(offset, counted.bounds.max_offset):
+        first, last = max(offset, one.base_offset), min(end, one.next_offset)
+        if first >= last:
+            break
+        if one.tag_hashes:
+            hashes = one.tag_hashes[first - one.base_offset : last - one.base_offset]
+            units += [_UNIT.pack(one.position, one.size, tag_hash) for tag_hash in hashes]
+        else:
+            units.append(_UNIT.pack(one.position, one.size, 0) * (last - first))
+    return b"".join(units)
 
 
 def _positions(files: _Files, first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -255,8 +283,8 @@ def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int) -
     if snapshot is not None:
         if is_unfinished(snapshot.content):
             return NoIndexCheck(snapshot.next_offset)
-        bounds = dict(decode_bounds(snapshot.content))
-        return FileIndexCheck(root, bounds, checkpoint=snapshot.next_offset, log_begin=log_begin)
+        counted = decode_counted(snapshot.content)
+        return FileIndexCheck(root, counted, checkpoint=snapshot.next_offset, log_begin=log_begin)
     if (root / ROCKSDB_DIRECTORY).is_dir():
         try:
             from store.index_check_rocksdb import RocksDbIndexCheck

@@ -16,7 +16,8 @@ struct iocb of <linux/aio_abi.h>:
 
 The kernel's thread works on the processor that submitted, which belongs to the loop; a loop that is busy keeps it
 waiting until the next tick of the scheduler, milliseconds. So the loop gives way when a sync takes long; not before:
-what gathers meanwhile is the next group.
+what gathers meanwhile is the next group. Work in the background gives way at once, between two pieces of it
+(`give_way`): nobody's request gathers while it is being done.
 
 Where the system has none of this (no Linux, an old kernel, a sandbox that forbids it, a file system without the
 operation) there is no `KernelSync`, or it begins nothing; then a thread syncs.
@@ -61,7 +62,7 @@ class KernelSync:
         self._event = ctypes.create_string_buffer(_EVENT.size)
         self._no_time = ctypes.create_string_buffer(16)
         self._outcome: asyncio.Future[None] | None = None
-        self._late: asyncio.Handle | None = None  # calls `_give_way`
+        self._late: asyncio.Handle | None = None  # calls `_is_late`
         self._loop = asyncio.get_running_loop()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._loop.add_reader(self._eventfd, self._ended)
@@ -85,17 +86,22 @@ class KernelSync:
         if _libc.syscall(ctypes.c_long(self._submit), self._context, ctypes.c_long(1), self._iocbs) != 1:
             return None
         self._outcome = self._loop.create_future()
-        self._late = self._loop.call_later(LATE_S, self._give_way, 0.0)
+        self._late = self._loop.call_later(LATE_S, self._is_late, 0.0)
         return self._outcome
 
-    def _give_way(self, last_s: float) -> None:
-        """Let the kernel's thread have this processor, in every turn of a loop that is busy, until it is done."""
-        os.sched_yield()
+    def give_way(self) -> None:
+        """Let the kernel's thread have this processor, if a sync is under way."""
+        if self._outcome is not None:
+            os.sched_yield()
+
+    def _is_late(self, last_s: float) -> None:
+        """Give way in every turn of a loop that is busy, until the sync is done."""
+        self.give_way()
         now_s = time.perf_counter()
         if now_s - last_s > IDLE_TURN_S:
-            self._late = self._loop.call_soon(self._give_way, now_s)
+            self._late = self._loop.call_soon(self._is_late, now_s)
         else:
-            self._late = self._loop.call_later(LATE_S, self._give_way, 0.0)
+            self._late = self._loop.call_later(LATE_S, self._is_late, 0.0)
 
     @property
     def is_syncing(self) -> bool:

@@ -41,7 +41,7 @@ import orjson
 
 from store import record_batch
 from store.config import StoreConfig
-from store.consume_queue.file import decode_bounds
+from store.consume_queue.counted import decode_bounds
 from store.consume_queue.opening import KINDS, REBUILD_SNAPSHOT, IndexKind, has_index, read_max_offsets
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import BLANK_BYTES, HEADER_BYTES, Blank, encode_blank, encode_entry, padded

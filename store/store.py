@@ -591,6 +591,13 @@ class Store:
     def _read_each(self, positions: Sequence[int]) -> list[Entry]:
         return [self._log.read_entry(position) for position in positions]
 
+    async def give_way(self) -> None:
+        """For work in the background, between two pieces of it: the loop has its turn, and the sync that others wait
+        for has the processor."""
+        if self._background is not None:
+            self._background.give_way()
+        await asyncio.sleep(0)
+
     async def wait_for(self, queue: QueueKey, offset: int, timeout_ms: int) -> bool:
         """Wait until the queue's max offset is beyond `offset`; False when `timeout_ms` passed or the store closes."""
         if self.bounds(queue).max_offset > offset:

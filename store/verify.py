@@ -26,7 +26,7 @@ from pathlib import Path
 
 import orjson
 
-from store.consume_queue.file import is_unfinished
+from store.consume_queue.counted import is_unfinished
 from store.consume_queue.opening import REBUILD_SNAPSHOT
 from store.data_format import VERSION as DATA_VERSION
 from store.entry import Blank

@@ -317,6 +317,9 @@ class SimBackgroundSync:
         self._loop.call_soon(self._sync, file, self._outcome)
         return self._outcome
 
+    def give_way(self) -> None:
+        """It has no thread to wait for."""
+
     def _sync(self, file: File, outcome: asyncio.Future[None]) -> None:
         self._outcome = None
         if outcome.done():

@@ -8,12 +8,11 @@ a record, so that none is walked over twice.
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from store import record_batch
@@ -29,7 +28,9 @@ _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
 _TURN_RECORDS = 128  # decoded between two turns of the event loop
 _TURN_STARTS = 512  # walked over between two turns
-_DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
+_DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
+_BODY_OVERHEAD_BYTES = 500  # to the columns of an entry,
+STARTS_OVERHEAD_BYTES = 250  # and to where its records start
 _WHOLE_SHARE = 4  # an entry of which more than one record in so many is wanted is decoded whole
 
 
@@ -48,9 +49,9 @@ class Body(NamedTuple):
     store_time_ms: int
     size_bytes: int
 
-    def has(self, indexes: Iterable[int]) -> bool:
-        """Whether all of these records were decoded, of those that the entry has."""
-        return self.places is None or all(index in self.places for index in indexes)
+    def has(self, indexes: Iterable[int] | None) -> bool:
+        """Whether all of these records (None: all) were decoded, of those that the entry has."""
+        return self.places is None or (indexes is not None and all(index in self.places for index in indexes))
 
 
 class Picked(NamedTuple):
@@ -96,11 +97,13 @@ class Bodies:
         self,
         read_entry: Callable[[int], Awaitable[Entry]],
         read_entries: Callable[[Sequence[int]], Awaitable[list[Entry]]],
+        give_way: Callable[[], Awaitable[None]],
         *,
         bytes_max: int,
     ) -> None:
         self._read_entry = read_entry
         self._read_entries = read_entries
+        self._give_way = give_way
         self._bytes_max = bytes_max
         self._bytes = 0
         self._bodies: OrderedDict[int, Body] = OrderedDict()
@@ -108,9 +111,11 @@ class Bodies:
         self._starts: OrderedDict[int, array[int]] = OrderedDict()
         self._read_bytes = 0  # the newest go's, and how many entries they were
         self._read_count = 0
+        self._turn_count = 0  # records decoded since the loop had its turn: of many entries there may be a few each
 
-    async def get(self, position: int, indexes: Collection[int]) -> Body:
-        """The body at a log position, with these records at least. Raises what the log raises, or MalformedBatch."""
+    async def get(self, position: int, indexes: Collection[int] | None) -> Body:
+        """The body at a log position, with these records at least; None: with all. Raises what the log raises, or
+        MalformedBatch."""
         body = self._bodies.get(position)
         if body is not None and body.has(indexes):
             self._bodies.move_to_end(position)
@@ -142,18 +147,21 @@ class Bodies:
                     await self._keep(entry, wanted[entry.position])
         return len(ahead)
 
-    async def _keep(self, entry: Entry, indexes: Collection[int]) -> Body:
+    async def _keep(self, entry: Entry, indexes: Collection[int] | None) -> Body:
         delays = packed_delays(entry.delays)
         tag_hashes = entry.tag_hashes
         places: dict[int, int] | None = None
         records: Iterable[DecodedRecord]
-        if len(indexes) * _WHOLE_SHARE >= len(delays) or record_batch.is_compressed(entry.batch):
+        if indexes is None or len(indexes) * _WHOLE_SHARE >= len(delays) or record_batch.is_compressed(entry.batch):
             records = record_batch.decode(entry.batch)
         else:
             starts = await self._starts_of(entry)
             there = sorted(index for index in indexes if index < min(len(starts), len(delays)))
             places = {index: place for place, index in enumerate(there)}
-            records = record_batch.decode_some(entry.batch, starts, there) if there else ()
+            records = chain.from_iterable(
+                record_batch.decode_some(entry.batch, starts, there[at : at + _TURN_RECORDS])
+                for at in range(0, len(there), _TURN_RECORDS)
+            )
             delays = delays.rows(there)
             tag_hashes = [tag_hashes[index] for index in there] if tag_hashes else ()
         keys: list[bytes | None] = []
@@ -161,23 +169,27 @@ class Bodies:
         timestamps_ms: list[int] = []
         headers: list[Headers] = []
         known: dict[tuple[tuple[str, bytes | None], ...], Headers] = {}  # records of one batch mostly have the same
-        for count, record in enumerate(records, 1):
+        for record in records:
             keys.append(record.key)
             values.append(record.value)
             timestamps_ms.append(record.timestamp)
             own = tuple(record.headers)
             headers.append(known.setdefault(own, own) if own else ())
-            if count % _TURN_RECORDS == 0:
-                await asyncio.sleep(0)
-        if places is None:
-            await asyncio.sleep(0)
-        size_bytes = _DECODED_OVERHEAD_BYTES * (len(keys) + 1)
-        size_bytes += len(entry.batch) if places is None else sum(len(value or b"") for value in values)
+            self._turn_count += 1
+            if self._turn_count >= _TURN_RECORDS:
+                self._turn_count = 0
+                await self._give_way()
+        size_bytes = _BODY_OVERHEAD_BYTES + _DECODED_OVERHEAD_BYTES * len(keys)
+        size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+        size_bytes += sum(len(name) + len(content or b"") for own in known for name, content in own)
         body = Body(
             places, tuple(keys), tuple(values), tuple(timestamps_ms), tuple(headers), delays,
             tag_hashes, entry.json_values, entry.store_time_ms, size_bytes,
         )  # fmt: skip
-        if (before := self._bodies.pop(entry.position, None)) is not None:
+        if (before := self._bodies.get(entry.position)) is not None:
+            if before.places is None and places is not None:
+                return body  # somebody else has decoded all of it meanwhile
+            del self._bodies[entry.position]
             self._bytes -= before.size_bytes
         self._bytes += size_bytes
         self._bodies[entry.position] = body
@@ -195,11 +207,14 @@ class Bodies:
         walk = record_batch.record_starts(entry.batch)
         while some := list(islice(walk, _TURN_STARTS)):
             starts.extend(some)
-            await asyncio.sleep(0)
+            await self._give_way()
         if entry.position not in self._starts:  # somebody else may have come first
-            self._starts_bytes += starts.itemsize * len(starts)
+            self._starts_bytes += _starts_bytes(starts)
         self._starts[entry.position] = starts
         while self._starts_bytes > self._bytes_max // 2 and len(self._starts) > 1:
-            gone = self._starts.popitem(last=False)[1]
-            self._starts_bytes -= gone.itemsize * len(gone)
+            self._starts_bytes -= _starts_bytes(self._starts.popitem(last=False)[1])
         return starts
+
+
+def _starts_bytes(starts: array[int]) -> int:
+    return STARTS_OVERHEAD_BYTES + starts.itemsize * len(starts)

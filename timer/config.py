@@ -61,7 +61,8 @@ class TimerConfig:
     """Due records of one queue become batches of about this size. Keep it below a quarter of the log's file size."""
 
     bodies_bytes_max: int = 64 * MiB
-    """Decoded source batches kept, for records of one batch that are due at different times."""
+    """Memory for decoded records of accepted batches: when those of one batch are due at different times, it need not
+    be read and decoded each time. Half as much again is for where records start in batches decoded in part."""
 
     unwritten_bytes_max: int = 64 * MiB
     """Timer-log units that may wait for the disk; beyond it accepted schedules stay in the log until it is back."""

@@ -136,7 +136,7 @@ class Dequeueing:
                 assert unit.slot_s == load.slot_s
                 if not unit.magic & MAGIC_DELETE:
                     offer(item_of(unit))
-            await asyncio.sleep(0)
+            await state.log.give_way()
         state.open.finish(load)
 
     async def go(self) -> int:
@@ -154,7 +154,7 @@ class Dequeueing:
                 due += self._unconsumed(popped)
                 if popped_count < TURN_UNITS:
                     break
-                await asyncio.sleep(0)
+                await state.log.give_way()
             if due:
                 records, numbers, rest = await self._message(due)
                 state.open.put_back(rest)
@@ -212,7 +212,7 @@ class Dequeueing:
             by_entry.setdefault(position, []).append(number)
             wanted.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
-                await asyncio.sleep(0)
+                await state.log.give_way()
         records = DueRecords(due)
         gone: set[int] = set()  # parked
         positions = list(by_entry)
@@ -226,7 +226,14 @@ class Dequeueing:
                 )
             read_count += 1
             try:
-                size_bytes += records.fill(numbers, await state.bodies.get(position, wanted[position]))
+                body = await state.bodies.get(position, wanted[position])
+                for start in range(0, len(numbers), TURN_UNITS):
+                    some = numbers[start : start + TURN_UNITS]
+                    size_bytes += records.fill(some, body)
+                    turn_count += len(some)
+                    if turn_count >= TURN_UNITS:
+                        turn_count = 0
+                        await state.log.give_way()
             except StoreStopped:
                 raise
             except StoreError as damage:
@@ -234,11 +241,6 @@ class Dequeueing:
                 state.metrics.parked_count += len(numbers)
                 gone.update(numbers)
                 log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
-                continue
-            turn_count += len(numbers)
-            if turn_count >= TURN_UNITS:
-                turn_count = 0
-                await asyncio.sleep(0)
         if records_count := sum(len(by_entry[position]) for position in positions[:read_count]):
             self._record_bytes = size_bytes // records_count
         unread = positions[read_count:]
@@ -255,7 +257,7 @@ class Dequeueing:
         for count, number in enumerate(numbers, 1):
             grouping.add(records, number)
             if count % _GROUPED_COUNT == 0:
-                await asyncio.sleep(0)
+                await self._state.log.give_way()
         return grouping
 
     async def _put(self, groups: list[Group], put: Deliver) -> int:
@@ -267,7 +269,7 @@ class Dequeueing:
             appends = []
             for group in groups:
                 appends.append(group.append())
-                await asyncio.sleep(0)
+                await state.log.give_way()
             appendeds = await put(appends)
         except (Overloaded, DiskFull):
             self._blocked = True
@@ -296,7 +298,7 @@ class Dequeueing:
                 if state.awaited:
                     for index, item in enumerate(group.items):
                         self._answer(source_of(item), (group.queue, appended.base_offset + index))
-            await asyncio.sleep(0)
+            await state.log.give_way()
         return 0
 
     def _answer(self, source: Source, delivered: tuple[QueueKey, int] | UnknownQueue) -> None:

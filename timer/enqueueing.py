@@ -12,7 +12,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from store.limits import MiB
@@ -41,7 +40,7 @@ class Enqueueing:
         state = self._state
         while True:
             if await self.step():
-                await asyncio.sleep(0)
+                await state.log.give_way()
             elif self.may_go_on():
                 await state.log.wait_for(TIMER_QUEUE, state.queue_offset, _WAIT_MS)
             else:
@@ -55,11 +54,11 @@ class Enqueueing:
         state = self._state
         first_offset = state.queue_offset
         for entry in await self._get():
-            if not self.may_go_on():
-                break
             while state.queue_offset < entry.next_offset:
+                if not self.may_go_on():
+                    return state.queue_offset - first_offset
                 self._put(entry)
-                await asyncio.sleep(0)
+                await state.log.give_way()
         return state.queue_offset - first_offset
 
     def may_go_on(self) -> bool:

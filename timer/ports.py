@@ -32,6 +32,10 @@ class Log(Protocol):
         """Sources of all entries (those of `__timer` too) that lie at or after `position`."""
         ...
 
+    async def give_way(self) -> None:
+        """As Store.give_way: between two pieces of the timer's work."""
+        ...
+
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """As Store.append. When it raises UnknownQueue, RecordTooLarge, Overloaded or DiskFull, it has stored none of
         `appends`."""

@@ -117,11 +117,12 @@ class Schedules:
                 return Found(Standing.UNKNOWN)
         raise Overloaded("schedules are being copied all the time; try again")
 
-    async def read(self, position: int) -> Schedule:
-        """The schedule of a unit. Raises what the log raises."""
+    async def read(self, position: int, *, is_one_of_many: bool = False) -> Schedule:
+        """The schedule of a unit; `is_one_of_many`: its neighbours, most of them of the same entry, are asked for next.
+        Raises what the log raises."""
         unit = self._state.timer_log.read(position)
         source = Source(unit.entry_position, unit.record_index)
-        body = await self._state.bodies.get(source.position, (source.record_index,))
+        body = await self._state.bodies.get(source.position, None if is_one_of_many else (source.record_index,))
         picked = pick(source, body)
         delay = picked.delay
         origin = delay.origin_position, delay.origin_index
@@ -138,7 +139,7 @@ class Schedules:
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
         """The next schedules from a cursor on, at most `limit`. Raises what the log raises."""
         positions, next_cursor = await self.positions(query, cursor=cursor, limit=limit)
-        return Page([await self.read(position) for position in positions], next_cursor)
+        return Page([await self.read(position, is_one_of_many=True) for position in positions], next_cursor)
 
     async def positions(self, query: Query, *, cursor: int = 0, limit: int) -> tuple[list[int], int | None]:
         """As `page`, but where the units are. Records are read only when a key is asked for."""
@@ -155,7 +156,8 @@ class Schedules:
                     if unit.entry_position != last_entry:
                         last_entry = unit.entry_position
                         body_bytes += unit.entry_size
-                    if (await self.read(position)).record.record.key not in query.keys:
+                    schedule = await self.read(position, is_one_of_many=True)
+                    if schedule.record.record.key not in query.keys:
                         continue
                 positions.append(position)
             unit_count += _TURN_UNITS
@@ -187,7 +189,7 @@ class Schedules:
             for at in range(0, len(chunk), _TURN_UNITS * UNIT_BYTES):
                 part = chunk[at : at + _TURN_UNITS * UNIT_BYTES]
                 yield start + at + len(part), list(self._pending(start + at, part, query))
-                await asyncio.sleep(0)
+                await self._state.log.give_way()
 
     def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int]]:
         """Position and due time of those among some units that are pending and meant."""
@@ -243,7 +245,7 @@ class Schedules:
             for match in self._state.timer_log.search_due(schedule.due_ms):
                 match_count += 1
                 if match is None or match_count % _TURN_UNITS == 0:
-                    await asyncio.sleep(0)
+                    await self._state.log.give_way()
                 if match is None:
                     continue
                 position, unit = match

@@ -98,7 +98,12 @@ class TimerService:
             log=self._log,
             clock=self._clock,
             metrics=self.metrics,
-            bodies=Bodies(self._log.read_entry, self._log.read_entries, bytes_max=self._config.bodies_bytes_max),
+            bodies=Bodies(
+                self._log.read_entry,
+                self._log.read_entries,
+                self._log.give_way,
+                bytes_max=self._config.bodies_bytes_max,
+            ),
             wheel=wheel,
             timer_log=timer_log,
             open=OpenSlots(

@@ -72,8 +72,9 @@ class TimerState:
     def is_catching_up(self) -> bool:
         """Whether records accepted before the start are still to be hung. Time stands still for the wheel meanwhile:
         they hang where they are due, and no slot is opened, so that what is overdue is delivered oldest first. Not
-        while a full disk holds up enqueueing: then what hangs is delivered."""
-        is_held_up = self.timer_log.unwritten_bytes >= self.config.unwritten_bytes_max
+        while a full disk or full memory holds up enqueueing: then what hangs is delivered, for which slots are opened
+        and loaded."""
+        is_held_up = self.open.is_full() or self.timer_log.unwritten_bytes >= self.config.unwritten_bytes_max
         return self.queue_offset < self.queue_end_at_start and not is_held_up
 
     @property

@@ -178,28 +178,31 @@ def _check_key(key: bytes) -> None:
 
 def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
     """One record with any of the known fields. Errors say nothing of the record's place."""
-    for name in item:
-        if name not in _KNOWN:
-            raise unrecognized(name)
-    headers = _parse_headers(item.get("headers"))
+    if not item.keys() <= _KNOWN:
+        raise unrecognized(next(name for name in item if name not in _KNOWN))
+    field = item.get
+    headers = [] if (given := field("headers")) is None else _parse_headers(given)
     _check_size(key, value, headers)
-    delay_ms, deliver_at_ms = _parse_delay(item)
-    return ProduceRecord(
+    delay_ms, deliver_at_ms = _parse_delay(field("delay_ms"), field("deliver_at"))
+    fields = (
         key,
         value,
         headers,
-        _parse_timestamp(item.get("timestamp")),
-        _parse_partition(item.get("partition")),
-        _parse_tag(item.get("tag")),
+        None if (given := field("timestamp")) is None else _parse_timestamp(given),
+        None if (given := field("partition")) is None else _parse_partition(given),
+        None if (given := field("tag")) is None else _parse_tag(given),
         delay_ms,
         deliver_at_ms,
-        _parse_msg_id(item.get("msg_id")),
-        _parse_message_group(item.get("message_group")),
+        _parse_msg_id(field("msg_id")),
+        None if (given := field("message_group")) is None else _parse_message_group(given),
     )
+    return tuple.__new__(ProduceRecord, fields)
 
 
 def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> None:
-    size = len(key or b"") + len(value or b"") + _headers_bytes(headers)
+    size = len(key or b"") + len(value or b"")
+    if headers:
+        size += _headers_bytes(headers)
     if size > RECORD_BYTES_MAX:
         raise RequestError(
             413, RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
@@ -211,8 +214,6 @@ def _headers_bytes(headers: Sequence[tuple[str, bytes | None]]) -> int:
 
 
 def _parse_headers(headers: object) -> list[tuple[str, bytes | None]]:
-    if headers is None:
-        return []
     if not isinstance(headers, list):
         raise _part_illegal("headers", 'must be an array of {"key", "value"} objects')
     if len(headers) > HEADER_COUNT_MAX:
@@ -253,9 +254,7 @@ def _parse_header(header: object) -> tuple[str, bytes | None]:
     return name, _base64(value)
 
 
-def _parse_tag(tag: object) -> str | None:
-    if tag is None:
-        return None
+def _parse_tag(tag: object) -> str:
     if not isinstance(tag, str) or not tag or not tag.isprintable():
         raise _part_illegal("tag", "must be a string of one or more printable characters")
     if "|" in tag:
@@ -275,9 +274,7 @@ def _parse_msg_id(msg_id: object) -> str | None:
     return msg_id
 
 
-def _parse_message_group(group: object) -> str | None:
-    if group is None:
-        return None
+def _parse_message_group(group: object) -> str:
     if not isinstance(group, str) or not group or not group.isprintable():
         raise _part_illegal("message_group", "must be a string of one or more printable characters")
     if (size := len(group.encode())) > MESSAGE_GROUP_BYTES_MAX:
@@ -285,9 +282,7 @@ def _parse_message_group(group: object) -> str | None:
     return group
 
 
-def _parse_timestamp(timestamp: object) -> int | None:
-    if timestamp is None:
-        return None
+def _parse_timestamp(timestamp: object) -> int:
     if not _is_int(timestamp):
         raise bad_request("timestamp: must be an integer, epoch milliseconds")
     assert isinstance(timestamp, int)
@@ -296,19 +291,15 @@ def _parse_timestamp(timestamp: object) -> int | None:
     return timestamp
 
 
-def _parse_partition(partition: object) -> int | None:
-    if partition is None:
-        return None
+def _parse_partition(partition: object) -> int:
     if not _is_int(partition):
         raise bad_request("partition: must be an integer")
     assert isinstance(partition, int)
     return partition
 
 
-def _parse_delay(item: dict[str, object]) -> tuple[int | None, int | None]:
+def _parse_delay(delay_ms: object, deliver_at: object) -> tuple[int | None, int | None]:
     """(delay_ms, deliver_at_ms). Whether a delay is too long is the producer's to judge: it knows the clock."""
-    delay_ms = item.get("delay_ms")
-    deliver_at = item.get("deliver_at")
     if delay_ms is not None and deliver_at is not None:
         raise _delay_illegal("delay_ms", "and deliver_at exclude each other")
     if delay_ms is not None:

@@ -27,6 +27,8 @@ from store.types import Bounds
 SCAN_RECORDS = 2_000
 """Records passed over (filtered, withheld) in one look at a partition; then it is another one's turn."""
 
+_TOPICS_KEPT = 128  # whose lanes are; of topics of 1,024 partitions they are some 30 MB
+
 
 class Lane(NamedTuple):
     """One partition that a receive looks into. `is_retry`: of the group's own retry topic."""
@@ -37,10 +39,10 @@ class Lane(NamedTuple):
     key: PartitionKey
 
 
-@lru_cache(maxsize=1024)
-def lanes_of(topic: str, topic_id: int, partitions: int, *, is_retry: bool) -> list[Lane]:
-    """All partitions of a topic. Not to be changed: it is kept."""
-    return [Lane(topic, number, is_retry, PartitionKey(topic_id, number)) for number in range(partitions)]
+@lru_cache(maxsize=_TOPICS_KEPT)
+def lanes_of(topic: str, topic_id: int, partitions: int, *, is_retry: bool) -> tuple[Lane, ...]:
+    """All partitions of a topic."""
+    return tuple(Lane(topic, number, is_retry, PartitionKey(topic_id, number)) for number in range(partitions))
 
 
 class Wanted(NamedTuple):

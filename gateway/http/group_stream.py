@@ -20,7 +20,7 @@ from gateway.auth.access import Access, Permission
 from gateway.coordinator.api import Delivered, Receive
 from gateway.groups.errors import GroupFull
 from gateway.http.context import Gateway
-from gateway.http.errors import error_of
+from gateway.http.errors import RequestError, error_of
 from gateway.http.groups import delivered_as_json
 from gateway.http.handed import Hand
 from gateway.http.rights import ended, while_allowed
@@ -93,10 +93,7 @@ class GroupStream:
     async def _turn(self) -> None:
         """Hand out what there is, or wait for it; after a while without anything, say that all is well."""
         self._room.clear()
-        if self._access.is_over:
-            raise ended()
-        for topic in self._asked.topics:  # rules may have changed since the stream began
-            self._access.check(Permission.RECEIVE, topic=topic, group=self._group)
+        self._check_rights()
         room = self._hand.room(self._gateway.clock.now_ms())
         if room:
             messages = await self._received(min(room, PIECE_RECORDS))
@@ -108,6 +105,13 @@ class GroupStream:
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._heartbeat_at_s and not self._gateway.draining.is_set():
             await self._write(b'{"event":"heartbeat"}\n' if self._as_lines else b": hb\n\n")
+
+    def _check_rights(self) -> None:
+        """Raises RequestError when they have ended, or rules have changed since the stream began."""
+        if self._access.is_over:
+            raise ended()
+        for topic in self._asked.topics:
+            self._access.check(Permission.RECEIVE, topic=topic, group=self._group)
 
     async def _write(self, data: bytes) -> None:
         await self._answer.write(data)
@@ -139,11 +143,12 @@ class GroupStream:
     async def _hand_out(self, messages: tuple[Delivered, ...]) -> None:
         gateway, group = self._gateway, self._group
         receipts = [message.receipt for message in messages]
-        if not self._acks_itself:
-            self._hand.took(messages)  # before: a quick client settles them before the write is over
         try:
+            self._check_rights()  # again: they came after a while
+            if not self._acks_itself:
+                self._hand.took(messages)  # before: a quick client settles them before the write is over
             await self._write(b"".join(map(self._shown, messages)))
-        except ConnectionError:
+        except (ConnectionError, RequestError):
             await gateway.groups.give_back(group, receipts)
             raise
         gateway.stats.fetched_record_count += len(messages)

@@ -13,18 +13,20 @@ delivers exactly once over a crash of the mover.
 
 from __future__ import annotations
 
-import re
-import shutil
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedReader
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from loadtest.bench.timer_work import BATCH_RECORDS, VALUE, Row, TooSlow, percentiles
-from loadtest.peers.servers import free_port, running
+from loadtest.peers.beanstalkd import Beanstalkd
+from loadtest.peers.peer import Durability, Peer, Unavailable
+from loadtest.peers.redis import Redis
 
 RESERVE_TIMEOUT_S = 60
 POLL_S = 0.01
@@ -32,36 +34,54 @@ RATE, LATENESS_S = 5_000, 4
 SECONDS_TO_ACCEPT_PER_RECORD = 1 / 20_000
 """How far ahead the busy second is put, for each record: slower than this, and the measurement says so."""
 
+_MOVE = (
+    b"local d=redis.call('ZRANGEBYSCORE',KEYS[1],'-inf',ARGV[1],'LIMIT',0,1000) "
+    b"if #d>0 then redis.call('ZREM',KEYS[1],unpack(d)) redis.call('RPUSH',KEYS[2],unpack(d)) end return "
+)
+
+
+class _Measured(NamedTuple):
+    """A peer, its settings by durability as its users know them, and what is done with it on a port."""
+
+    program: str
+    peer: Peer
+    settings: dict[Durability, str]
+    busy: Callable[[int, int], tuple[float, float]]
+    lateness: Callable[[int, int], list[float]]
+
 
 def peer_rows(directory: Path, count: int) -> list[Row]:
     """Every peer at both levels of durability; a peer that is not installed is a row that says so."""
     rows: list[Row] = []
-    redis_levels = {"appendfsync always": "always", "appendfsync everysec (default)": "everysec"}
-    for program, peer, peer_lateness, levels in (
-        ("redis-server", _redis, _redis_lateness, redis_levels),
-        ("beanstalkd", _beanstalkd, _beanstalkd_lateness, {"-f 0": "0", "-f 50 (default)": "50"}),
+    redis_settings = {
+        Durability.SYNCED: "appendfsync always",
+        Durability.UNSYNCED: "appendfsync everysec (default)",
+    }
+    beanstalkd_settings = {Durability.SYNCED: "-f 0", Durability.UNSYNCED: "-f 50 (default)"}
+    for program, peer, settings, busy, lateness in (
+        _Measured("redis", Redis(), redis_settings, _redis, _redis_lateness),
+        _Measured("beanstalkd", Beanstalkd(), beanstalkd_settings, _beanstalkd, _beanstalkd_lateness),
     ):
-        if shutil.which(program) is None:
-            package = "redis-server" if program == "redis-server" else program
-            rows.append(Row(program, f"not measured: not installed (apt-get install {package})"))
+        try:
+            version = peer.prepare(directory)
+        except Unavailable as error:
+            rows.append(Row(program, f"not measured: {error}"))
             continue
-        name = f"{program.removesuffix('-server')} {_version(program)}"
-        for text, level in levels.items():
-            root = directory / f"{program}-{level}"
-            root.mkdir()
-            its_count = count // 10 if level == "0" else count
+        for durability, text in settings.items():
+            name = f"{program} {version}, {text}"
+            is_slow = program == "beanstalkd" and durability is Durability.SYNCED
+            its_count, rate = (count // 10, RATE // 10) if is_slow else (count, RATE)
             try:
-                accepted_per_s, fired_ms = peer(root, its_count, level)
+                with _served(directory, peer, durability, "busy") as port:
+                    accepted_per_s, fired_ms = busy(port, its_count)
             except TooSlow as error:
-                rows.append(Row(f"{name}, {text}", f"not measured: {error}"))
+                rows.append(Row(name, f"not measured: {error}"))
                 continue
-            rate = RATE // 10 if level == "0" else RATE
-            late_root = directory / f"{program}-{level}-late"
-            late_root.mkdir()
-            p50, p99, p999 = percentiles(peer_lateness(late_root, rate, level))
+            with _served(directory, peer, durability, "late") as port:
+                p50, p99, p999 = percentiles(lateness(port, rate))
             rows.append(
                 Row(
-                    f"{name}, {text}",
+                    name,
                     f"accept {accepted_per_s:,.0f}/s; {its_count:,} due in one second, "
                     f"handed on after {fired_ms:,.0f} ms; late at {rate:,}/s: p50 {p50:.0f}, p99 {p99:.0f}, "
                     f"p99.9 {p999:.0f} ms",
@@ -77,77 +97,87 @@ def peer_rows(directory: Path, count: int) -> list[Row]:
     return rows
 
 
-def _redis(root: Path, count: int, level: str) -> tuple[float, float]:
-    arguments = ("--appendonly", "yes", "--appendfsync", level, "--dir", str(root), "--save", "")
-    with _process(root, "redis-server", "--port", "{port}", *arguments) as port:
-        connection = socket.create_connection(("127.0.0.1", port))
+@contextmanager
+def _served(directory: Path, peer: Peer, durability: Durability, work: str) -> Iterator[int]:
+    """The port of a server that has nothing yet, until the block ends. Raises Died."""
+    root = directory / f"{peer.name}-{durability}-{work}"
+    root.mkdir()
+    with peer.serve(directory, root, durability) as server:
+        yield int(server.endpoint.rpartition(":")[2])
+
+
+def _redis(port: int, count: int) -> tuple[float, float]:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
         replies = connection.makefile("rb")
         start_ms = int(time.time() + 4 + count * SECONDS_TO_ACCEPT_PER_RECORD) * 1000
         started_s = time.perf_counter()
-        for first in range(0, count, BATCH_RECORDS):
-            parts = [b"ZADD", b"due"]
-            for number in range(first, first + BATCH_RECORDS):
-                parts += [b"%d" % (start_ms + number * 7919 % 1000), b"%d:" % number + VALUE]
-            connection.sendall(_resp(parts))
-            assert replies.readline() == b":%d\r\n" % BATCH_RECORDS
+        _fill(
+            connection,
+            replies,
+            ((start_ms + number * 7919 % 1000, b"%d:" % number + VALUE) for number in range(count)),
+        )
         accepted_s = time.perf_counter() - started_s
         if time.time() * 1000 >= start_ms:
             raise TooSlow("the busy second began while it was being filled")
-        script = (
-            b"local d=redis.call('ZRANGEBYSCORE',KEYS[1],'-inf',ARGV[1],'LIMIT',0,1000) "
-            b"if #d>0 then redis.call('ZREM',KEYS[1],unpack(d)) redis.call('RPUSH',KEYS[2],unpack(d)) end return #d"
-        )
         moved_count = 0
         while moved_count < count:
-            connection.sendall(_resp([b"EVAL", script, b"2", b"due", b"ready", b"%d" % (time.time_ns() // 1_000_000)]))
-            found = int(replies.readline()[1:])
+            found = _move(connection, replies, b"#d")
             moved_count += found
             if not found:
                 time.sleep(POLL_S)
         fired_ms = time.time_ns() / 1e6 - start_ms
-        connection.close()
     return count / accepted_s, fired_ms
 
 
-def _redis_lateness(root: Path, rate: int, level: str) -> list[float]:
-    arguments = ("--appendonly", "yes", "--appendfsync", level, "--dir", str(root), "--save", "")
-    with _process(root, "redis-server", "--port", "{port}", *arguments) as port:
-        connection = socket.create_connection(("127.0.0.1", port))
+def _redis_lateness(port: int, rate: int) -> list[float]:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
         replies = connection.makefile("rb")
         start_ms = int(time.time() * 1000) + 3000
         count = rate * LATENESS_S
-        for first in range(0, count, BATCH_RECORDS):
-            parts = [b"ZADD", b"due"]
-            for number in range(first, first + BATCH_RECORDS):
-                due_ms = start_ms + number * 1000 // rate
-                parts += [b"%d" % due_ms, b"%d:%d:" % (due_ms, number) + VALUE]
-            connection.sendall(_resp(parts))
-            assert replies.readline() == b":%d\r\n" % BATCH_RECORDS
-        script = (
-            b"local d=redis.call('ZRANGEBYSCORE',KEYS[1],'-inf',ARGV[1],'LIMIT',0,1000) "
-            b"if #d>0 then redis.call('ZREM',KEYS[1],unpack(d)) redis.call('RPUSH',KEYS[2],unpack(d)) end return d"
+        dues_ms = (start_ms + number * 1000 // rate for number in range(count))
+        _fill(
+            connection,
+            replies,
+            ((due_ms, b"%d:%d:" % (due_ms, number) + VALUE) for number, due_ms in enumerate(dues_ms)),
         )
         late_ms: list[float] = []
         while len(late_ms) < count:
-            connection.sendall(_resp([b"EVAL", script, b"2", b"due", b"ready", b"%d" % (time.time_ns() // 1_000_000)]))
-            found = int(replies.readline()[1:])
+            found = _move(connection, replies, b"d")
             now_ms = time.time_ns() / 1e6
             for _ in range(found):
                 size = int(replies.readline()[1:])
                 late_ms.append(now_ms - int(replies.read(size + 2).partition(b":")[0]))
             if not found:
                 time.sleep(POLL_S)
-        connection.close()
     return late_ms
 
 
-def _beanstalkd_lateness(root: Path, rate: int, level: str) -> list[float]:
+def _fill(connection: socket.socket, replies: BufferedReader, members: Iterable[tuple[int, bytes]]) -> None:
+    """Put members with their due times into the sorted set, a batch at a time."""
+    rest = iter(members)
+    while some := list(islice(rest, BATCH_RECORDS)):
+        parts = [b"ZADD", b"due"]
+        for due_ms, member in some:
+            parts += [b"%d" % due_ms, member]
+        connection.sendall(_resp(parts))
+        assert replies.readline() == b":%d\r\n" % len(some)
+
+
+def _move(connection: socket.socket, replies: BufferedReader, returned: bytes) -> int:
+    """Move what is due to the list, at most 1,000; how many those were. `returned` "d": they follow in the reply."""
+    now_ms = b"%d" % (time.time_ns() // 1_000_000)
+    connection.sendall(_resp([b"EVAL", _MOVE + returned, b"2", b"due", b"ready", now_ms]))
+    return int(replies.readline()[1:])
+
+
+def _beanstalkd_lateness(port: int, rate: int) -> list[float]:
     """Jobs are put as they will be due, one delay of whole seconds before: it knows no other due times."""
     delay_s, step_s = 2, 0.01
     count = rate * LATENESS_S
-    with _process(root, "beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
-        putting = socket.create_connection(("127.0.0.1", port))
-        taking = socket.create_connection(("127.0.0.1", port))
+    with (
+        socket.create_connection(("127.0.0.1", port)) as putting,
+        socket.create_connection(("127.0.0.1", port)) as taking,
+    ):
         taking.settimeout(RESERVE_TIMEOUT_S)
 
         def put_all() -> None:
@@ -175,22 +205,18 @@ def _beanstalkd_lateness(root: Path, rate: int, level: str) -> list[float]:
                 taking.sendall(b"delete %s\r\n" % job_id)
                 assert replies.readline() == b"DELETED\r\n"
             done.result()
-        putting.close()
-        taking.close()
     return late_ms
 
 
-def _beanstalkd(root: Path, count: int, level: str) -> tuple[float, float]:
-    with _process(root, "beanstalkd", "-l", "127.0.0.1", "-p", "{port}", "-b", str(root), "-f", level) as port:
-        connection = socket.create_connection(("127.0.0.1", port))
+def _beanstalkd(port: int, count: int) -> tuple[float, float]:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
         replies = connection.makefile("rb")
         until_s = time.perf_counter() + 3 + count * SECONDS_TO_ACCEPT_PER_RECORD
-        started_s = first_due_s = time.perf_counter()
+        started_s = time.perf_counter()
         last_due_s = 0.0
-        for first in range(0, count, BATCH_RECORDS):
+        for _ in range(0, count, BATCH_RECORDS):
             delay_s = max(1, round(until_s - time.perf_counter()))
             due_s = time.perf_counter() + delay_s
-            first_due_s = due_s if first == 0 else min(first_due_s, due_s)
             put = b"put 1 %d 60 %d\r\n%s\r\n" % (delay_s, len(VALUE), VALUE)
             connection.sendall(put * BATCH_RECORDS)
             for _ in range(BATCH_RECORDS):
@@ -213,24 +239,7 @@ def _beanstalkd(root: Path, count: int, level: str) -> tuple[float, float]:
             done_count += BATCH_RECORDS
         # Its seconds are whole: what we call the busy second begins one second before the last job is due.
         fired_ms = (time.perf_counter() - (last_due_s - 1)) * 1000
-        connection.close()
     return count / accepted_s, fired_ms
-
-
-def _version(program: str) -> str:
-    flag = "--version" if program == "redis-server" else "-v"
-    said = subprocess.run([program, flag], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\d+(\.\d+)+", said)
-    return found.group() if found else "of unknown version"
-
-
-@contextmanager
-def _process(directory: Path, program: str, *arguments: str) -> Iterator[int]:
-    """A server on a free port until the block ends; it logs to `server.log` in the directory. Raises Died."""
-    port = free_port()
-    command = [program, *(argument.format(port=port) for argument in arguments)]
-    with running(f"127.0.0.1:{port}", [command], directory):
-        yield port
 
 
 def _resp(parts: list[bytes]) -> bytes:

@@ -8,12 +8,11 @@ attempt was answered is nobody else's first attempt.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from loadtest.load.ledger import QUEUE, QUEUE_FIRST, STREAM
-from loadtest.load.readers import SocketUser, Watch
+from loadtest.load.readers import Consumer, SocketUser, Watch
 from loadtest.load.run import Message, Run, identity
 from loadtest.load.socket import SUB, Socket
 
@@ -23,22 +22,22 @@ LEASE_OVER = 40951
 NOT_THE_OWNER = 40959
 
 
-class StreamMember:
-    """A member's side of stream mode: takes frames in, commits what came. Used by users and by the audit."""
+class StreamMember(Consumer):
+    """A member's side of stream mode: takes frames in, commits what came."""
 
     def __init__(self, run: Run, socket: Socket) -> None:
-        self._run = run
-        self._socket = socket
+        super().__init__(run, socket)
         self._watch = Watch(run, sees_times=False)
         self._acks: dict[int, tuple[int, int]] = {}
         self._committed: dict[int, int] = {}
         """Where each partition goes on after the commits that this member has an answer to."""
 
-    def join(self, member: str) -> None:
+    def join(self, name: str) -> None:
         """Subscribe; a member that comes again by its name takes its own place. Raises Refused."""
+        self._run.ways.add(STREAM)
         group = self._run.group(STREAM)
         answer = self._socket.subscribe(
-            topics=[self._run.topic], mode="stream", group=group, member=member, start="earliest", credit=CREDIT
+            topics=[self._run.topic], mode="stream", group=group, member=name, start="earliest", credit=CREDIT
         )
         self._owns(str(answer.get("cursor", "")))
 
@@ -93,16 +92,16 @@ class StreamMember:
             self._run.report("CHECK", "commit", took_ms=0, problem=str(result))
 
 
-class LeaseHolder:
-    """A consumer's side of queue mode: every message is acked. Used by users and by the audit."""
+class LeaseHolder(Consumer):
+    """A consumer's side of queue mode: every message is acked."""
 
     def __init__(self, run: Run, socket: Socket) -> None:
-        self._run = run
-        self._socket = socket
+        super().__init__(run, socket)
         self._acks: dict[int, Sequence[Message]] = {}
 
-    def join(self, consumer: str) -> None:
-        """Subscribe; the name is for people who look. Raises Refused."""
+    def join(self, name: str) -> None:
+        """Subscribe; leases know no names. Raises Refused."""
+        self._run.ways.add(QUEUE)
         group = self._run.group(QUEUE)
         self._socket.subscribe(
             topics=[self._run.topic], mode="queue", group=group, credit=CREDIT, invisible_ms=LEASE_MS
@@ -150,33 +149,13 @@ class StreamConsumer(SocketUser):
     """A member of the group in stream mode."""
 
     weight = 2
-    name = "stream"
-
-    def on_start(self) -> None:
-        super().on_start()
-        self.member_name = secrets.token_hex(6)
-
-    def subscribed(self, socket: Socket) -> None:
-        self.run_.ways.add(STREAM)
-        self.member = StreamMember(self.run_, socket)
-        self.member.join(self.member_name)
-
-    def took(self, socket: Socket, frame: dict[str, object]) -> None:
-        if messages := self.member.took(frame):
-            self.count("stream", messages)
+    name = STREAM
+    consumer_type = StreamMember
 
 
 class QueueConsumer(SocketUser):
     """A consumer of the group in queue mode."""
 
     weight = 2
-    name = "queue"
-
-    def subscribed(self, socket: Socket) -> None:
-        self.run_.ways.add(QUEUE)
-        self.consumer = LeaseHolder(self.run_, socket)
-        self.consumer.join("")
-
-    def took(self, socket: Socket, frame: dict[str, object]) -> None:
-        if messages := self.consumer.took(frame):
-            self.count("queue", messages)
+    name = QUEUE
+    consumer_type = LeaseHolder

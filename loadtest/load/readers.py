@@ -6,9 +6,11 @@ come.
 from __future__ import annotations
 
 import random
+import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import websocket
@@ -79,6 +81,22 @@ class LongPoller(FastHttpUser):
             self.offset = int(cast(Mapping[str, str], response.headers)["Mq-Next-Offset"])
 
 
+class Consumer(ABC):
+    """What is behind one socket: subscribes, and takes what comes. Used by users and, of groups, by the audit."""
+
+    def __init__(self, run: Run, socket: Socket) -> None:
+        self._run = run
+        self._socket = socket
+
+    @abstractmethod
+    def join(self, name: str) -> None:
+        """Subscribe; a member of a group that comes again by its name takes its own place. Raises Refused."""
+
+    @abstractmethod
+    def took(self, frame: Mapping[str, Any]) -> Sequence[Message]:
+        """A frame: an answer to an own command, messages, a push about partitions. The messages that it had."""
+
+
 class SocketUser(User):
     """What all users of a WebSocket do: connect, subscribe, and take one frame at a time.
 
@@ -88,32 +106,27 @@ class SocketUser(User):
     abstract = True
     wait_time = constant(0)
     name = "messages"
+    consumer_type: type[Consumer]
 
     def on_start(self) -> None:
         self.run_ = RUNS[self.environment]
+        self.member_name = secrets.token_hex(6)
         self.socket: Socket | None = None
 
     def on_stop(self) -> None:
         if self.socket is not None:
             self.socket.close()
 
-    def subscribed(self, socket: Socket) -> None:
-        """Subscribe. Raises Refused."""
-        raise NotImplementedError
-
-    def took(self, socket: Socket, frame: dict[str, object]) -> None:
-        """A frame came: answers to own commands, messages, and pushes about partitions."""
-        raise NotImplementedError
-
     @task
     def read(self) -> None:
         try:
             if self.socket is None:
                 self.socket = Socket(self.run_.host)
-                self.subscribed(self.socket)
+                self.consumer = self.consumer_type(self.run_, self.socket)
+                self.consumer.join(self.member_name)
             frame = self.socket.receive()
-            if frame is not None:
-                self.took(self.socket, frame)
+            if frame is not None and (messages := self.consumer.took(frame)):
+                self.count(messages)
         except (Refused, OSError, websocket.WebSocketException) as error:
             self.run_.report("WS", self.name, took_ms=0, problem=str(error) or type(error).__name__)
             if self.socket is not None:
@@ -121,27 +134,35 @@ class SocketUser(User):
                 self.socket = None
             time.sleep(RECONNECT_S)
 
-    def count(self, way: str, messages: Sequence[Message]) -> None:
+    def count(self, messages: Sequence[Message]) -> None:
         """A frame in Locust's statistics: "response time" is from the store to the user, of its last message."""
         now_ms = time.time_ns() // 1_000_000
         took_ms = max(now_ms - messages[-1]["store_timestamp"], 0)
         self.run_.report("WS", self.name, took_ms=took_ms, size=len(messages))
-        self.run_.metrics.count(way, len(messages))
+        self.run_.metrics.count(self.name, len(messages))
         self.run_.metrics.time("push", took_ms)
 
 
+class Follower(Consumer):
+    """All partitions, from what is there when it comes."""
+
+    def join(self, name: str) -> None:
+        """Subscribe; nobody remembers the name. Raises Refused."""
+        self._watch = Watch(self._run)
+        self._socket.subscribe(topics=[self._run.topic], credit=CREDIT, **{"from": "latest"})
+
+    def took(self, frame: Mapping[str, Any]) -> Sequence[Message]:
+        """A frame; the messages that it had."""
+        if frame.get("op") != "messages":
+            return ()
+        messages = cast(list[Message], frame["messages"])
+        self._watch.take(messages)
+        return messages
+
+
 class SocketReader(SocketUser):
-    """Follows all partitions over a WebSocket, from what is there when it comes."""
+    """Follows a topic over a WebSocket."""
 
     weight = 2
     name = "reader"
-
-    def subscribed(self, socket: Socket) -> None:
-        self.watch = Watch(self.run_)
-        socket.subscribe(topics=[self.run_.topic], credit=CREDIT, **{"from": "latest"})
-
-    def took(self, socket: Socket, frame: dict[str, object]) -> None:
-        if frame.get("op") == "messages":
-            messages = cast(list[Message], frame["messages"])
-            self.count("reader", messages)
-            self.watch.take(messages)
+    consumer_type = Follower

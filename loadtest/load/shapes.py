@@ -9,6 +9,7 @@ soak    -u all the time, after a slow start                does it stay the same
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 
 from locust import LoadTestShape
 
@@ -38,9 +39,9 @@ class _Shape(LoadTestShape):
             return None
         return self.at(passed, users, run_s)
 
+    @abstractmethod
     def at(self, passed: float, users: int, run_s: float) -> tuple[int, float]:
         """The same, when this share of the time has passed."""
-        raise NotImplementedError
 
 
 class Ramp(_Shape):

@@ -8,8 +8,8 @@ it, compressed as a whole or not, come the records, each:
 
 All numbers in a record are zig-zag varints; a length of -1 means null.
 
-How it is fast: only the chain of record lengths is followed in a Python loop (a varint and an addition a record);
-every other field is read for all records of the body at once with numpy. Keys and values are not copied one by one:
+How it is fast: where the records begin is found as chain.py says; every field is then read for all records of the body
+at once with numpy, most in one or two octets. Keys and values are not copied one by one:
 positions in the body *are* the offsets of an Arrow binary array whose elements alternate between wanted bytes and the
 bytes in between, and one `take` gathers the wanted ones.
 
@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_mq.chain import record_starts
 from pyspark_mq.errors import MalformedBody
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +56,6 @@ HEADER_BYTES = 61
 assert _HEADER.itemsize == HEADER_BYTES
 _LENGTH_AT = 8
 _LENGTH_FROM = 12  # `length` counts the bytes after itself
-_RECORD_BYTES_MIN = 7
 
 _COMPRESSION_MASK = 0x07
 _LOG_APPEND_TIME = 0x08
@@ -69,7 +68,7 @@ INFLATED_BATCH_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 64 * 1024 * 1024
 """Inflated batches are decoded together up to this size: bounds memory, and keeps positions in 32 bits."""
 
-BODY_BYTES_MAX = 1 << 30
+BODY_BYTES_MAX = (1 << 30) - 1  # so that the sum of two positions fits 32 bits
 assert CHUNK_BYTES + INFLATED_BATCH_BYTES_MAX < BODY_BYTES_MAX < 1 << 31
 
 _TIMESTAMP_MS_MAX = (1 << 63) // 1000 - 1  # beyond it, microseconds do not fit 64 bits
@@ -226,7 +225,7 @@ class _Records:
 
     offsets: Ints
     timestamps_ms: Ints
-    timestamp_types: Ints
+    timestamp_types: npt.NDArray[np.int32]
     key_starts: Ints
     key_ends: Ints
     value_starts: Ints
@@ -255,20 +254,21 @@ def _parse(section: _Section) -> _Records:
     def of_batch(values: npt.ArrayLike) -> Ints:
         return np.repeat(np.asarray(values, dtype=np.int64), counts)
 
-    _, at = _varints(octets, _record_starts(section))
+    starts = record_starts(section.buffer, section.starts, section.ends, counts)
+    _, at = _varints(octets, starts)
     at += 1  # the attributes byte has no meaning yet
     timestamp_deltas, at = _varints(octets, at)
     offset_deltas, at = _varints(octets, at)
     key_sizes, key_starts = _sizes(octets, at)
     value_sizes, value_starts = _sizes(octets, key_starts + np.maximum(key_sizes, 0))
-    stamped_by_log = of_batch(headers["attributes"] & _LOG_APPEND_TIME != 0)
+    types = headers["attributes"] & _LOG_APPEND_TIME != 0
     timestamps_ms = of_batch(headers["base_timestamp"]) + timestamp_deltas
-    if stamped_by_log.any():
-        timestamps_ms = np.where(stamped_by_log, of_batch(headers["max_timestamp"]), timestamps_ms)
+    if types.any():
+        timestamps_ms = np.where(np.repeat(types, counts), of_batch(headers["max_timestamp"]), timestamps_ms)
     return _Records(
         of_batch(headers["base_offset"]) + offset_deltas,
         timestamps_ms,
-        stamped_by_log,
+        np.repeat(types.astype(np.int32), counts),
         key_starts,
         key_starts + key_sizes,
         value_starts,
@@ -277,57 +277,44 @@ def _parse(section: _Section) -> _Records:
     )
 
 
-def _record_starts(section: _Section) -> Ints:
-    """Where each record begins, with its length."""
-    count = int(section.headers["record_count"].sum(dtype=np.int64))
-    return np.fromiter(_chain(section), np.int64, count + 1)[:-1]
-
-
-def _chain(section: _Section) -> Iterator[int]:
-    """Follow the lengths from record to record: the only loop over records. Yields where each begins, then the end."""
-    buffer = section.buffer
-    counts = section.headers["record_count"].tolist()
-    end = 0
-    for at, end, count in zip(section.starts.tolist(), section.ends.tolist(), counts, strict=True):
-        if count * _RECORD_BYTES_MIN > end - at:
-            raise MalformedBody(f"{count} records cannot fit {end - at} bytes")
-        for _ in repeat(None, count):
-            yield at
-            size = buffer[at]
-            if size >= 0x80:
-                octet = buffer[at + 1]
-                if octet < 0x80:  # two octets, as most have: their continuation bit and their own length are the 62
-                    at += (size >> 1) + (octet << 6) - 62
-                    continue
-                size += (octet - 1) << 7  # - 1: takes the continuation bit of the octet before out of the sum
-                at, shift = at + 1, 14
-                while octet >= 0x80:
-                    at += 1
-                    octet = buffer[at]
-                    size += (octet - 1) << shift
-                    shift += 7
-            at += 1 + (size >> 1)
-        if at != end:
-            raise MalformedBody(f"the records of a batch end {at - end} bytes away from its end")
-    yield end
-
-
 def _varints(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:
-    """The zig-zag varint at each position, and the position after each. Raises IndexError, MalformedBody."""
-    octet = octets[at]
-    value = (octet & 0x7F).astype(np.uint64)
-    after = at + 1
-    more = np.flatnonzero(octet >= 0x80)
-    shift = 7
-    while more.size:
-        if shift > 63:
-            raise MalformedBody("a varint of more than ten bytes")
+    """The zig-zag varint at each position, and the position after each. Raises IndexError, MalformedBody.
+
+    Most have one octet or two. Small numbers are kept in few bits until the end: a processor does many of them at once.
+    """
+    first = octets.take(at)
+    is_long = first >= 0x80
+    if not is_long.any():
+        return _unsigned_to_signed(first).astype(np.int64), at + 1
+    second = octets.take(at + 1, mode="clip") * is_long  # clip: where the last octet of all is a number of one octet
+    both = (first & 0x7F).astype(np.uint16) | (second & 0x7F).astype(np.uint16) << np.uint16(7)
+    values = _unsigned_to_signed(both).astype(np.int64)
+    after = at + 1 + is_long
+    if (second >= 0x80).any():
+        longer = np.flatnonzero(second >= 0x80)
+        values[longer], after[longer] = _long_varints(octets, at[longer])
+    return values, after
+
+
+def _long_varints(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:
+    """As `_varints`, an octet of all of them after the other."""
+    values, after = np.zeros(len(at), dtype=np.uint64), at.copy()
+    more = np.arange(len(at))
+    for shift in range(0, 70, 7):
         octet = octets[after[more]]
-        value[more] |= (octet & 0x7F).astype(np.uint64) << np.uint64(shift)
+        values[more] |= (octet & 0x7F).astype(np.uint64) << np.uint64(shift)
         after[more] += 1
         more = more[octet >= 0x80]
-        shift += 7
-    return (value >> np.uint64(1)).view(np.int64) ^ -(value & np.uint64(1)).view(np.int64), after
+        if not more.size:
+            return _unsigned_to_signed(values), after
+    raise MalformedBody("a varint of more than ten bytes")
+
+
+def _unsigned_to_signed(values: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.signedinteger]:
+    """Zig-zag: 0, 1, 2, 3, ... are 0, -1, 1, -2, ..., in as many bits."""
+    signed = np.dtype(f"i{values.itemsize}")
+    numbers: npt.NDArray[np.signedinteger] = (values >> 1).view(signed) ^ -(values & 1).view(signed)
+    return numbers
 
 
 def _sizes(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:
@@ -366,7 +353,7 @@ def _to_arrow(buffer: bytes, records: _Records, place: tuple[str, int, str], col
         "messageId": lambda: pc.binary_join_element_wise(
             f"{epoch}-{partition}", pa.array(records.offsets).cast(pa.string()), "-"
         ),
-        "timestampType": lambda: pa.array(records.timestamp_types.astype(np.int32)),
+        "timestampType": lambda: pa.array(records.timestamp_types),
     }
     return pa.RecordBatch.from_arrays(
         [arrays[name] if name in arrays else plain[name]() for name in columns],
@@ -376,7 +363,7 @@ def _to_arrow(buffer: bytes, records: _Records, place: tuple[str, int, str], col
 
 def _timestamps(times_ms: Ints) -> pa.Array:
     times_us = np.clip(times_ms, -_TIMESTAMP_MS_MAX, _TIMESTAMP_MS_MAX) * 1000
-    return pa.array(times_us).cast(pa.timestamp("us")).view(pa.timestamp("us", tz="UTC"))
+    return pa.Array.from_buffers(ARROW_TYPES["timestamp"], len(times_us), [None, pa.py_buffer(times_us)])
 
 
 _Spans = tuple[Ints, Ints]
@@ -391,16 +378,16 @@ def _pairs(
     An array that is not wanted comes back as None.
     """
     count = len(keys[0])
-    cuts = np.empty((count, 4), dtype=np.int64)
+    cuts = np.empty((count, 4), dtype=np.int32)
     cuts[:, 0], cuts[:, 1] = keys[0], np.maximum(*keys)
     cuts[:, 2], cuts[:, 3] = values[0], np.maximum(*values)
     bounds = cuts.reshape(-1)
-    if count and (bounds[0] < 0 or bounds[-1] > len(buffer) or (np.diff(bounds) < 0).any()):  # D1
+    if count and (bounds[0] < 0 or bounds[-1] > len(buffer) or (bounds[1:] < bounds[:-1]).any()):  # D1
         raise MalformedBody("the fields of a record run over its end")
     whole = pa.BinaryArray.from_buffers(
         pa.binary(),
         max(0, 4 * count - 1),
-        [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(buffer)],
+        [None, pa.py_buffer(bounds), pa.py_buffer(buffer)],
     )
 
     def pick(first: int, spans: _Spans) -> pa.Array:

@@ -101,8 +101,9 @@ EXTRA_COLUMNS = ("headers", "tag", "deliverAt", "scheduleId", "messageId")
 """Columns that must be asked for."""
 
 MiB = 1024 * 1024
-FETCH_BYTES = 2 * MiB
-"""Small enough that a body, its columns and the next body stay in the processor's cache, of several tasks at once."""
+FETCH_BYTES = 4 * MiB
+"""A request, its answer and some hundred calls of numpy and Arrow take 2 to 3 ms of a core, whatever the size. Beyond
+4 MiB, what a larger one saves is lost again to memory that is not kept from one body to the next."""
 
 FETCH_BYTES_MAX = 64 * MiB
 TRIGGER_DELAY_MAX_MS = 15 * 60_000

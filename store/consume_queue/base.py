@@ -110,7 +110,8 @@ class ConsumeQueues(ABC):
     @property
     @abstractmethod
     def pending_bytes(self) -> int:
-        """Memory taken by units that no finished flush has covered."""
+        """Memory taken by units that no finished flush has put where they belong. A flush may leave a bounded few:
+        durable all the same, and read again by the next start."""
 
     @property
     def pending_file_count(self) -> int:

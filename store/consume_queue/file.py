@@ -12,14 +12,11 @@ holds `file_units` units and is named by the byte offset of its first one.
 
 Units wait in memory until `flush`, a row an entry (store/consume_queue/pending.py); readers see both. How many units
 each queue has is in the index snapshot (store/snapshot.py, files `index.0` and `index.1`): next offset = the
-checkpoint, a position of the log; content = the first position of the log for which the min offsets hold (i64), then
-for each queue
+checkpoint, a position of the log; content: store/consume_queue/counted.py.
 
-    0            4            8          16         24
-    +------------+------------+----------+----------+
-    |topic id u32|queue id u32|min offset|max offset|
-    |            |            |i64       |i64       |
-    +------------+------------+----------+----------+
+A flush does not write every queue's file: rows of queues with few of them are kept in the snapshot, and in memory,
+until all of them together are more than a small part of what the log grew by (`KEPT_LOG_SHARE`). Then they all go to
+their files.
 
 Order of a flush: units synced, then the snapshot. So what the snapshot counts is durable, and whatever a file holds
 behind it (a crash came in between) is ignored and written over. Units have no checksum: the store compares every entry
@@ -33,15 +30,27 @@ that finds it so builds the index again.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from store.consume_queue.base import ConsumeQueues, Flush, Run
-from store.consume_queue.pending import Cells, PendingUnits
+from store.consume_queue.counted import (
+    NOTHING_KEPT,
+    Counted,
+    Row,
+    as_unfinished,
+    decode_bounds,
+    decode_counted,
+    encode_counted,
+    first_position_of,
+    is_unfinished,
+)
+from store.consume_queue.pending import ROW_BYTES, Cells, PendingUnits
 from store.errors import IndexDamaged
 from store.files import File, Files
-from store.limits import MiB
+from store.limits import KiB, MiB
 from store.snapshot import Snapshot, SnapshotFiles
 from store.types import Bounds, Indexed, QueueKey
 
@@ -49,9 +58,6 @@ _UNIT = struct.Struct(">qiq")
 UNIT_BYTES = 20
 assert _UNIT.size == UNIT_BYTES
 _PLACE = struct.Struct(">qi")
-_FIRST_POSITION = struct.Struct(">q")
-_UNFINISHED = _FIRST_POSITION.pack(-1)
-_BOUNDS = struct.Struct(">IIqq")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
 SYNCED_EACH_MAX = 32
@@ -60,13 +66,21 @@ SYNCED_EACH_MAX = 32
 PIECE_BYTES = 1 * MiB
 """Units of one file that a flush makes and writes at a time, or those of one entry."""
 
+KEPT_LOG_SHARE = 8
+KEPT_BYTES_MAX = 24 * MiB
+"""What a flush keeps in the snapshot: at most that part of what the log grew by since the last one, and so much."""
+
+KEPT_QUEUE_BYTES_MAX = 4 * KiB
+"""... and of one queue: with more, its file is worth a write."""
+
 
 class _Queue:
     """One queue: units [min, flushed) are in files, the ones after them in memory."""
 
-    __slots__ = ("directory", "flushed_count", "max_offset", "min_offset", "named", "pending", "written")
+    __slots__ = ("directory", "flushed_count", "key", "max_offset", "min_offset", "named", "pending", "written")
 
-    def __init__(self, directory: Path, offset: int) -> None:
+    def __init__(self, key: QueueKey, directory: Path, offset: int) -> None:
+        self.key = key
         self.directory = directory
         self.min_offset = self.flushed_count = self.max_offset = offset
         self.pending = PendingUnits()
@@ -81,7 +95,7 @@ class _Queue:
 
 
 _Work = tuple[_Queue, int, int]
-"""A queue, how many of its pending entries a flush writes, and the offset where they end."""
+"""A queue, how many of its pending entries a flush makes durable, and the offset where they end."""
 
 
 class FileConsumeQueues(ConsumeQueues):
@@ -113,15 +127,15 @@ class FileConsumeQueues(ConsumeQueues):
         if rebuild:
             # The files stay: the same units will be written over them.
             self._floors = {key: bounds.max_offset for key, bounds in decode_bounds(snapshot.content)}
-            self._unfinished = snapshot._replace(content=_UNFINISHED + snapshot.content[len(_UNFINISHED) :])
+            self._unfinished = snapshot._replace(content=as_unfinished(snapshot.content))
             return
         if is_unfinished(snapshot.content):
             raise IndexDamaged(f"{self._directory}: building it again was cut off")
         self._checkpoint = snapshot.next_offset
-        for key, bounds in decode_bounds(snapshot.content):
-            self._queues[key] = self._open_queue(key, bounds)
+        for counted in decode_counted(snapshot.content):
+            self._queues[counted.key] = self._open_queue(counted)
         self._remove_strangers()
-        if first_position > _FIRST_POSITION.unpack_from(snapshot.content)[0]:
+        if first_position > first_position_of(snapshot.content):
             self.advance_min(first_position)
 
     @property
@@ -247,17 +261,17 @@ class FileConsumeQueues(ConsumeQueues):
             work.append((queue, count, pending.end_of(count, queue.max_offset)))
         queues = list(self._queues.items())
         first_position = self._first_position
+        keep_bytes_max = min((checkpoint - self._checkpoint) // KEPT_LOG_SHARE, KEPT_BYTES_MAX)
+        written: list[_Work] = []
 
         def run() -> None:
-            ends = {queue: end for queue, _, end in work}
-            bounds = [
-                _BOUNDS.pack(*key, queue.min_offset, ends.get(queue, queue.flushed_count)) for key, queue in queues
-            ]
-            content = _FIRST_POSITION.pack(first_position) + b"".join(bounds)
+            kept = _kept(work, keep_bytes_max)
+            written[:] = sorted([one for one in work if one[0] not in kept], key=_key)
+            content = encode_counted(first_position, _rows(queues, work, kept))
             if self._unfinished is not None:
                 self._snapshots.save(self._unfinished)
                 self._unfinished = None
-            self._write_all(work)
+            self._write_all(written)
             self._snapshots.save(Snapshot(checkpoint, content))
             for topic_id in dropped:  # after the snapshot that no longer counts them
                 self._remove_topic(topic_id)
@@ -265,7 +279,7 @@ class FileConsumeQueues(ConsumeQueues):
         def finish() -> None:
             self._checkpoint = self._durable_position = checkpoint
             del self._dropped[: len(dropped)]
-            for queue, count, end in work:
+            for queue, count, end in written:
                 self._pending_bytes -= queue.pending.remove(count)
                 queue.flushed_count = end
             self._dirty = {key for key in self._dirty if self._queues[key].pending}
@@ -282,25 +296,30 @@ class FileConsumeQueues(ConsumeQueues):
     def _queue(self, key: QueueKey) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue(self._directory / str(key.topic_id) / str(key.queue_id), 0)
+            queue = self._queues[key] = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), 0)
         return queue
 
-    def _open_queue(self, key: QueueKey, bounds: Bounds) -> _Queue:
-        queue = _Queue(self._directory / str(key.topic_id) / str(key.queue_id), bounds.max_offset)
-        if bounds.min_offset == bounds.max_offset:
+    def _open_queue(self, counted: Counted) -> _Queue:
+        key, bounds, files_end, kept = counted
+        queue = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), files_end)
+        queue.min_offset, queue.max_offset = bounds
+        if kept:
+            queue.pending = kept
+            self._pending_bytes += kept.byte_count
+            self._dirty.add(key)
+        if bounds.min_offset >= files_end:
             return queue
-        end = bounds.max_offset * UNIT_BYTES
+        end = files_end * UNIT_BYTES
         first = bounds.min_offset * UNIT_BYTES // self._file_bytes * self._file_bytes
         present = {int(name) for name in self._files.list(queue.directory)}
         for start in range(first, end, self._file_bytes):
             size = self._file(queue.directory, start).size() if start in present else 0
             if size < min(self._file_bytes, end - start):
-                raise IndexDamaged(f"{queue.directory / _name(start)} holds less than {bounds.max_offset} units")
+                raise IndexDamaged(f"{queue.directory / _name(start)} holds less than {files_end} units")
             queue.named.add(start)
         for start in present:
             if start < first:  # removed once; a power cut brought the name back
                 self._remove_file(queue.directory, start)
-        queue.min_offset = bounds.min_offset
         return queue
 
     def _correct_min(self, queue: _Queue) -> None:
@@ -420,16 +439,38 @@ class FileConsumeQueues(ConsumeQueues):
         return starts
 
 
-def is_unfinished(content: bytes) -> bool:
-    """Whether an index snapshot says that the files are being built again: it counts no units then, its bounds tell
-    what the index knew before."""
-    return content.startswith(_UNFINISHED)
+def _rows(
+    queues: Sequence[tuple[QueueKey, _Queue]], work: Sequence[_Work], kept: Mapping[_Queue, array[int]]
+) -> Iterator[Row]:
+    """What the snapshot says of all queues once the work of a flush is done."""
+    ends = {queue: (count, end) for queue, count, end in work}
+    for key, queue in queues:
+        count, end = ends.get(queue, (0, queue.flushed_count))
+        cells = kept.get(queue, NOTHING_KEPT)
+        yield Row(key, Bounds(queue.min_offset, end), count if cells else 0, cells)
 
 
-def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
-    """What an index snapshot says of each queue."""
-    for topic_id, queue_id, min_offset, max_offset in _BOUNDS.iter_unpack(content[_FIRST_POSITION.size :]):
-        yield QueueKey(topic_id, queue_id), Bounds(min_offset, max_offset)
+def _key(work: _Work) -> QueueKey:
+    """Files are written in the order in which most were made: it takes the kernel a quarter less than any other."""
+    return work[0].key
+
+
+def _kept(work: Sequence[_Work], bytes_max: int) -> dict[_Queue, array[int]]:
+    """The cells of the queues that a flush leaves without a write to their files: all that have few, or none."""
+    kept: dict[_Queue, array[int]] = {}
+    size = 0
+    for queue, count, _ in work:
+        if not 0 < count * ROW_BYTES <= KEPT_QUEUE_BYTES_MAX:
+            continue
+        cells = queue.pending.cells(count)
+        cells_bytes = len(cells) * cells.itemsize
+        if cells_bytes > KEPT_QUEUE_BYTES_MAX:
+            continue
+        size += cells_bytes
+        if size > bytes_max:
+            return {}
+        kept[queue] = cells
+    return kept
 
 
 def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:

@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple
 
 from store.config import StoreConfig
 from store.consume_queue.base import ConsumeQueues
-from store.consume_queue.file import FileConsumeQueues, decode_bounds
+from store.consume_queue.counted import decode_bounds
+from store.consume_queue.file import FileConsumeQueues
 from store.errors import IndexDamaged, IndexRefused
 from store.files import Files
 from store.snapshot import Snapshot, SnapshotFiles

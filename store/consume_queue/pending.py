@@ -2,7 +2,7 @@
 
 An entry of a thousand records is a thousand units in a file, all alike. Here it is three integers, made into units by
 the flush, in its thread: what the event loop does for an entry, and what the entry takes of memory, is the same for
-any number of records (but for tag hashes, 8 bytes a record).
+any number of records (but for tag hashes, 8 bytes a record). A snapshot of the index keeps rows as they are (`cells`).
 
     rows   base offset, position, size; base offset, position, size; ...      an entry ends where the next one begins
 
@@ -57,6 +57,11 @@ class PendingUnits:
         """How many entries there are."""
         return len(self._rows) // _COLUMNS
 
+    @property
+    def byte_count(self) -> int:
+        """The bytes of memory that the entries take."""
+        return len(self) * ROW_BYTES + sum(len(hashes) * hashes.itemsize for hashes in self._tag_hashes.values())
+
     def add(self, base_offset: int, position: int, size: int, tag_hashes: Sequence[int] = ()) -> int:
         """Add an entry behind all others. Returns the bytes of memory it takes."""
         self._rows.extend((base_offset, position, size))
@@ -80,6 +85,8 @@ class PendingUnits:
     def since(self, offset: int, end: int) -> Iterator[Pending]:
         """The entries from the one that holds `offset` on; `end` is where the last one ends."""
         rows = self._rows
+        if offset >= end:
+            return iter(())
         first = bisect_right(range(len(self)), offset, key=lambda row: rows[_COLUMNS * row]) - 1
         return map(Pending._make, self._cells(max(0, first), len(self), end))
 
@@ -90,6 +97,35 @@ class PendingUnits:
     def end_of(self, count: int, end: int) -> int:
         """Where the first `count` entries end; `end` is where the last one of all ends."""
         return self._rows[_COLUMNS * count] if count < len(self) else end
+
+    def cells(self, count: int) -> array[int]:
+        """The first `count` entries to be kept: their rows, then the tag hashes of those whose size is negative in its
+        row, a hash a record."""
+        cells = self._rows[: _COLUMNS * count]
+        if self._tag_hashes:
+            hashes = array("q")
+            for at in range(0, len(cells), _COLUMNS):
+                if (of_entry := self._tag_hashes.get(cells[at])) is not None:
+                    cells[at + 2] = -cells[at + 2]
+                    hashes += of_entry
+            cells += hashes
+        return cells
+
+    @classmethod
+    def of_cells(cls, cells: array[int], count: int, end: int) -> PendingUnits:
+        """The entries that `cells` gave; `end` is where the last one ends."""
+        units = cls()
+        units._rows = rows = cells[: _COLUMNS * count]
+        at = len(rows)
+        if at < len(cells):
+            for row in range(0, len(rows), _COLUMNS):
+                if rows[row + 2] < 0:
+                    rows[row + 2] = -rows[row + 2]
+                    next_offset = rows[row + _COLUMNS] if row + _COLUMNS < len(rows) else end
+                    hash_count = next_offset - rows[row]
+                    units._tag_hashes[rows[row]] = cells[at : at + hash_count]
+                    at += hash_count
+        return units
 
     def remove(self, count: int) -> int:
         """Remove the first `count` entries. Returns the bytes of memory they took."""

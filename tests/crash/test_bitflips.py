@@ -183,8 +183,11 @@ def test_no_flipped_bit_is_served(closed_store: tuple[Path, dict[int, list[bytes
     assert set(outcomes) <= {"right", "refused"}, outcomes
 
 
-async def test_an_index_unit_that_leads_to_another_record_is_refused(tmp_path: Path) -> None:
+async def test_an_index_unit_that_leads_to_another_record_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Right bytes from the wrong place: only the entry itself can tell."""
+    monkeypatch.setattr("store.consume_queue.file.KEPT_BYTES_MAX", 0)  # units are in files, and none in the snapshot
     root = tmp_path / "data"
     values = await make_store(root, 12)
     topic_directory = next(path for path in (root / "consumequeue").iterdir() if path.name != "1")

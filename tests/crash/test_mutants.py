@@ -169,7 +169,7 @@ MUTANTS = [
         "store/consume_queue/rocksdb.py",
         "        database.sync()\n\n    def _put_bound",
         "\n    def _put_bound",
-        "tests/crash/test_power_cut.py",
+        "tests/store/test_consume_queues.py",
     ),
     Mutant(
         "index what a power cut may take",
@@ -181,12 +181,26 @@ MUTANTS = [
     Mutant(
         "count index units before they are durable",
         "store/consume_queue/file.py",
-        """            self._write_all(work)
+        """            self._write_all(written)
             self._snapshots.save(Snapshot(checkpoint, content))
 """,
         """            self._snapshots.save(Snapshot(checkpoint, content))
-            self._write_all(work)
+            self._write_all(written)
 """,
+        CRASHES,
+    ),
+    Mutant(
+        "keep units in the snapshot and forget them at a start",
+        "store/consume_queue/file.py",
+        "        if kept:\n            queue.pending = kept\n",
+        "        if kept:\n",
+        CRASHES,
+    ),
+    Mutant(
+        "take units for written that the snapshot keeps",
+        "store/consume_queue/file.py",
+        "            for queue, count, end in written:\n",
+        "            for queue, count, end in work:\n",
         CRASHES,
     ),
     Mutant(

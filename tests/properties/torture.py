@@ -89,6 +89,7 @@ class Life:
     synced_each_max: int
     zero_group_bytes_max: int
     syncs_beside: bool
+    kept_log_share: int
     rounds: tuple[Round, ...]
 
 
@@ -130,7 +131,8 @@ def life_of(seed: int) -> Life:
         rounds.append(Round(tuple(operations), disk_seeds))
     synced_each_max = 1 if seed % 3 == 0 else file_index.SYNCED_EACH_MAX
     zero_group_bytes_max = LARGE_GROUP_BYTES if seed % 2 else writer.ZERO_GROUP_BYTES_MAX
-    return Life(synced_each_max, zero_group_bytes_max, seed % 4 >= 2, tuple(rounds))
+    kept_log_share = (1, 4, file_index.KEPT_LOG_SHARE)[seed // 4 % 3]
+    return Life(synced_each_max, zero_group_bytes_max, seed % 4 >= 2, kept_log_share, tuple(rounds))
 
 
 def live(life: Life) -> Count:
@@ -141,6 +143,7 @@ def live(life: Life) -> Count:
     try:
         with (
             patch.object(file_index, "SYNCED_EACH_MAX", life.synced_each_max),
+            patch.object(file_index, "KEPT_LOG_SHARE", life.kept_log_share),
             patch.object(writer, "ZERO_GROUP_BYTES_MAX", life.zero_group_bytes_max),
             patch.object(writer, "WRITEOUT_BYTES", min(life.zero_group_bytes_max, writer.WRITEOUT_BYTES)),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

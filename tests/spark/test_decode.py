@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -164,6 +165,31 @@ def test_records_of_a_mebibyte_decode() -> None:
 def test_lengths_of_one_to_four_octets_lead_to_the_next_record(octets: int) -> None:
     values = [b"a" * octets, b"", b"b" * octets, b"c" * octets]
     assert [row["value"] for row in rows_of(batch([Message(value=v) for v in values]), ["value"])] == values
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-9000, 9000), min_size=1, max_size=30))
+def test_numbers_of_one_to_ten_octets_are_read_at_any_place(numbers: list[int]) -> None:
+    written, places = b"", []
+    for number in numbers:
+        left = (number << 1) ^ (number >> 63)
+        places.append(len(written))
+        while left >= 0x80:
+            written, left = written + bytes([0x80 | left & 0x7F]), left >> 7
+        written += bytes([left])
+    values, after = decoder._varints(np.frombuffer(written, dtype=np.uint8), np.array(places))
+    assert values.tolist() == numbers
+    assert after.tolist() == [*places[1:], len(written)]
+
+
+@pytest.mark.parametrize("octets", [b"\x80", b"\x02\xff", b"\x80\x80\x80"])
+def test_a_number_that_is_cut_off_is_never_read(octets: bytes) -> None:
+    with pytest.raises(IndexError):
+        decoder._varints(np.frombuffer(octets, dtype=np.uint8), np.arange(len(octets)))
+
+
+def test_a_number_of_eleven_octets_is_refused() -> None:
+    with pytest.raises(MalformedBody, match="ten bytes"):
+        decoder._varints(np.frombuffer(b"\x80" * 10 + b"\x00", dtype=np.uint8), np.array([0]))
 
 
 def test_tag_due_time_and_schedule_come_from_the_headers() -> None:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from store.config import StoreConfig
+from store.consume_queue import file as file_index
 from store.offline import Found, log_files, pieces
 from store.record_batch import decode
 from store.store import Store
@@ -30,9 +32,10 @@ async def open_at(root: Path) -> Store:
 
 
 async def make_store(
-    root: Path, *, batch_count: int = 120, partitions: int = 3, trimmed: bool = False
+    root: Path, *, batch_count: int = 120, partitions: int = 3, trimmed: bool = False, kept_from: int | None = None
 ) -> list[QueueKey]:
-    """A closed store with one topic, `orders`, over several log files; the queues of the topic."""
+    """A closed store with one topic, `orders`, over several log files; the queues of the topic. Its index is in files,
+    but for the units of batches from `kept_from` on: those are kept in the snapshot."""
     store = await open_at(root)
     if trimmed:
         store.config = replace(store.config, retention_bytes=128 * 1024)
@@ -40,12 +43,21 @@ async def make_store(
     queues = [QueueKey(topic.topic_id, number) for number in range(partitions)]
     rng = Random(1)
     for number in range(batch_count):
+        if number == kept_from:
+            await _save_all(store)
         values = [b"%d.%d;" % (number, n) + rng.randbytes(rng.randrange(1500)) for n in range(rng.randrange(1, 4))]
         await put(store, queues[number % partitions], *values)
     if trimmed:
         assert await store.expire(file_count_max=9)
+    if kept_from is None:
+        await _save_all(store)
     await store.close()
     return queues
+
+
+async def _save_all(store: Store) -> None:
+    with patch.object(file_index, "KEPT_BYTES_MAX", 0):
+        await store._save_checkpoint()
 
 
 async def records_of(root: Path, queues: Sequence[QueueKey]) -> dict[QueueKey, dict[int, Record]]:

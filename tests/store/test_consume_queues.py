@@ -20,15 +20,30 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from store.consume_queue import file as file_index
 from store.consume_queue.base import ConsumeQueues, Run, search_time
-from store.consume_queue.file import SYNCED_EACH_MAX, FileConsumeQueues
+from store.consume_queue.counted import Counted, decode_counted
+from store.consume_queue.file import (
+    KEPT_BYTES_MAX,
+    KEPT_LOG_SHARE,
+    KEPT_QUEUE_BYTES_MAX,
+    SYNCED_EACH_MAX,
+    UNIT_BYTES,
+    FileConsumeQueues,
+)
 from store.consume_queue.opening import ROCKSDB_DIRECTORY
+from store.consume_queue.pending import ROW_BYTES
 from store.errors import IndexDamaged
 from store.files import File, Files, OsFiles
+from store.index_rebuild import PENDING_BYTES_MAX
+from store.limits import MiB
+from store.snapshot import SnapshotFiles
 from store.types import Boundary, Bounds, Entry, QueueKey
 from tests.simdisk import Fault, SimDisk
 
-KINDS = ["file", "rocksdb"]
+KINDS = ["file", "kept", "rocksdb"]
+"""Files; files of whose units the snapshot keeps all it can; and the database."""
+
 FILE_UNITS = 7  # small: most ranges cross files
 ROOT = Path("/data")
 Q = QueueKey(3, 0)
@@ -67,7 +82,7 @@ def opened(
     kind: str, root: Path, *, first_position: int = 0, rebuild: bool = False, files: Files | None = None
 ) -> ConsumeQueues:
     files = files or OsFiles()
-    if kind == "file":
+    if kind != "rocksdb":
         return FileConsumeQueues(root, files, file_units=FILE_UNITS, first_position=first_position, rebuild=rebuild)
     rocksdb = pytest.importorskip("store.consume_queue.rocksdb")
     queues: ConsumeQueues = rocksdb.RocksDbConsumeQueues(
@@ -91,8 +106,12 @@ def reopened(kind: str, root: Path, log: Log, files: Files | None = None) -> Con
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
+    if name == "kept":
+        monkeypatch.setattr(file_index, "KEPT_LOG_SHARE", 1)
+    elif name == "file":
+        monkeypatch.setattr(file_index, "KEPT_BYTES_MAX", 0)
     return name
 
 
@@ -117,6 +136,19 @@ def flush(queues: ConsumeQueues, checkpoint: int) -> None:
     under_way.finish()
 
 
+def waiting_bytes(queues: ConsumeQueues) -> int:
+    """What no flush has counted; what a snapshot keeps stays in memory, but waits for nothing."""
+    return queues.pending_bytes - sum(one.kept.byte_count for one in counted_by(queues))
+
+
+def counted_by(queues: ConsumeQueues) -> list[Counted]:
+    """What the newest snapshot says, of an index in files."""
+    if not isinstance(queues, FileConsumeQueues):
+        return []
+    snapshot = SnapshotFiles(queues._directory.parent, "index", queues._files).load()
+    return [] if snapshot is None else list(decode_counted(snapshot.content))
+
+
 def runs_of(entries: Sequence[Entry], offset: int, count: int) -> list[Run]:
     """What `runs` has to answer, from the entries of one queue."""
     end = offset + count
@@ -136,7 +168,7 @@ def test_a_queue_that_never_held_a_record_is_empty(index: Open) -> None:
     assert queues.bounds(Q) == Bounds(0, 0)
     assert queues.runs(Q, 0, 0) == []
     assert queues.checkpoint == 0
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
 
 
 @pytest.mark.parametrize("flushed", [0, 1, 2, 3])
@@ -182,7 +214,7 @@ def test_an_entry_is_indexed_once_however_often_it_is_replayed(index: Open) -> N
     flush(queues, log.end)
     for entry in entries:
         queues.append(entry)
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
     assert queues.bounds(Q) == Bounds(0, 5)
     assert queues.runs(Q, 0, 5) == runs_of(entries, 0, 5)
 
@@ -282,7 +314,7 @@ def test_units_behind_the_checkpoint_stay_in_memory(index: Open) -> None:
     queues = index(log)
     assert queues.runs(Q, 0, 33) == runs_of(entries, 0, 33)
     flush(queues, log.end)
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
     assert index().bounds(Q) == Bounds(0, 33)
 
 
@@ -335,7 +367,7 @@ def test_a_flush_that_nobody_finishes_is_made_up_for_by_the_next_one(index: Open
         given_up.run()
     queues.append(entries[1])
     flush(queues, log.end)
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
     queues = index(log)
     assert queues.checkpoint == log.end
     assert queues.runs(Q, 0, 5) == runs_of(entries, 0, 5)
@@ -352,9 +384,9 @@ def test_pending_bytes_are_those_no_finished_flush_has_covered(index: Open) -> N
     under_way.run()
     assert queues.pending_bytes == 2 * first
     under_way.finish()
-    assert queues.pending_bytes == first
+    assert waiting_bytes(queues) == first
     flush(queues, log.end)
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
 
 
 class _FailingFile:
@@ -376,7 +408,7 @@ class _FailingFile:
 
 def _fill_disk(kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A switch for a full disk, below whatever the kind writes with. Set before the index is opened."""
-    if kind == "file":
+    if kind != "rocksdb":
         real_open = OsFiles.open
         monkeypatch.setattr(OsFiles, "open", lambda *args, **kwargs: _FailingFile(real_open(*args, **kwargs)))
         return lambda is_full: monkeypatch.setattr(_FailingFile, "is_full", is_full)
@@ -423,7 +455,7 @@ def test_a_failed_flush_loses_nothing_and_the_next_one_makes_up_for_it(
     queues.append(entries[1])
     set_full(False)
     flush(queues, log.end)
-    assert queues.pending_bytes == 0
+    assert waiting_bytes(queues) == 0
     assert queues.checkpoint == log.end
     queues = index()
     assert queues.runs(Q, 0, 20) == runs_of(entries, 0, 20)
@@ -507,7 +539,7 @@ def test_topics_are_known_by_their_units(index: Open) -> None:
     assert index(log).topic_ids() == {3, 4}
 
 
-def test_a_dropped_topic_is_gone_and_its_neighbours_are_not(index: Open) -> None:
+def test_a_dropped_topic_is_gone_and_its_neighbours_are_not(index: Open, kind: str) -> None:
     log, queues = Log(), index()
     kept = {key: log.entry(key, 20) for key in (QueueKey(2, 0), OTHER_TOPIC)}
     for entry in (*kept.values(), log.entry(Q, 20), log.entry(Q2, 20)):
@@ -516,7 +548,7 @@ def test_a_dropped_topic_is_gone_and_its_neighbours_are_not(index: Open) -> None
     queues.append(log.entry(Q, 5))
     queues.drop_topic(3)
     queues.drop_topic(77)  # one that never was
-    assert queues.pending_bytes == 0
+    assert queues.pending_bytes == (2 * ROW_BYTES if kind == "kept" else 0), "what is kept of the others"
     assert queues.topic_ids() == {2, 4}
     flush(queues, log.end)
     for _ in range(2):
@@ -646,6 +678,76 @@ def test_search_by_time_over_long_runs_of_equal_times(index: Open) -> None:
     queues.advance_min(log.entries[20].position)
     assert by_time(queues, log, 100, Boundary.LOWER) == 60
     assert by_time(queues, log, 50, Boundary.UPPER) == 60
+
+
+# ---- what the snapshot keeps -----------------------------------------------------------------------------------------
+
+
+def units_in_files(disk: SimDisk) -> int:
+    return sum(len(disk.contents(path)) for path in disk.paths() if "/consumequeue/" in path) // UNIT_BYTES
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_flush_keeps_a_part_of_what_the_log_grew_by_and_writes_all_beyond_it(more: int) -> None:
+    disk, log = SimDisk(), Log()
+    disk.make_dirs(ROOT)
+    queues = reopened("file", ROOT, log, disk)
+    entries = [log.entry(QueueKey(3, number % 5)) for number in range(20)]
+    for entry in entries:
+        queues.append(entry)
+    log.end = 20 * ROW_BYTES * KEPT_LOG_SHARE - more
+    flush(queues, log.end)
+    assert units_in_files(disk) == (20 if more else 0)
+    assert sum(len(one.kept) for one in counted_by(queues)) == (0 if more else 20)
+    flush(queues, log.end)
+    assert units_in_files(disk) == 20, "the log did not grow: nothing may be kept"
+    assert waiting_bytes(queues) == 0
+    for entry in entries:
+        assert opened("file", ROOT, files=disk.crash(Random(1))).bounds(entry.queue) == Bounds(0, 4)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_flush_keeps_few_units_whatever_the_log_grew_by(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 24 * MiB == KEPT_BYTES_MAX < PENDING_BYTES_MAX, "or a rebuild would flush for every entry"
+    monkeypatch.setattr(file_index, "KEPT_BYTES_MAX", 7 * ROW_BYTES)
+    disk, log = SimDisk(), Log()
+    disk.make_dirs(ROOT)
+    queues = reopened("file", ROOT, log, disk)
+    for number in range(7 + more):
+        queues.append(log.entry(QueueKey(3, number)))
+    log.end = 1 << 40
+    flush(queues, log.end)
+    assert units_in_files(disk) == (8 if more else 0)
+
+
+@pytest.mark.parametrize("tag_count", [0, 10])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_queue_with_much_to_keep_is_written_and_the_others_are_not(more: int, tag_count: int) -> None:
+    disk, log = SimDisk(), Log()
+    disk.make_dirs(ROOT)
+    queues = reopened("file", ROOT, log, disk)
+    fitting = (KEPT_QUEUE_BYTES_MAX - 8 * tag_count) // ROW_BYTES
+    queues.append(log.entry(Q, tag_count or 1, tags=range(tag_count)))
+    for _ in range(fitting + more - 1):
+        queues.append(log.entry(Q))
+    queues.append(log.entry(Q2, 500))
+    log.end = 1 << 40
+    flush(queues, log.end)
+    kept = {one.key: len(one.kept) for one in counted_by(queues)}
+    assert kept == {Q: 0 if more else fitting, Q2: 1}
+    assert units_in_files(disk) == (0 if not more else fitting + more + max(0, tag_count - 1))
+    after = opened("file", ROOT, files=disk.crash(Random(1)))
+    for key in (Q, Q2):
+        entries = [entry for entry in log.entries if entry.queue == key]
+        count = entries[-1].next_offset
+        assert after.runs(key, 0, count) == runs_of(entries, 0, count)
+        tagged = [entry for entry in entries if 5 in entry.tag_hashes]
+        assert after.runs(key, 0, count, frozenset({5})) == tagged_runs_of(tagged)
+    assert after.pending_bytes == queues.pending_bytes
+
+
+def tagged_runs_of(entries: Sequence[Entry]) -> list[Run]:
+    return [Run(entry.position, entry.size, entry.base_offset) for entry in entries]
 
 
 # ---- everything, in any order ----------------------------------------------------------------------------------------
@@ -797,6 +899,39 @@ def test_rows_that_no_bound_counts_are_never_shown(tmp_path: Path) -> None:
         queues.close()
 
 
+def test_a_flush_of_the_database_ends_with_a_sync_of_all_that_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log may go before the checkpoint then, and with it what a lost checkpoint is made from."""
+    rocksdb = pytest.importorskip("store.consume_queue.rocksdb")
+    calls: list[str] = []
+
+    class Heard:
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            self._db = real_class(*args, **kwargs)
+
+        def write(self, *args: object) -> None:
+            calls.append("write")
+            self._db.write(*args)
+
+        def flush_wal(self, *, sync: bool) -> None:
+            calls.append("sync" if sync else "flush")
+            self._db.flush_wal(sync=sync)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._db, name)
+
+    real_class = rocksdb.Rdict
+    monkeypatch.setattr(rocksdb, "Rdict", Heard)
+    monkeypatch.setattr(rocksdb, "BATCH_ROWS_MAX", 10)
+    log, queues = Log(), opened("rocksdb", tmp_path)
+    queues.append(log.entry(count=35))
+    calls.clear()
+    queues.flush(log.end).run()
+    assert calls == ["write"] * 4 + ["sync"]
+    queues.close()
+
+
 def test_a_row_that_is_missing_is_damage(tmp_path: Path) -> None:
     rocksdb = pytest.importorskip("store.consume_queue.rocksdb")
     log, queues = Log(), opened("rocksdb", tmp_path)
@@ -834,12 +969,15 @@ def test_a_corrupt_database_is_built_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("queue_count", [1, SYNCED_EACH_MAX, SYNCED_EACH_MAX + 1])
-def test_what_a_flush_counts_outlives_a_power_cut_whatever_one_before_it_left_unsynced(queue_count: int) -> None:
+@pytest.mark.parametrize("kind", ["file", "kept"], indirect=True)
+def test_what_a_flush_counts_outlives_a_power_cut_whatever_one_before_it_left_unsynced(
+    kind: str, queue_count: int
+) -> None:
     """A flush that fails before its sync leaves directories that look as if they were there for good."""
     disk, log = SimDisk(), Log()
     disk.make_dirs(ROOT)
     entries = [log.entry(QueueKey(3, number), 2) for number in range(queue_count)]
-    disk.inject(Fault("datasync", path_part="consumequeue"))
+    disk.inject(Fault("datasync", path_part="consumequeue" if kind == "file" else "index"))
     with pytest.raises(OSError, match="simulated"):
         flush(reopened("file", ROOT, log, disk), log.end)
     disk.faults.clear()

@@ -74,7 +74,29 @@ async def test_bounds_and_units_are_those_of_the_queues(tmp_path: Path) -> None:
     newest = max((next(iter(dump(path))) for path in root.glob("index.?")), key=lambda row: str(row["generation"]))
     counted = newest["queues"]
     assert isinstance(counted, list)
-    assert {"topic_id": queues[0].topic_id, "queue_id": 0, "min_offset": 0, "max_offset": len(rows)} in counted
+    bounds = {"topic_id": queues[0].topic_id, "queue_id": 0, "min_offset": 0, "max_offset": len(rows)}
+    assert {**bounds, "kept_entries": []} in counted
+
+
+async def test_units_that_the_snapshot_keeps_are_dumped_with_it(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    queues = await make_store(root, kept_from=60)
+    newest = max((next(iter(dump(path))) for path in root.glob("index.?")), key=lambda row: str(row["generation"]))
+    counted = newest["queues"]
+    assert isinstance(counted, list)
+    for queue in queues:
+        entries = [entry for entry in entries_of(root) if entry.queue == queue][20:]
+        [kept] = [one["kept_entries"] for one in counted if (one["topic_id"], one["queue_id"]) == queue]
+        assert kept == [
+            {
+                "base_offset": entry.base_offset,
+                "next_offset": entry.next_offset,
+                "position": entry.position,
+                "size": entry.size,
+                "tag_hashes": [],
+            }
+            for entry in entries
+        ]
 
 
 async def test_ids_sequences_and_an_unfinished_rebuild_are_dumped(tmp_path: Path) -> None:

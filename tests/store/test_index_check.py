@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from store.consume_queue.counted import Counted, decode_counted
 from store.consume_queue.file import UNIT_BYTES
 from store.consume_queue.opening import ROCKSDB_DIRECTORY
+from store.consume_queue.pending import PendingUnits
 from store.errors import IndexDamaged
+from store.files import OsFiles
 from store.index_check import FileIndexCheck, NoIndexCheck, WrongUnits, open_index_check
 from store.index_rebuild import rebuild_index
-from store.types import Bounds, QueueKey
+from store.snapshot import SnapshotFiles
+from store.types import Bounds
 from store.verify import verify
 from tests.store.offline_kit import config_of, entries_of, make_store, overwrite
 
@@ -22,12 +27,25 @@ async def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def check(root: Path, *, bounds: dict[QueueKey, Bounds] | None = None, skip: int | None = None) -> list[WrongUnits]:
+@pytest.fixture(params=[None, 0, 60])
+async def any_root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """With units in files, in the snapshot, and some here and some there."""
+    await make_store(tmp_path / "data", kept_from=request.param)
+    assert sum(len(one.kept) for one in counted_of(tmp_path / "data")) == {None: 0, 0: 120, 60: 60}[request.param]
+    return tmp_path / "data"
+
+
+def counted_of(root: Path) -> list[Counted]:
+    snapshot = SnapshotFiles(root, "index", OsFiles()).load()
+    assert snapshot is not None
+    return list(decode_counted(snapshot.content))
+
+
+def check(root: Path, *, counted: list[Counted] | None = None, skip: int | None = None) -> list[WrongUnits]:
     """What a check of the whole log says; `skip` leaves one entry out, as if it were lost."""
     entries = entries_of(root)
     end = entries[-1].position + entries[-1].size
-    counted = {entry.queue: Bounds(0, entry.next_offset) for entry in entries} if bounds is None else bounds
-    index = FileIndexCheck(root, counted, checkpoint=end, log_begin=0)
+    index = FileIndexCheck(root, counted or counted_of(root), checkpoint=end, log_begin=0)
     for number, entry in enumerate(entries):
         if number != skip:
             index.expect(entry)
@@ -36,8 +54,21 @@ def check(root: Path, *, bounds: dict[QueueKey, Bounds] | None = None, skip: int
     return wrong
 
 
-def test_an_index_that_agrees_is_not_mentioned(root: Path) -> None:
-    assert check(root) == []
+def test_an_index_that_agrees_is_not_mentioned(any_root: Path) -> None:
+    assert check(any_root) == []
+
+
+def test_kept_units_that_point_elsewhere_are_wrong(tmp_path: Path) -> None:
+    asyncio.run(make_store(tmp_path, kept_from=60))
+    counted = counted_of(tmp_path)
+    number, victim = next((number, one) for number, one in enumerate(counted) if len(one.kept) > 3)
+    cells = victim.kept.cells(len(victim.kept))
+    cells[3 * 2 + 1] += 8  # the position of its third entry
+    kept = PendingUnits.of_cells(cells, len(victim.kept), victim.bounds.max_offset)
+    counted[number] = victim._replace(kept=kept)
+    [wrong] = check(tmp_path, counted=counted)
+    assert (wrong.queue, wrong.offsets) == (victim.key, (cells[3 * 2], cells[3 * 3]))
+    assert not wrong.is_lost
 
 
 @pytest.mark.parametrize("byte", range(UNIT_BYTES))
@@ -56,7 +87,8 @@ def test_every_byte_of_a_unit_counts(root: Path, byte: int) -> None:
     assert not wrong.is_lost
 
 
-def test_counted_units_without_entries_are_lost_records(root: Path) -> None:
+def test_counted_units_without_entries_are_lost_records(any_root: Path) -> None:
+    root = any_root
     last = len(entries_of(root)) - 1
     victim = entries_of(root)[last]
     [wrong] = check(root, skip=last)
@@ -69,10 +101,10 @@ def test_counted_units_without_entries_are_lost_records(root: Path) -> None:
 
 def test_units_that_are_not_counted_are_wrong(root: Path) -> None:
     entries = entries_of(root)
-    counted = {entry.queue: Bounds(0, entry.next_offset) for entry in entries}
     key = entries[-1].queue
-    counted[key] = Bounds(0, entries[-1].base_offset)
-    [wrong] = check(root, bounds=counted)
+    fewer = Bounds(0, entries[-1].base_offset)
+    counted = [one._replace(bounds=fewer) if one.key == key else one for one in counted_of(root)]
+    [wrong] = check(root, counted=counted)
     assert (wrong.queue, wrong.offsets) == (key, (entries[-1].base_offset, entries[-1].next_offset))
 
 

@@ -116,6 +116,36 @@ async def test_a_busy_loop_gives_way_to_a_sync_that_takes_long(monkeypatch: pyte
     os.close(file)
 
 
+async def test_work_in_the_background_gives_way_at_once_and_only_to_a_sync(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened_sync().close()
+    store = await Store.open(with_settings(root=tmp_path))
+    topic, _ = await store.create_topic("t", 1)
+    yielded: list[bool] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: yielded.append(True))
+    is_syncing = False
+    begin = KernelSync.begin
+
+    def begun(self: KernelSync, fd: int) -> asyncio.Future[None] | None:
+        nonlocal is_syncing
+        is_syncing = True
+        return begin(self, fd)
+
+    monkeypatch.setattr(KernelSync, "begin", begun)
+    await store.give_way()
+    assert not yielded, "nothing is under way"
+    async with asyncio.timeout(10):
+        while not yielded:  # the first group may have been synced by the thread, while space was prepared
+            putting = asyncio.create_task(put(store, QueueKey(topic.topic_id, 0), b"a"))
+            while not (is_syncing or putting.done()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await store.give_way()
+            await putting
+            is_syncing = False
+    await store.close()
+
+
 async def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
     kernel = opened_sync()
     file = OsFiles().open(tmp_path / "f", create=True)

@@ -21,9 +21,10 @@ from tests.store.kit import put
 from tests.store.offline_kit import entries_of, make_store, open_at, overwrite
 
 
-async def test_a_closed_store_is_clean_and_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept_from", [None, 60])
+async def test_a_closed_store_is_clean_and_untouched(tmp_path: Path, kept_from: int | None) -> None:
     root = tmp_path / "data"
-    await make_store(root)
+    await make_store(root, kept_from=kept_from)
     before = state_of(root)
     report = verify(root)
     assert report.findings == []

@@ -93,6 +93,9 @@ class FakeLog:
     async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
         return [await self.read_entry(position) for position in positions]
 
+    async def give_way(self) -> None:
+        await asyncio.sleep(0)
+
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         assert boundary is Boundary.LOWER
         at = (entry.base_offset for entry in self.entries if entry.queue == queue and entry.store_time_ms >= time_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from store.record_batch import Record, encode, zstd_packed
 from store.types import Acks, Append, Delay, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.bodies import Bodies, Body, pick
+from timer.bodies import STARTS_OVERHEAD_BYTES, Bodies, Body, pick
 from timer.delivery import TIMER_QUEUE
 
 
@@ -42,7 +43,7 @@ async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tu
 
 
 def bodies_of(log: FakeLog, bytes_max: int = 1 << 24) -> Bodies:
-    return Bodies(log.read_entry, log.read_entries, bytes_max=bytes_max)
+    return Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -76,6 +77,24 @@ async def test_only_what_is_wanted_is_decoded_and_the_rest_when_it_is_wanted() -
     assert (await bodies.get(positions[0], [99])).places is None
 
 
+async def test_others_have_a_turn_after_so_many_records_of_however_many_entries() -> None:
+    log, positions = await log_with(700)
+    turn_count = 0
+
+    async def give_way() -> None:
+        nonlocal turn_count
+        turn_count += 1
+
+    bodies = Bodies(log.read_entry, log.read_entries, give_way, bytes_max=1 << 24)
+    for position in positions:
+        await bodies.get(position, [0])  # finds where its records start
+    for count, expected in ((50, 1), (150, 3), (700, 16)):
+        turn_count = 0
+        for position in positions:
+            await bodies.get(position, range(1, count + 1))
+        assert turn_count in (expected, expected + 1), "one in 128 records, and what was left over before"
+
+
 async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:
     log, (position, *_) = await log_with(100)
     bodies = bodies_of(log)
@@ -91,9 +110,49 @@ async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:
 
 async def test_where_records_start_is_kept_within_half_of_the_bytes() -> None:
     log, positions = await log_with(100)
-    bodies = bodies_of(log, bytes_max=2 * 2 * 400)
+    each_bytes = 400 + STARTS_OVERHEAD_BYTES
+    bodies = bodies_of(log, bytes_max=2 * 2 * each_bytes)
     for position in (*positions, *positions):
         await bodies.get(position, [1])
     assert list(bodies._starts) == positions[1:]
-    assert bodies._starts_bytes == 2 * 400
+    assert bodies._starts_bytes == 2 * each_bytes
     assert bodies._bytes == sum(body.size_bytes for body in bodies._bodies.values())
+
+
+async def test_all_of_an_entry_is_decoded_once_when_all_is_asked_for() -> None:
+    log, (position, *_) = await log_with(100)
+    bodies = bodies_of(log)
+    some = await bodies.get(position, [1])
+    assert not some.has(None)
+    whole = await bodies.get(position, None)
+    assert whole.has(None)
+    assert len(whole.keys) == 100
+    assert await bodies.get(position, None) is whole
+    assert await bodies.get(position, [1]) is whole
+
+
+async def test_a_few_records_do_not_take_the_place_of_a_whole_entry() -> None:
+    log, (position, *_) = await log_with(700)
+    bodies = bodies_of(log)
+    decoding = asyncio.create_task(bodies.get(position, None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    some = await bodies.get(position, [1])
+    whole = await decoding
+    assert some.places == {1: 0}, "they were decoded at the same time"
+    assert await bodies.get(position, [1]) is whole
+    assert bodies._bytes == whole.size_bytes
+
+
+@pytest.mark.parametrize("pack", [False, True])
+async def test_all_that_is_held_counts(pack: bool) -> None:
+    log = FakeLog(FakeClock())
+    records = [Record(b"k" * 1000, b"v" * 2000, START_MS, [("name", b"h" * 5000)])] * 20
+    batch = zstd_packed(encode(records), level=1) if pack else encode(records)
+    delays = [Delay(START_MS, *TARGET)] * 20
+    append = Append(queue=TIMER_QUEUE, batch=batch, record_count=20, delays=delays)
+    (appended,) = await log.append([append], acks=Acks.FLUSHED)
+    for indexes in ([3], None):
+        body = await bodies_of(log).get(appended.position, indexes)
+        held_bytes = len(body.keys) * 3000 + 5000  # equal headers are held once
+        assert held_bytes < body.size_bytes < held_bytes + 500 * len(body.keys) + 500

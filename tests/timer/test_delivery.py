@@ -30,7 +30,7 @@ async def _log_with_an_entry() -> tuple[FakeLog, int]:
 
 async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
     log, position = await _log_with_an_entry()
-    bodies = Bodies(log.read_entry, log.read_entries, bytes_max=1 << 20)
+    bodies = Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=1 << 20)
     gc.collect()
     before_count = len(gc.get_objects())
     body = await bodies.get(position, range(COUNT))
@@ -45,7 +45,7 @@ async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
 
 async def test_due_records_are_what_picking_each_one_gives() -> None:
     log, position = await _log_with_an_entry()
-    body = await Bodies(log.read_entry, log.read_entries, bytes_max=1 << 20).get(position, range(COUNT))
+    body = await Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=1 << 20).get(position, range(COUNT))
     numbers = (3, 999, 0)
     due = DueRecords([pack_item(START_MS, position, number, START_MS // 1000, False) for number in numbers])
     total_bytes = due.fill(range(3), body)
@@ -72,13 +72,15 @@ async def test_bodies_keep_the_last_used_up_to_their_bytes() -> None:
         reads.append(position)
         return await log.read_entry(position)
 
-    size_bytes = (await Bodies(read_entry, log.read_entries, bytes_max=1 << 20).get(first, range(COUNT))).size_bytes
+    size_bytes = (
+        await Bodies(read_entry, log.read_entries, log.give_way, bytes_max=1 << 20).get(first, range(COUNT))
+    ).size_bytes
     for bytes_max, expected in (
         (2 * size_bytes, [first, second.position]),
         (2 * size_bytes - 1, [first, second.position, first]),
     ):
         reads.clear()
-        bodies = Bodies(read_entry, log.read_entries, bytes_max=bytes_max)
+        bodies = Bodies(read_entry, log.read_entries, log.give_way, bytes_max=bytes_max)
         for position in (first, second.position, first, first):
             await bodies.get(position, range(COUNT))
         assert reads == expected

@@ -14,7 +14,7 @@ import pytest
 from store import record_batch
 from store.errors import DiskFull, RecordTooLarge
 from store.record_batch import Record
-from store.types import Acks, Append, Delay, QueueKey
+from store.types import Acks, Append, Delay, Entry, QueueKey
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
@@ -24,6 +24,8 @@ from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MA
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
+from timer.state import TURN_UNITS
+from timer.timer_log import UNIT_BYTES
 
 DAY_MS = 86_400_000
 
@@ -453,6 +455,83 @@ async def test_nothing_is_hung_while_the_read_mark_is_a_lap_behind(log: FakeLog,
     assert await timer.enqueue_step() == 0
     await settle(timer)
     assert values(log) == [b"first", b"second"]
+
+
+async def test_a_clock_that_jumps_within_an_entry_lets_no_slot_be_used_twice(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, roll_window_ms=6 * DAY_MS)
+    await timer.start()
+    two_laps_ms = 2 * LAP_SLOTS * 1000
+    near = [(START_MS + 3000, b"near %d" % number) for number in range(TURN_UNITS)]
+    await log.accept([*near, *((START_MS + two_laps_ms + 3000, b"far %d" % number) for number in range(50))])
+    enqueueing = asyncio.create_task(timer.enqueue_step())
+    while not timer._state.queue_offset:  # noqa: ASYNC110 -- it has had one turn then
+        await asyncio.sleep(0)
+    clock.step(12 * DAY_MS)  # as when the machine slept: two laps and three seconds hence is near enough to hang now
+    assert await enqueueing == TURN_UNITS
+    await settle(timer)
+    assert values(log) == [value for _, value in near]
+    clock.set(START_MS + two_laps_ms + 3000)
+    await settle(timer)
+    assert len(values(log)) == TURN_UNITS + 50
+    assert timer.pending_count == 0
+
+
+async def test_no_more_units_wait_for_the_disk_than_may(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock, unwritten_bytes_max=TURN_UNITS * UNIT_BYTES)
+    await timer.start()
+    await log.accept([(START_MS + 1000, b"%d" % number) for number in range(2 * TURN_UNITS + 1)])
+    hung_counts = []
+    while timer.enqueue_lag_count:
+        hung_counts.append(await timer.enqueue_step())
+        assert await timer.enqueue_step() == 0
+        await timer.checkpoint()
+    assert hung_counts == [TURN_UNITS, TURN_UNITS, 1]
+
+
+async def test_memory_that_fills_while_a_start_is_caught_up_with_does_not_stop_deliveries(
+    log: FakeLog, clock: FakeClock
+) -> None:
+    """Slots were opened while a full disk held it up, and one stays open for a record that cannot be read. What then
+    arrives is older than what was delivered out of the next slot, and behind records that were put back on disk."""
+    start_ms = START_MS // 1000 * 1000
+    damaged = await log.accept([(start_ms + 50, b"damaged")])
+    log.unreadable.add(damaged.position)
+    for number in range(18):
+        await log.accept([(start_ms + 100 + number, b"first slot %d" % number)])
+    await log.accept([(start_ms + 1900, b"second slot")])
+    for number in range(6):
+        await log.accept([(start_ms + 200 + number, b"arrives in the first slot %d" % number)])
+    for number in range(8):
+        await log.accept([(start_ms + 1500 + number, b"arrives in the second slot %d" % number)])
+    timer = make_timer(log, SimDisk(), clock, heap_count_max=4, unwritten_bytes_max=20 * UNIT_BYTES)
+    await timer.start()
+    await settle(timer)
+    clock.set(start_ms + 1950)
+    await settle(timer)
+    assert len(values(log)) == 19
+    await timer.checkpoint()  # the disk is back
+    await settle(timer)
+    assert (len(values(log)), timer.enqueue_lag_count, timer.pending_count) == (19 + 6 + 8, 0, 1)
+
+
+@pytest.mark.parametrize("keys", [None, frozenset((b"key", b"another"))])
+async def test_a_list_reads_each_entry_once(
+    timer: TimerService, log: FakeLog, clock: FakeClock, keys: frozenset[bytes | None] | None
+) -> None:
+    for _ in range(3):
+        await log.accept([(START_MS + 1000 + number, b"%d" % number) for number in range(100)])
+    await settle(timer)
+    read: list[int] = []
+    read_entry = timer._state.bodies._read_entry
+
+    async def counted(position: int) -> Entry:
+        read.append(position)
+        return await read_entry(position)
+
+    timer._state.bodies._read_entry = counted
+    page = await timer.page(Query(keys=keys), limit=1000)
+    assert [schedule.record.record.value for schedule in page.schedules] == [b"%d" % n for n in range(100)] * 3
+    assert len(read) == len(log.entries)
 
 
 async def test_what_is_due_within_an_interval_shares_an_append(log: FakeLog, clock: FakeClock) -> None:

@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
+from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.http import sse
 from gateway.http.group_stream import CREDIT_DEFAULT, CREDIT_MAX, PIECE_RECORDS
 from tests.gateway.http.test_groups import Caller
@@ -127,6 +128,30 @@ async def test_two_streams_share_the_records_and_one_opened_again_goes_on(caller
     async with stream(caller, "ack=auto") as events:
         got += [one["offset"] for one in await events.next(1)]
     assert sorted(got) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ack", ["manual", "auto"])
+async def test_a_rule_that_changes_while_a_stream_waits_ends_it_before_the_next_record(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, ack: str
+) -> None:
+    is_denied = False
+
+    def check(_: object, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
+        if is_denied and permission is Permission.RECEIVE:
+            raise forbidden(permission, topic, group)
+
+    monkeypatch.setattr(type(OPEN), "check", check)
+    async with stream(caller, f"ack={ack}") as events:
+        await events.quiet()
+        is_denied = True
+        await caller.send({"value": "YQ=="})
+        async with asyncio.timeout(10):
+            told = orjson.loads(await events.response.content.readline())
+            assert (told.get("event"), told.get("error_code")) == ("error", 40301)
+            assert await events.response.content.read() == b""
+    is_denied = False
+    (given_back,) = await caller.receive()
+    assert given_back["delivery_attempt"] == 1
 
 
 async def test_server_sent_events_of_a_group_have_no_ids(caller: Caller) -> None:

@@ -1,0 +1,38 @@
+"""gateway/routing/table.py: the list of topics. Chains of segments: tests/gateway/test_consumer.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routing.table import RouteTable
+from store.clock import SystemClock
+from store.errors import UnknownQueue
+from store.topics import Topic
+from tests.gateway.fake_broker import FakeBroker
+
+NAMES = ("a", "aa", "b", "B", "%DLQ%a", "z")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(NAMES), st.integers(1, 3), st.integers(16, 17))))
+def test_topics_are_listed_by_name_whatever_comes_grows_and_goes(steps: list[tuple[bool, str, int, int]]) -> None:
+    table, broker, there = RouteTable(), FakeBroker(SystemClock()), dict[str, Topic]()
+    for comes, name, partitions, topic_id in steps:
+        topic = Topic(topic_id, name, partitions)
+        before = table.topics()
+        kept = list(before)
+        if comes:
+            table.place(topic, broker)
+            there[name] = topic
+        else:
+            table.remove(topic)
+            if name in there and there[name].topic_id == topic_id:
+                del there[name]
+        assert before == kept, "who goes through a list is not disturbed"
+        assert table.topics() == [there[name] for name in sorted(there)]
+        for name in NAMES:
+            assert (name in table) == (name in there)
+    for name in set(NAMES) - set(there):
+        with pytest.raises(UnknownQueue):
+            table.topic(name)
