@@ -8,6 +8,7 @@ broker, where Maven has the connector for this version of Spark. Ours and the ot
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
@@ -77,12 +78,13 @@ class Bench:
     def __init__(self, spark: SparkSession, url: str, root: Path, *, count: int, rounds: int) -> None:
         self.spark, self.url, self.root, self.count, self.rounds = spark, url, root, count, rounds
         self.kafka: str | None = None
+        self._topics = itertools.count(1)
         for source in (MemorySource, NullSink, TickSource):
             spark.dataSource.register(source)
 
     def topic(self, value_bytes: int, count: int) -> str:
         """A topic of so many records, in batches of BATCH_ROWS."""
-        name = f"t-{uuid.uuid4().hex}"
+        name = self.topic_name()
         create_topic(self.url, name)
         client = Client(Endpoint(urls=(self.url,)))
         for number, start in enumerate(range(0, count, CHUNK_ROWS)):
@@ -90,6 +92,12 @@ class Bench:
             for first in range(0, min(CHUNK_ROWS, count - start), BATCH_ROWS):
                 batch = encode(rows.slice(first, BATCH_ROWS)).sealed(1_700_000_000_000)
                 client.send_batch(name, number % PARTITIONS, batch, {})
+        return name
+
+    def topic_name(self) -> str:
+        """A new one. It is in each row that is read, so all are as long as that of MemorySource."""
+        name = f"t-{next(self._topics):04}"
+        assert len(name) == len(spark_sources.TOPIC)
         return name
 
     def mq(self, topic: str, columns: str = "") -> DataFrame:
@@ -220,7 +228,7 @@ class Bench:
             return run
 
         def ours() -> None:
-            name = f"w-{uuid.uuid4().hex}"
+            name = self.topic_name()
             create_topic(self.url, name)
             rows.write.format("mq").options(url=self.url, topic=name).mode("append").save()
 
@@ -241,7 +249,7 @@ class Bench:
     def to_kafka(self, rows: DataFrame) -> str:
         """Written into a new topic of the broker."""
         assert self.kafka is not None
-        name = f"k-{uuid.uuid4().hex}"
+        name = self.topic_name()
         create_kafka_topic(self.kafka, name)
         rows.write.format("kafka").options(**{"kafka.bootstrap.servers": self.kafka, "topic": name}).save()
         return name

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 CHUNK_ROWS = 50_000
 KEY_BYTES = 10
+TOPIC = "memory"
 HANDED_OVER_BYTES = 4 * 1024 * 1024
 """Values in one Arrow batch: Spark takes larger ones more slowly."""
 
@@ -39,7 +40,7 @@ def chunk(columns: list[str], value_bytes: int, start: int = 0) -> pa.RecordBatc
         "value": lambda: pa.BinaryArray.from_buffers(
             pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(octets)]
         ),
-        "topic": lambda: pa.repeat(pa.scalar("memory"), count),
+        "topic": lambda: pa.repeat(pa.scalar(TOPIC), count),
         "partition": lambda: pa.repeat(pa.scalar(0, pa.int32()), count),
         "offset": lambda: pa.array(np.arange(start, start + count)),
         "timestamp": lambda: pa.array(np.full(count, 1_700_000_000_000_000)).cast(pa.timestamp("us", "UTC")),
