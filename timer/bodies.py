@@ -28,7 +28,7 @@ _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
 _TURN_RECORDS = 128  # decoded between two turns of the event loop
 _TURN_STARTS = 512  # walked over between two turns
-_DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
+DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
 _BODY_OVERHEAD_BYTES = 500  # to the columns of an entry,
 STARTS_OVERHEAD_BYTES = 250  # and to where its records start
 _WHOLE_SHARE = 4  # an entry of which more than one record in so many is wanted is decoded whole
@@ -122,17 +122,18 @@ class Bodies:
             return body
         return await self._keep(await self._read_entry(position), indexes)
 
+    def has(self, position: int, indexes: Collection[int]) -> bool:
+        """Whether these records of an entry are at hand."""
+        body = self._bodies.get(position)
+        return body is not None and body.has(indexes)
+
     async def read_ahead(self, wanted: Mapping[int, Collection[int]]) -> int:
         """Read the first of some entries in one go, as many as look like `_READ_AHEAD_BYTES`; return how many `get` has
         at hand now. `wanted`: record indexes by log position. One that cannot be read is left to `get`, which says why.
         Raises StoreStopped."""
         mean_bytes = self._read_bytes // self._read_count if self._read_count else _READ_AHEAD_BYTES
         ahead = list(islice(wanted, max(1, min(_READ_AHEAD_COUNT, _READ_AHEAD_BYTES // max(1, mean_bytes)))))
-        missing = [
-            position
-            for position in ahead
-            if (body := self._bodies.get(position)) is None or not body.has(wanted[position])
-        ]
+        missing = [position for position in ahead if not self.has(position, wanted[position])]
         if missing:
             try:
                 entries = await self._read_entries(missing)
@@ -179,7 +180,7 @@ class Bodies:
             if self._turn_count >= _TURN_RECORDS:
                 self._turn_count = 0
                 await self._give_way()
-        size_bytes = _BODY_OVERHEAD_BYTES + _DECODED_OVERHEAD_BYTES * len(keys)
+        size_bytes = _BODY_OVERHEAD_BYTES + DECODED_OVERHEAD_BYTES * len(keys)
         size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         size_bytes += sum(len(name) + len(content or b"") for own in known for name, content in own)
         body = Body(

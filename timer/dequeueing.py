@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.limits import KiB, MiB
 from store.types import Acks, Append, Appended, QueueKey, Source
 from store.uncancelled import to_its_end
+from timer.bodies import DECODED_OVERHEAD_BYTES
 from timer.delivery import DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
+from timer.look_ahead import LOOK_AHEAD_RECORDS_MAX, LookAhead
 from timer.open_slots import Load
 from timer.ports import Deliver
 from timer.schedule import SLOT_MS
@@ -63,6 +65,7 @@ class Dequeueing:
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
         self._lost_targets: set[QueueKey] = set()
         self._record_bytes = 0  # on average, of what was read last
+        self._look_ahead = LookAhead(state.open, state.log.give_way, turn_count=TURN_UNITS)
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -180,6 +183,11 @@ class Dequeueing:
         config = self._state.config
         return min(config.fire_records_max, max(1, config.fire_bytes_max // (2 * self._record_bytes or 1)))
 
+    def _look_ahead_count_max(self) -> int:
+        """How many records may be decoded before they are due, so that they take a quarter of what bodies may."""
+        bytes_max = self._state.config.bodies_bytes_max // 4
+        return min(LOOK_AHEAD_RECORDS_MAX, bytes_max // (self._record_bytes + DECODED_OVERHEAD_BYTES))
+
     def _unconsumed(self, due: list[Item]) -> list[Item]:
         """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
         tombstone that is met from then on ends the claim on its copy, which nobody would look for again."""
@@ -206,13 +214,19 @@ class Dequeueing:
         """
         state = self._state
         by_entry: dict[int, list[int]] = {}  # places in `due`
-        wanted: dict[int, list[int]] = {}  # indexes of their records
+        indexes: dict[int, list[int]] = {}  # of their records
+        wanted: dict[int, Collection[int]] = {}  # the same, and those of the entry that are due soon
         for number, item in enumerate(due):
             position, index = source_of(item)
             by_entry.setdefault(position, []).append(number)
-            wanted.setdefault(position, []).append(index)
+            indexes.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
                 await state.log.give_way()
+        for position in by_entry:
+            wanted[position] = indexes[position]
+            if not state.bodies.has(position, indexes[position]):
+                await self._look_ahead.look(due[-1], state.clock.now_ms(), count_max=self._look_ahead_count_max())
+                wanted[position] = self._look_ahead.take(position, indexes[position])
         records = DueRecords(due)
         gone: set[int] = set()  # parked
         positions = list(by_entry)

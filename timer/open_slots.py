@@ -176,6 +176,10 @@ class OpenSlots:
             due = [item for item in due if item not in gone]
         return due
 
+    def due_before(self, until_ms: int, count_max: int) -> list[Item] | None:
+        """What is in memory and due before `until_ms`, in no order; None when it is more than `count_max`."""
+        return self._memory.below(fire_key(until_ms), count_max)
+
     def withdraw(self, item: Item) -> None:
         """Have a waiting schedule never popped from its slot, if that is open: something else has consumed it."""
         if (slot := self._slots.get(slot_of(item))) is not None:
