@@ -58,7 +58,7 @@ def session(
                 yield step, result
     except (Died, Unavailable, OSError) as error:
         for step in left:
-            yield step, {"failed": str(error)[:REASON_CHARS_MAX]}
+            yield step, _failed(error)
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
@@ -76,7 +76,12 @@ def step_result(peer: Peer, server: Server, step: Step, options: dict[str, float
         server.check()
         return {**numbers, **_usage(before, server.usage(), numbers)}
     except (Failed, Died, RunFailed) as error:
-        return {"failed": str(error)[:REASON_CHARS_MAX]}
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Result:
+    """The reason as it is reported: where the checkout lies is nobody's business."""
+    return {"failed": str(error).replace(f"{REPOSITORY}/", "")[:REASON_CHARS_MAX]}
 
 
 def restart(peer: Peer, durability: Durability, tools: Path, step: Step) -> Result:
@@ -98,7 +103,7 @@ def restart(peer: Peer, durability: Durability, tools: Path, step: Step) -> Resu
                 "server_peak_rss_mb": server.usage().peak_rss_bytes / 1e6,
             }
     except (Failed, Died, OSError) as error:
-        return {"failed": str(error)[:REASON_CHARS_MAX]}
+        return _failed(error)
     finally:
         shutil.rmtree(data, ignore_errors=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from loadtest.peers import session
 from loadtest.peers.peer import Durability, Peer
 from loadtest.peers.plan import PART_EXPECTED_S, PARTS, Session, Step, sessions
 from loadtest.peers.registry import peers
@@ -76,3 +77,7 @@ def test_rounds_take_turns_and_the_long_parts_come_once_at_the_end() -> None:
 
 def test_a_peer_is_in_every_part_unless_it_says_otherwise() -> None:
     assert tuple(Peer.parts) == PARTS
+
+
+def test_a_failure_does_not_tell_where_the_checkout_lies() -> None:
+    assert session._failed(OSError(f"open {session.REPOSITORY}/artifacts/x")) == {"failed": "open artifacts/x"}
