@@ -222,10 +222,11 @@ class Dequeueing:
             indexes.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
                 await state.log.give_way()
-        for position in by_entry:
-            wanted[position] = indexes[position]
-            if not state.bodies.has(position, indexes[position]):
-                await self._look_ahead.look(due[-1], state.clock.now_ms(), count_max=self._look_ahead_count_max())
+        missing = [position for position in by_entry if not state.bodies.has(position, indexes[position])]
+        wanted.update(indexes)
+        if missing:
+            await self._look_ahead.look(due[-1], state.clock.now_ms(), count_max=self._look_ahead_count_max())
+            for position in missing:
                 wanted[position] = self._look_ahead.take(position, indexes[position])
         records = DueRecords(due)
         gone: set[int] = set()  # parked

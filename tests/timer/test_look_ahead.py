@@ -147,3 +147,26 @@ async def test_an_entry_is_read_once_for_all_that_is_due_soon_if_memory_has_room
             pass
     assert len(log.delivered()) == due_count + over + 1
     assert len(reads) == reads_expected
+
+
+async def test_when_too_much_is_due_it_looks_once_for_all_entries() -> None:
+    clock = FakeClock()
+    log = FakeLog(clock)
+    timer = make_timer(log, SimDisk(), clock, bodies_bytes_max=1, fire_records_max=30)
+    await timer.start()
+    for _ in range(60):
+        await log.accept([(START_MS + 10, b"x")])
+    while await timer.enqueue_step():
+        pass
+    looked_count = 0
+    due_before = timer._state.open.due_before
+
+    def counted(until_ms: int, count_max: int) -> list[Item] | None:
+        nonlocal looked_count
+        looked_count += 1
+        return due_before(until_ms, count_max)
+
+    timer._state.open.due_before = counted  # type: ignore[method-assign]
+    clock.step(20)
+    assert await timer.dequeue_step() == 30
+    assert looked_count == LOOK_AHEAD_MS.bit_length() + 1, "a second, its halves down to none"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import timeit
 from random import Random
 
 import pytest
@@ -78,18 +76,38 @@ def test_a_key_near_a_count_never_leaves_more_before_it_and_not_much_less(count:
     assert count * 0.9 <= before <= count
 
 
-def test_no_operation_takes_time_by_how_much_there_is() -> None:
-    def seconds_with(count: int) -> float:
-        runs = Runs()
-        items = sorted(pack_item(n // 5, n, 0, 5, False) for n in range(count))
-        for start in range(0, count, RUN_COUNT):
-            runs.add(items[start : start + RUN_COUNT])
+def test_no_operation_looks_at_all_there_is() -> None:
+    """Counted in comparisons: to sort, merge or search everything takes at least one for each item."""
+    compared_count = 0
 
-        def pop_and_push() -> None:
-            for item in runs.take(HIGHEST, 20):
-                runs.push(item)
+    class Counted(bytes):
+        def __lt__(self, other: bytes) -> bool:
+            nonlocal compared_count
+            compared_count += 1
+            return bytes.__lt__(self, other)
 
-        gc.collect()
-        return min(timeit.repeat(pop_and_push, number=20, repeat=5))
+        def __gt__(self, other: bytes) -> bool:
+            nonlocal compared_count
+            compared_count += 1
+            return bytes.__gt__(self, other)
 
-    assert seconds_with(200_000) < 50 * seconds_with(2_000), "200 runs instead of 2; sorting takes 100 times as long"
+    count = 200_000
+    runs = Runs()
+    items = sorted(pack_item(n // 5, n, 0, 5, False) for n in range(count))
+    for start in range(0, count, RUN_COUNT):
+        runs.add([Counted(item) for item in items[start : start + RUN_COUNT]])
+    for operation in (
+        lambda: runs.take(HIGHEST, 20),
+        lambda: runs.take(fire_key(100), 1000),
+        lambda: runs.push(Counted(items[0])),
+        lambda: runs.first(),
+        lambda: runs.below(fire_key(1000), 10_000),
+        lambda: runs.below(HIGHEST, 10_000),
+        lambda: runs.cut(fire_key(39_000)),
+    ):
+        compared_count = 0
+        operation()
+        assert compared_count < count // 20, "some for each of 200 runs"
+    compared_count = 0
+    runs.key_near(count // 2)
+    assert compared_count < count // 4, "a few thousand samples are sorted"
