@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -74,6 +75,11 @@ UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
 FLUSHED_FILE_LOG_BYTES = 16 * KiB
 """What writing one file of the index at a checkpoint may cost, in bytes of the log: it dirties a page, an inode and its
 share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
+
+GIVE_WAY_TURNS_MAX = 5
+GIVE_WAY_S_MAX = 250e-6
+"""How many turns of the event loop work in the background gives at most to appends under way, and how long: a loop that
+has much to do in each turn goes through them anyway, and what is due must not wait for all of it."""
 
 CHECKPOINT_STEPS_MAX = 4
 """Times `checkpoint_log_bytes` that the log may grow by at most; what recovery may have to scan."""
@@ -593,10 +599,16 @@ class Store:
 
     async def give_way(self) -> None:
         """For work in the background, between two pieces of it: the loop has its turn, and the sync that others wait
-        for has the processor."""
+        for has the processor. While somebody's append is under way the loop has several turns, if they are short: an
+        append takes some from its call to its answer, and would have to wait for a piece of this work in each."""
         if self._background is not None:
             self._background.give_way()
+        given_up_s = time.perf_counter() + GIVE_WAY_S_MAX
         await asyncio.sleep(0)
+        for _ in range(GIVE_WAY_TURNS_MAX - 1):
+            if not self._writer.is_awaited or time.perf_counter() >= given_up_s:
+                return
+            await asyncio.sleep(0)
 
     async def wait_for(self, queue: QueueKey, offset: int, timeout_ms: int) -> bool:
         """Wait until the queue's max offset is beyond `offset`; False when `timeout_ms` passed or the store closes."""

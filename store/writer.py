@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from store.clock import Clock
@@ -92,6 +93,11 @@ class _Call:
         """Whether it is the server's own note (W5)."""
         return all(append.queue.topic_id in OWN_TOPIC_IDS for append in self.appends)
 
+    @property
+    def is_delivery(self) -> bool:
+        """Whether it delivers records that were due: nobody waits for the answer."""
+        return any(append.sources for append in self.appends)
+
 
 @dataclass(slots=True)
 class WriterStats:
@@ -135,6 +141,7 @@ class Writer:
         self._last_store_time_ms = last_store_time_ms
         self._next_offsets: dict[QueueKey, int] = {}  # of queues with appends under way
         self._waiting: list[_Call] = []
+        self._group: list[_Call] = []  # under way
         self._waiting_bytes = 0
         self._work = asyncio.Event()
         self._stopping = False
@@ -156,6 +163,11 @@ class Writer:
     def waiting_bytes(self) -> int:
         """Bytes accepted and not yet written."""
         return self._waiting_bytes
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for an append, who is not the timer with a delivery."""
+        return not all(call.is_delivery for call in chain(self._group, self._waiting))
 
     def append(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """Queue batches to be written together. The future yields one answer a batch, in order.
@@ -207,11 +219,10 @@ class Writer:
         loop = asyncio.get_running_loop()
         interval_s = self._config.flush_interval_ms / 1000
         flush_at: float | None = None  # when bytes that were only written must be synced
-        group: list[_Call] = []
         try:
             while True:
                 await self._wait_for_work(loop, flush_at)
-                group = self._take_group()
+                group = self._group = self._take_group()
                 if not group and self._stopping and flush_at is None:
                     return
                 is_flush_due = flush_at is not None and (self._stopping or loop.time() >= flush_at)
@@ -233,6 +244,7 @@ class Writer:
                             self._executor, self._write_and_sync, group, written, sync, have_written
                         )
                 except DiskFull as error:
+                    self._group = []
                     self._refuse_for_room(group, error)
                     continue
                 self._prepare_ahead(size)
@@ -243,9 +255,10 @@ class Writer:
                 if not entries:
                     make_entries()
                 self._answer(group, entries, Acks.FLUSHED if sync else Acks.WRITTEN)
-                group = []
+                self._group = []
         except BaseException as error:
             self._failure = error if isinstance(error, StoreError) else StoreStopped(f"the writer stopped: {error!r}")
+            group, self._group = self._group, []
             self._refuse(group, self._failure)
             raise
 

@@ -26,8 +26,8 @@ from store.types import Delay, Entry, Source
 _RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share of the entry's extension
 _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
-_TURN_RECORDS = 128  # decoded between two turns of the event loop
-_TURN_STARTS = 512  # walked over between two turns
+_TURN_RECORDS = 64  # decoded between two turns of the event loop
+_TURN_STARTS = 256  # walked over between two turns
 DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
 _BODY_OVERHEAD_BYTES = 500  # to the columns of an entry,
 STARTS_OVERHEAD_BYTES = 250  # and to where its records start
@@ -66,19 +66,23 @@ class Picked(NamedTuple):
 
 def pick(source: Source, body: Body) -> Picked:
     """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
-    place = checked_place(source, body)
+    [place] = checked_places(source.position, [source.record_index], body)
     record = Record(body.keys[place], body.values[place], body.timestamps_ms[place], body.headers[place])
     tag_hash = body.tag_hashes[place] if body.tag_hashes else 0
     return Picked(record, body.delays[place], tag_hash, body.json_values, record_bytes(*record))
 
 
-def checked_place(source: Source, body: Body) -> int:
-    """Where a record is in the columns of its body. Raises Corrupt when the entry has no such record."""
-    position, index = source
-    place = index if body.places is None else body.places.get(index, len(body.keys))
-    if place >= len(body.keys) or place >= len(body.delays):
-        raise Corrupt("commitlog", position, f"the entry has no delayed record {index}")
-    return place
+def checked_places(position: int, indexes: Sequence[int], body: Body) -> Sequence[int]:
+    """Where records of the entry at `position` are in the columns of its body. Raises Corrupt when it has no such
+    record."""
+    count = min(len(body.keys), len(body.delays))
+    places = indexes
+    if body.places is not None:
+        place_of = body.places.get
+        places = [place_of(index, count) for index in indexes]
+    if max(places) >= count:
+        raise Corrupt("commitlog", position, f"the entry has no delayed record {indexes[places.index(max(places))]}")
+    return places
 
 
 def record_bytes(key: bytes | None, value: bytes | None, timestamp_ms: int, headers: Headers) -> int:

@@ -19,8 +19,8 @@ from store import record_batch
 from store.entry import packed_sources, unpack_delay
 from store.record_batch import Headers, Record
 from store.types import Append, Delay, QueueKey
-from timer.bodies import Body, checked_place, record_bytes
-from timer.items import Item, source_of, source_row, unpack_item
+from timer.bodies import Body, checked_places, record_bytes
+from timer.items import Item, record_index_of, source_of, source_row, unpack_item
 from timer.schedule import spell_schedule_id
 
 TIMER_QUEUE = QueueKey(2, 0)
@@ -50,19 +50,21 @@ class DueRecords:
 
     def fill(self, numbers: Sequence[int], body: Body) -> int:
         """Take the records of some items, all of this body; return their bytes. Raises Corrupt as `pick`."""
-        items, row = self.items, body.delays.row
+        items, keys, values, timestamps_ms = self.items, self.keys, self.values, self.timestamps_ms
+        headers, sizes_bytes = self.headers, self.sizes_bytes
+        indexes = [record_index_of(items[number]) for number in numbers]
+        places = checked_places(source_of(items[numbers[0]]).position, indexes, body)
         total_bytes = 0
-        for number in numbers:
-            place = checked_place(source_of(items[number]), body)
-            key = self.keys[number] = body.keys[place]
-            value = self.values[number] = body.values[place]
-            timestamp_ms = self.timestamps_ms[number] = body.timestamps_ms[place]
-            headers = self.headers[number] = body.headers[place]
-            self.delays[number] = row(place)
+        for number, place, delay in zip(numbers, places, body.delays.row_bytes(places), strict=True):
+            key = keys[number] = body.keys[place]
+            value = values[number] = body.values[place]
+            timestamp_ms = timestamps_ms[number] = body.timestamps_ms[place]
+            own_headers = headers[number] = body.headers[place]
+            self.delays[number] = delay
             if body.tag_hashes:
                 self.tag_hashes[number] = body.tag_hashes[place]
             self.json_values[number] = body.json_values
-            size_bytes = self.sizes_bytes[number] = record_bytes(key, value, timestamp_ms, headers)
+            size_bytes = sizes_bytes[number] = record_bytes(key, value, timestamp_ms, own_headers)
             total_bytes += size_bytes
         return total_bytes
 

@@ -51,7 +51,8 @@ CATCH_UP_RECORDS_MAX = 1024
 CATCH_UP_BYTES_MAX = 1 * MiB
 """What one append delivers once the oldest due record is so late: fewer appends deliver more; others wait longer."""
 
-_GROUPED_COUNT = 64  # between two turns of the event loop
+_POPPED_COUNT = 256  # between two turns of the event loop
+_GROUPED_COUNT = 64  # the same
 _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
@@ -151,11 +152,11 @@ class Dequeueing:
             due: list[Item] = []
             while (room_count := self._go_count_max() - len(due)) > 0:
                 popped_count = state.open.in_memory_count
-                popped = state.open.pop_due(state.clock.now_ms(), min(room_count, TURN_UNITS))
+                popped = state.open.pop_due(state.clock.now_ms(), min(room_count, _POPPED_COUNT))
                 popped_count -= state.open.in_memory_count
                 left_count += popped_count
                 due += self._unconsumed(popped)
-                if popped_count < TURN_UNITS:
+                if popped_count < _POPPED_COUNT:
                     break
                 await state.log.give_way()
             if due:

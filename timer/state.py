@@ -25,8 +25,8 @@ from timer.ports import Log
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
 
-TURN_UNITS = 128
-"""Units walked, or records hung or taken, between two turns of the event loop: a third of a millisecond. Somebody's
+TURN_UNITS = 64
+"""Units walked, or records hung or taken, between two turns of the event loop: a sixth of a millisecond. Somebody's
 request takes a few turns, and all stages may be busy at once."""
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from store.commit_log import CommitLog
 from store.entry import ALIGNMENT, entry_bytes
-from store.errors import Overloaded, RecordTooLarge, StoreStopped
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
 from store.limits import KiB, MiB
 from store.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
-from store.store import Store
-from store.types import Acks, Buffer, QueueKey
+from store.store import GIVE_WAY_TURNS_MAX, Store
+from store.types import Acks, Buffer, QueueKey, Source
 from store.writer import (
     COPIED_BYTES_MAX,
     GROUP_BYTES_MAX,
@@ -25,8 +25,20 @@ from store.writer import (
     Writer,
 )
 from tests.clock import FakeClock
-from tests.simdisk import SimDisk, SimFile
-from tests.store.kit import SMALL, InlineExecutor, P, T, append_of, open_store, opened, put, values_of, with_settings
+from tests.simdisk import Fault, SimDisk, SimFile
+from tests.store.kit import (
+    SMALL,
+    InlineExecutor,
+    P,
+    T,
+    abandon,
+    append_of,
+    open_store,
+    opened,
+    put,
+    values_of,
+    with_settings,
+)
 
 
 async def test_appends_of_one_turn_share_one_sync_and_keep_their_order() -> None:
@@ -86,6 +98,27 @@ class NotingExecutor(InlineExecutor):
         if isinstance(getattr(fn, "__self__", None), Writer):
             self.left.append(getattr(fn, "__name__", ""))
         return super().submit(fn, *args, **kwargs)
+
+
+class HoldingExecutor(InlineExecutor):
+    """Leaves the writer's calls undone until they are let go."""
+
+    def __init__(self) -> None:
+        self.is_holding = False
+        self._held: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if not (self.is_holding and isinstance(getattr(fn, "__self__", None), Writer)):
+            return super().submit(fn, *args, **kwargs)
+        future: Future[T] = Future()
+        self._held.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def let_go(self) -> None:
+        self.is_holding = False
+        held, self._held = self._held, []
+        for call in held:
+            call()
 
 
 class SlowClock(FakeClock):
@@ -309,3 +342,73 @@ async def test_a_group_is_cut_into_few_pieces_however_large_it_is(monkeypatch: p
             await store.append([append_of(queue, [bytes(50_000)]) for _ in range(100)], acks=Acks.FLUSHED)
         assert len(begun) == WRITEOUT_PIECES_MAX - 1
         assert min(begun) > WRITEOUT_BYTES
+
+
+async def _turns_given(store: Store) -> int:
+    """How many turns of the loop one `give_way` takes."""
+    turn_count = 0
+
+    async def turn() -> None:
+        nonlocal turn_count
+        while True:
+            turn_count += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    await store.give_way()
+    turning.cancel()
+    return turn_count
+
+
+async def test_work_in_the_background_gives_several_turns_to_appends_that_somebody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    monkeypatch.setattr(Writer, "_is_inline", lambda _writer, _size: False)
+    append = append_of(QueueKey(topic.topic_id, 0), [b"a"])
+    assert await _turns_given(store) == 1, "nothing is under way"
+    for one, turn_count in (
+        (append, GIVE_WAY_TURNS_MAX),
+        (replace(append, sources=[Source(0, 0)]), 1),  # a delivery: the timer's own
+    ):
+        executor.is_holding = True
+        under_way = store.begin_append([one], acks=Acks.FLUSHED)
+        assert await _turns_given(store) == turn_count, "it waits to be taken"
+        assert await _turns_given(store) == turn_count, "it is being written"
+        behind = store.begin_append([append], acks=Acks.FLUSHED)
+        assert await _turns_given(store) == GIVE_WAY_TURNS_MAX, "this one waits behind it"
+        monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 0.0)
+        assert await _turns_given(store) == 1, "the loop is busy: turns are long"
+        monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+        executor.let_go()
+        await asyncio.gather(under_way, behind)
+        assert await _turns_given(store) == 1, "all is answered"
+    await store.close()
+
+
+async def _put_for_ever(store: Store, queue: QueueKey) -> None:
+    while True:
+        await put(store, queue, b"a")
+
+
+async def test_work_in_the_background_does_not_wait_for_appends_that_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+    disk = SimDisk()
+    store = await open_store(disk)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(DiskFull):
+        await _put_for_ever(store, queue)
+    assert await _turns_given(store) == 1
+    disk.capacity_bytes += 1 << 20
+    disk.inject(Fault("datasync"))
+    with pytest.raises(StoreStopped):
+        await put(store, queue, b"a")
+    assert await _turns_given(store) == 1
+    await abandon()

@@ -88,11 +88,11 @@ async def test_others_have_a_turn_after_so_many_records_of_however_many_entries(
     bodies = Bodies(log.read_entry, log.read_entries, give_way, bytes_max=1 << 24)
     for position in positions:
         await bodies.get(position, [0])  # finds where its records start
-    for count, expected in ((50, 1), (150, 3), (700, 16)):
+    for count, expected in ((50, 2), (150, 7), (700, 32)):
         turn_count = 0
         for position in positions:
             await bodies.get(position, range(1, count + 1))
-        assert turn_count in (expected, expected + 1), "one in 128 records, and what was left over before"
+        assert turn_count in (expected, expected + 1), "one in 64 records, and what was left over before"
 
 
 async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:
