@@ -20,6 +20,7 @@ from store.types import Acks, Appended, QueueKey, Source
 from timer.accepting import Accepting
 from timer.bodies import pick
 from timer.changes import Change, Reason, Standing, encode_changes
+from timer.errors import TimerBusy
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
 from timer.state import TimerState
@@ -48,7 +49,7 @@ class Changing:
         self._changes: list[Change] = []  # these wait to be decided
 
     async def cancel(self, schedule: ScheduleId) -> Outcome:
-        """Have a schedule never delivered. Durable on return. Raises what `Log.append` raises, Overloaded, Corrupt."""
+        """Have a schedule never delivered. Durable on return. Raises what `Log.append` raises, TimerBusy, Corrupt."""
         outcome, _ = await self._change(schedule, Reason.CANCELLED, 0)
         return outcome
 
@@ -61,7 +62,7 @@ class Changing:
 
     async def fire(self, schedule: ScheduleId) -> Outcome:
         """Deliver a schedule now. Delivered durably on return. Raises as `cancel`; UnknownQueue when its queue is gone;
-        Overloaded also when it is due now but its delivery takes long."""
+        TimerBusy also when it is due now but its delivery takes long."""
         outcome, change = await self._change(schedule, Reason.FIRED, self._state.clock.now_ms())
         if change is None or change.copy is None:
             return outcome
@@ -70,7 +71,9 @@ class Changing:
             async with asyncio.timeout(PATIENCE_MS / 1000):
                 queue, offset = await delivery
         except TimeoutError:
-            raise Overloaded("the schedule is due now; its delivery waits for others") from None
+            raise TimerBusy(
+                "the schedule is due now, and will be delivered behind others that are; ask again what became of it"
+            ) from None
         finally:
             self._state.awaited.pop(change.copy, None)
         return outcome._replace(queue=queue, offset=offset)
@@ -98,7 +101,7 @@ class Changing:
             if change.is_done:
                 named = schedule if reason is Reason.CANCELLED else schedule._replace(due_ms=due_ms)
                 return Outcome(Standing.PENDING, named), change
-        raise Overloaded("the schedule is being copied all the time; try again")
+        raise TimerBusy("the schedule is being copied all the time; try again")
 
     async def _decide(self, changes: list[Change]) -> None:
         """Have changes decided, with all others that wait. Raises the error of the first that has one."""
@@ -127,7 +130,7 @@ class Changing:
 
     async def _go(self, changes: list[Change]) -> None:
         if self._state.open.withdrawn_count >= self._state.config.heap_count_max:
-            raise Overloaded("many schedules that are due have been cancelled; try again")
+            raise TimerBusy("many schedules that are due have been cancelled; try again")
         for change in changes:
             if change.reason is not Reason.CANCELLED:
                 await self._take_body(change)

@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 1 * MiB
 _WAIT_MS = 500
 
+BEHIND_TURNS = 64
+BEHIND_UNITS_MAX = 1024
+"""In so many turns of the event loop it is to hang what is behind; but not more of it in one, which takes milliseconds
+then. Who lists or cancels schedules waits for all that was accepted before."""
+
 
 class Enqueueing:
     """Hangs accepted schedules into the wheel, in the order of acceptance."""
@@ -53,13 +58,26 @@ class Enqueueing:
             return 0
         state = self._state
         first_offset = state.queue_offset
+        end_offset = state.log.bounds(TIMER_QUEUE).max_offset
+        turn_count, turn_count_max = 0, self._turn_count_max(end_offset, end_offset)
         for entry in await self._get():
             while state.queue_offset < entry.next_offset:
                 if not self.may_go_on():
                     return state.queue_offset - first_offset
+                put_from = state.queue_offset
                 self._put(entry)
-                await state.log.give_way()
+                turn_count += state.queue_offset - put_from
+                if turn_count >= turn_count_max:
+                    await state.log.give_way()
+                    seen_offset, end_offset = end_offset, state.log.bounds(TIMER_QUEUE).max_offset
+                    turn_count, turn_count_max = 0, self._turn_count_max(seen_offset, end_offset)
         return state.queue_offset - first_offset
+
+    def _turn_count_max(self, seen_offset: int, end_offset: int) -> int:
+        """How many records to hang before the event loop has its next turn: as many as were accepted in the last one
+        (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind."""
+        behind_count = end_offset - self._state.queue_offset
+        return max(TURN_UNITS, end_offset - seen_offset + min(behind_count // BEHIND_TURNS, BEHIND_UNITS_MAX))
 
     def may_go_on(self) -> bool:
         """False while memory is full of what fires at once, units wait for a full disk, or E2 forbids it."""
@@ -88,7 +106,7 @@ class Enqueueing:
         return result.entries
 
     def _put(self, entry: Entry) -> None:
-        """Hang the next records of one entry, as many as one turn allows. No await inside (E3)."""
+        """Hang the next records of one entry, at most TURN_UNITS. No await inside (E3)."""
         state = self._state
         wheel_hang = state.wheel.hang
         timer_log = state.timer_log

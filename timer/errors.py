@@ -2,7 +2,8 @@
 
 StoreError
 └── Overloaded
-    └── TooManySchedules   the bound on pending schedules, or on those of one second, is reached   (429)
+    ├── TooManySchedules   the bound on pending schedules, or on those of one second, is reached   (429)
+    └── TimerBusy          the timer is behind, or the schedule is under way just now              (503)
 """
 
 from __future__ import annotations
@@ -14,3 +15,7 @@ class TooManySchedules(Overloaded):
     """No room for further schedules until some are delivered or cancelled. Nothing was stored."""
 
     retry_after_ms = 5000
+
+
+class TimerBusy(Overloaded):
+    """It cannot be said, or done, just now. The text says why; the same call works when that is over."""

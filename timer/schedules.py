@@ -22,12 +22,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
-from store.errors import Corrupt, Overloaded, StoreError
+from store.errors import Corrupt, StoreError
 from store.limits import MiB
 from store.types import Boundary, Delay, QueueKey, Source
 from timer.bodies import Picked, pick
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
+from timer.errors import TimerBusy
 from timer.schedule import ScheduleId
 from timer.state import TimerState
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
@@ -91,7 +92,7 @@ class Schedules:
         self._searching = asyncio.Lock()  # one search over everything at a time
 
     async def show(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
-        """What became of a schedule, and the schedule itself while it is pending. Raises Overloaded, Corrupt."""
+        """What became of a schedule, and the schedule itself while it is pending. Raises TimerBusy, Corrupt."""
         for _ in range(TRIES):
             found = await self.find(schedule)
             if found.standing is not Standing.PENDING:
@@ -101,10 +102,10 @@ class Schedules:
             except Corrupt:
                 if self._state.standing_of(self._state.timer_log.read(found.position)) is Standing.PENDING:
                     raise
-        raise Overloaded("the schedule is being copied all the time; try again")
+        raise TimerBusy("the schedule is being copied all the time; try again")
 
     async def find(self, schedule: ScheduleId) -> Found:
-        """What the id leads to: PENDING, DELIVERED or UNKNOWN. Raises Overloaded, Corrupt."""
+        """What the id leads to: PENDING, DELIVERED or UNKNOWN. Raises TimerBusy, Corrupt."""
         for _ in range(TRIES):
             copied_count = self._copied_count
             await self._caught_up()
@@ -115,7 +116,7 @@ class Schedules:
                 if found is None and await self._was_delivered(schedule):
                     return Found(Standing.DELIVERED)
                 return Found(Standing.UNKNOWN)
-        raise Overloaded("schedules are being copied all the time; try again")
+        raise TimerBusy("schedules are being copied all the time; try again")
 
     async def read(self, position: int, *, is_one_of_many: bool = False) -> Schedule:
         """The schedule of a unit; `is_one_of_many`: its neighbours, most of them of the same entry, are asked for next.
@@ -167,7 +168,7 @@ class Schedules:
 
     async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
         """How many pending schedules are due in each [bounds[i], bounds[i + 1]); the bounds are equally far apart.
-        Looks at every unit: a second for two million. A key is not looked at. Raises Overloaded, Corrupt."""
+        Looks at every unit: a second for two million. A key is not looked at. Raises TimerBusy, Corrupt."""
         await self._caught_up()
         first_ms, end_ms = bounds_ms[0], bounds_ms[-1]
         width_ms = bounds_ms[1] - first_ms
@@ -219,7 +220,7 @@ class Schedules:
         return self._state.metrics.rolled_count + self._state.metrics.moved_count
 
     async def _caught_up(self) -> None:
-        """Wait until all records accepted before the call hang in the wheel. Raises Overloaded when that takes long."""
+        """Wait until all records accepted before the call hang in the wheel. Raises TimerBusy when that takes long."""
         state = self._state
         end = state.log.bounds(TIMER_QUEUE).max_offset
         try:
@@ -228,7 +229,9 @@ class Schedules:
                     state.hung.clear()
                     await state.hung.wait()
         except TimeoutError:
-            raise Overloaded("accepted schedules wait to be hung into the wheel") from None
+            raise TimerBusy(
+                "delayed records accepted before are still on their way into the wheel; try again"
+            ) from None
 
     async def _find(self, schedule: ScheduleId) -> Found | None:
         """What the newest copy of a schedule says; None when there is no unit of it."""

@@ -182,19 +182,19 @@ class TimerService:
         return await self._accepting.schedule(append, acks=acks)
 
     async def find(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
-        """What became of a schedule, and the schedule itself while it is pending. Raises Overloaded, Corrupt."""
+        """What became of a schedule, and the schedule itself while it is pending. Raises TimerBusy, Corrupt."""
         return await self._schedules.show(schedule)
 
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
-        """Pending schedules; see timer/schedules.py. Raises Overloaded, Corrupt."""
+        """Pending schedules; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.page(query, cursor=cursor, limit=limit)
 
     async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
-        """Pending schedules by due time; see timer/schedules.py. Raises Overloaded, Corrupt."""
+        """Pending schedules by due time; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.histogram(query, bounds_ms)
 
     async def cancel(self, schedule: ScheduleId) -> Outcome:
-        """Have a schedule never delivered. Durable on return. Raises what `Log.append` raises, Overloaded, Corrupt."""
+        """Have a schedule never delivered. Durable on return. Raises what `Log.append` raises, TimerBusy, Corrupt."""
         return await self._changing.cancel(schedule)
 
     async def cancel_all(self, query: Query) -> int:
@@ -209,7 +209,7 @@ class TimerService:
 
     async def fire(self, schedule: ScheduleId) -> Outcome:
         """Deliver a schedule now. Delivered durably on return. Raises as `cancel`; UnknownQueue when its queue is gone;
-        Overloaded also when it is due now but its delivery takes long."""
+        TimerBusy also when it is due now but its delivery takes long."""
         return await self._changing.fire(schedule)
 
     # ------------------------------------------------------------------ what others may know

@@ -44,7 +44,7 @@ from store.errors import (
     TopicExists,
     UnknownQueue,
 )
-from timer.errors import TooManySchedules
+from timer.errors import TimerBusy, TooManySchedules
 
 UNAUTHENTICATED = 40101
 FORBIDDEN = 40301
@@ -144,6 +144,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     Overloaded: _Answer(
         503, OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
     ),
+    TimerBusy: _Answer(503, OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(
         429,
         TOO_MANY,

@@ -11,13 +11,14 @@ from random import Random
 
 import pytest
 
-from store.errors import DiskFull, Overloaded, UnknownQueue
+from store.errors import DiskFull, UnknownQueue
 from store.types import Acks, Append, Appended
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.dequeueing import CATCH_UP_RECORDS_MAX
+from timer.errors import TimerBusy
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -343,7 +344,7 @@ async def test_a_look_while_nothing_is_hung_in_says_so(
 ) -> None:
     monkeypatch.setattr("timer.schedules.PATIENCE_MS", 1)
     await log.accept([(START_MS + 1_000, b"x")])
-    with pytest.raises(Overloaded):
+    with pytest.raises(TimerBusy, match="try again"):
         await timer.page(Query(), limit=1)
 
 

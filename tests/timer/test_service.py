@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,6 +22,7 @@ from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_time
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
 from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
+from timer.enqueueing import BEHIND_UNITS_MAX
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -36,6 +38,17 @@ class Killed(Exception):
 
 def values(log: FakeLog) -> list[bytes]:
     return [delivered.value for delivered in log.delivered()]
+
+
+def lags_at_turns(log: FakeLog, timer: TimerService) -> list[int]:
+    """Filled from now on with how many records are still to be hung whenever the timer gives way."""
+    lags: list[int] = []
+
+    async def give_way() -> None:
+        lags.append(timer.enqueue_lag_count)
+
+    log.give_way = give_way  # type: ignore[method-assign]
+    return lags
 
 
 async def run_clock(timer: TimerService, clock: FakeClock, by_ms: int, step_ms: int = 250) -> None:
@@ -474,6 +487,48 @@ async def test_a_clock_that_jumps_within_an_entry_lets_no_slot_be_used_twice(log
     await settle(timer)
     assert len(values(log)) == TURN_UNITS + 50
     assert timer.pending_count == 0
+
+
+async def test_many_small_entries_are_hung_in_one_turn(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    for number in range(3 * TURN_UNITS):
+        await log.accept([(START_MS + 1000, b"%d" % number)])
+    lags = lags_at_turns(log, timer)
+    assert await timer.enqueue_step() == 3 * TURN_UNITS
+    assert lags == [2 * TURN_UNITS, TURN_UNITS, 0]
+
+
+async def test_those_who_send_cannot_leave_the_wheel_behind(log: FakeLog, clock: FakeClock) -> None:
+    """In each turn of the event loop far more is accepted than would be hung in one."""
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    per_turn = 10 * TURN_UNITS
+    await log.accept([(START_MS + 1000, b"x")] * per_turn)
+    lags = []
+
+    async def accepting() -> None:
+        if len(lags) < 200:
+            lags.append(timer.enqueue_lag_count)
+            await log.accept([(START_MS + 1000, b"x")] * per_turn)
+
+    log.give_way = accepting  # type: ignore[method-assign]
+    while timer.enqueue_lag_count:
+        await timer.enqueue_step()
+    assert len(lags) == 200
+    assert max(lags[100:]) <= 3 * per_turn
+
+
+async def test_what_is_far_behind_is_hung_in_turns_of_a_bounded_length(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    for _ in range(100):
+        await log.accept([(START_MS + 1000, b"x")] * 1000)
+    lags = lags_at_turns(log, timer)
+    while timer.enqueue_lag_count:
+        await timer.enqueue_step()
+    lengths = [before - after for before, after in pairwise([100_000, *lags])]
+    assert BEHIND_UNITS_MAX <= max(lengths) < BEHIND_UNITS_MAX + TURN_UNITS
 
 
 async def test_no_more_units_wait_for_the_disk_than_may(log: FakeLog, clock: FakeClock) -> None:

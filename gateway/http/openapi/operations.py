@@ -337,17 +337,17 @@ _SCHEDULES: dict[str, Operation] = {
     "list_schedules": Operation(
         tag="Delayed records",
         answers={200: _json("A page of them.", ref("SchedulePage"))},
-        errors=(*QUERY, *TOPIC, 40050, *READS),
+        errors=(*QUERY, *TOPIC, 40050, 50351, *READS),
     ),
     "schedule_histogram": Operation(
         tag="Delayed records",
         answers={200: _json("How many are due when.", ref("Histogram"))},
-        errors=(*QUERY, *TOPIC, *READS),
+        errors=(*QUERY, *TOPIC, 50351, *READS),
     ),
     "get_schedule": Operation(
         tag="Delayed records",
         answers={200: _json("The schedule.", ref("Schedule"))},
-        errors=(*QUERY, *SCHEDULE, *READS),
+        errors=(*QUERY, *SCHEDULE, 50351, *READS),
     ),
     "cancel_schedule": Operation(
         tag="Delayed records",

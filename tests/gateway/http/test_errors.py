@@ -6,6 +6,7 @@ import pytest
 
 from gateway.http.errors import ANSWERS, RequestError, UnknownPartition, error_of
 from store.errors import Corrupt, DiskFull, Overloaded, StoreError, UnknownQueue
+from timer.errors import TimerBusy
 
 
 def leaves(cls: type[Exception]) -> set[type[Exception]]:
@@ -34,6 +35,7 @@ def test_every_code_begins_with_its_status(cls: type[Exception]) -> None:
     [
         (DiskFull("x"), 507, 50750, True),
         (Overloaded("x"), 503, 50351, True),
+        (TimerBusy("x"), 503, 50351, True),
         (UnknownQueue("x"), 404, 40401, False),
         (UnknownPartition("x"), 404, 40402, False),
         (Corrupt("/secret/path", 7, "crc"), 500, 50002, False),
@@ -45,6 +47,12 @@ def test_answers(error: Exception, status: int, code: int, retriable: bool) -> N
     answer = error_of(error)
     assert (answer.status, answer.error_code, answer.retriable) == (status, code, retriable)
     assert "secret" not in answer.message
+
+
+def test_what_the_timer_cannot_do_now_is_said_in_its_own_words() -> None:
+    answer = error_of(TimerBusy("on their way; try again"))
+    assert answer.message == "on their way; try again"
+    assert answer.retry_after_ms == 1000
 
 
 def test_a_new_leaf_is_answered_like_its_parent() -> None:
