@@ -2,7 +2,8 @@
 
     1  collect the max offset of every queue from what index there is, and a position before which the log is durable
     2  when the index is replaced in place: read the log once, so that rot in it is found before the index is given up
-    3  save 1 as `index-rebuild`: from now on the new index counts as unfinished, and is refused by the store
+    3  save 1 as `index-rebuild`: from now on the new index counts as unfinished, and is refused by the store. Remove
+       the one that it replaces, so that no rot of it is left: a database reads through old tables that newer ones hide
     4  read the log, add every entry; then the queues that have no record left, at the max offset they had
     5  flush, remove `index-rebuild`, remove the other kind
 
@@ -109,6 +110,8 @@ def _rebuild(
         for _ in scan.entries():
             pass
     save_rebuild(root, files, known)
+    if is_in_place:
+        remove_index(to, root, files)
     queues = open_kind(to, config, files, first_position=first_position, rebuild=True)
     try:
         entry_count = record_count = 0

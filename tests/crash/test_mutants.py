@@ -21,6 +21,7 @@ CRASHES = "tests/properties/test_store_crash.py"
 ERRORS = "tests/crash/test_disk_errors.py"
 ROT = "tests/crash/test_bit_rot.py"
 ENTRY = "tests/store/test_entry.py"
+COMMIT_LOG = "tests/store/test_commit_log.py"
 RESERVE = "tests/store/test_full_disk.py"
 REPEATS = "tests/properties/test_repeats_crash.py"
 
@@ -92,7 +93,7 @@ MUTANTS = [
                 self._unnamed.clear()
             if zero:
                 file.pwritev""",
-        ERRORS,
+        COMMIT_LOG,
     ),
     Mutant(
         "keep the offsets of refused appends",

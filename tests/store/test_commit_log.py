@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -142,6 +144,23 @@ def test_where_a_large_step_has_no_room_a_small_one_may(monkeypatch: pytest.Monk
     disk.inject(Fault("allocate"))
     with pytest.raises(StoreStopped):
         log.prepare(4 * KiB + 1, zero=False)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_the_name_of_a_file_that_found_no_room_at_first_is_durable_once_it_is_used(zero: bool) -> None:
+    for seed in range(20):
+        disk = SimDisk()
+        log = open_log(disk)
+        write(log, 0)
+        disk.inject(Fault("pwritev" if zero else "allocate", errno.ENOSPC, path_part=f"{FILE_BYTES:020}"))
+        with contextlib.suppress(DiskFull):  # what is only allocated is tried once more by writing zeros
+            log.prepare(FILE_BYTES + 1, zero=zero)
+        log.prepare(FILE_BYTES + 1, zero=zero)
+        number = 1
+        while log.end_position < FILE_BYTES:
+            write(log, number)
+            number += 1
+        assert recovered(disk.crash(Random(seed)))[1] == list(range(number)), "a lost name takes the file with it"
 
 
 def test_headers_stop_where_an_entry_needs_a_closer_look() -> None:

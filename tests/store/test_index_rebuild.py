@@ -96,6 +96,20 @@ def test_there_and_back_again(config: StoreConfig) -> None:
     assert not (config.root / ROCKSDB_DIRECTORY).exists()
 
 
+async def test_rot_in_any_file_of_the_replaced_index_is_gone_afterwards(config: StoreConfig) -> None:
+    rebuild_index(config, "rocksdb")
+    sound = contents_of(config, "rocksdb")
+    directory = config.root / ROCKSDB_DIRECTORY
+    table = max(directory.glob("*.sst"), key=lambda path: path.stat().st_size)
+    rotten = bytearray(table.read_bytes())
+    rotten[len(rotten) // 4] ^= 1
+    table.write_bytes(rotten)
+    with pytest.raises(IndexDamaged):
+        contents_of(config, "rocksdb")
+    rebuild_index(config, "rocksdb")
+    assert contents_of(config, "rocksdb") == sound
+
+
 async def test_a_store_goes_on_with_the_new_index(config: StoreConfig) -> None:
     rebuild_index(config, "rocksdb")
     rebuild_index(config, "file")
@@ -143,7 +157,15 @@ def killed_before(monkeypatch: pytest.MonkeyPatch, step: str, call: int = 1) -> 
 @pytest.mark.parametrize("is_in_place", [False, True])
 @pytest.mark.parametrize(
     ("step", "call"),
-    [("save_rebuild", 1), ("open_kind", 1), ("_flush", 1), ("_flush", 3), ("clear_rebuild", 1), ("remove_index", 1)],
+    [
+        ("save_rebuild", 1),
+        ("open_kind", 1),
+        ("_flush", 1),
+        ("_flush", 3),
+        ("clear_rebuild", 1),
+        ("remove_index", 1),
+        ("last remove_index", 1),
+    ],
 )
 def test_a_kill_leaves_the_old_index_or_is_noticed(
     config: StoreConfig, monkeypatch: pytest.MonkeyPatch, to: IndexKind, is_in_place: bool, step: str, call: int
@@ -152,11 +174,13 @@ def test_a_kill_leaves_the_old_index_or_is_noticed(
     if is_in_place != (to == "file"):
         rebuild_index(config, "rocksdb")
     monkeypatch.setattr(index_rebuild, "PENDING_BYTES_MAX", 200)
+    is_finished = step == "last remove_index" or (step == "remove_index" and not is_in_place)
+    if step == "last remove_index":
+        step, call = "remove_index", 1 + is_in_place  # what is replaced has been removed before
     restore = killed_before(monkeypatch, step, call)
     with pytest.raises(Killed):
         rebuild_index(config, to)
     restore()
-    is_finished = step == "remove_index"
     is_untouched = step == "save_rebuild" and is_in_place
     if is_finished or is_untouched:
         assert contents_of(config, to) == before
