@@ -34,11 +34,13 @@ IndexKind = Literal["file", "rocksdb"]
 
 
 class Speed(NamedTuple):
-    """Records and bytes of the log in so many seconds."""
+    """Records and bytes of the log in so many seconds, and what processor time of this process, the kernel's part
+    included, they took (0: not measured)."""
 
     record_count: int
     byte_count: int
     duration_s: float
+    cpu_s: float = 0.0
 
     @property
     def records_per_s(self) -> float:
@@ -98,7 +100,7 @@ async def append_calls(
     until: Callable[[], bool],
 ) -> Speed:
     """Append `batches` batches in one durable call, again and again, one call at a time: a write each."""
-    began_s = time.perf_counter()
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
     call_count = byte_count = 0
     while not until():
         appends = [
@@ -107,7 +109,8 @@ async def append_calls(
         await store.append(appends, acks=Acks.FLUSHED)
         call_count += 1
     byte_count = call_count * batches * len(batch)
-    return Speed(call_count * batches * record_count, byte_count, time.perf_counter() - began_s)
+    duration_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
+    return Speed(call_count * batches * record_count, byte_count, duration_s, cpu_s)
 
 
 def disk_writes(disk: DiskLoop, batch: bytes, record_count: int, *, batches: int, duration_s: float) -> Speed:
