@@ -21,6 +21,10 @@ LOOK_AHEAD_MS = 1000
 LOOK_AHEAD_RECORDS_MAX = 20_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
+AHEAD_PER_GO_MAX = 1000
+"""Records decoded before they are due while those that are wait for it: some milliseconds. Entries that are left get
+their turn when they are read next, for what is due then."""
+
 _SPREAD = 0x9E3779B1  # Knuth's multiplicative hash
 
 
@@ -35,10 +39,12 @@ class LookAhead:
         self._soon: dict[int, list[Item]] = {}  # by entry position
         self._looked_at_ms = self._ahead_ms = 0
         self._again: Key = LOWEST
+        self._room_count = 0  # records that may still be decoded ahead in this go
 
     async def look(self, newest_due: Item, now_ms: int, *, count_max: int) -> None:
-        """Look again, if what is due lies behind the first half of what was looked at last. At `count_max` schedules at
-        most."""
+        """Begin a go; look again, if what is due lies behind the first half of what was looked at last. At `count_max`
+        schedules at most."""
+        self._room_count = AHEAD_PER_GO_MAX
         if newest_due < self._again:
             return
         soon: dict[int, list[Item]] = {}
@@ -58,9 +64,10 @@ class LookAhead:
     def take(self, position: int, indexes: Collection[int]) -> Collection[int]:
         """These record indexes of an entry, and once those that are due soon: for each entry up to another time, so
         that they are not all to be read again at the same one."""
-        soon = self._soon.pop(position, None)
-        if soon is None:
+        if self._room_count <= 0 or (soon := self._soon.pop(position, None)) is None:
             return indexes
         share = 64 + (position * _SPREAD >> 16) % 65  # of 128
         until = fire_key(self._looked_at_ms + 1 + self._ahead_ms * share // 128)
-        return {*indexes, *(source_of(item).record_index for item in soon if item < until)}
+        wanted = {*indexes, *(source_of(item).record_index for item in soon if item < until)}
+        self._room_count -= len(wanted) - len(indexes)
+        return wanted

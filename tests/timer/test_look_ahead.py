@@ -13,7 +13,7 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
 from timer.bodies import DECODED_OVERHEAD_BYTES
 from timer.items import Item, pack_item
-from timer.look_ahead import LOOK_AHEAD_MS, LOOK_AHEAD_RECORDS_MAX, LookAhead
+from timer.look_ahead import AHEAD_PER_GO_MAX, LOOK_AHEAD_MS, LOOK_AHEAD_RECORDS_MAX, LookAhead
 from timer.open_slots import OpenSlots
 
 NOW_MS = START_MS
@@ -68,10 +68,27 @@ async def test_entries_are_told_from_half_as_far_to_as_far_spread_evenly() -> No
     slots = with_items(*(item(at_ms, entry, at_ms) for entry in entries for at_ms in range(0, LOOK_AHEAD_MS + 60, 50)))
     ahead, _ = looking(slots)
     await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
-    far_ms = sorted(max(ahead.take(entry, [])) for entry in entries)
+    far_ms = []
+    for entry in entries:
+        await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)  # a go for each
+        far_ms.append(max(ahead.take(entry, [])))
+    far_ms.sort()
     assert far_ms[0] == HALF_MS
     assert far_ms[-1] == LOOK_AHEAD_MS
     assert HALF_MS + 200 < far_ms[100] < HALF_MS + 300
+
+
+@pytest.mark.parametrize(("count", "is_room_left"), [(AHEAD_PER_GO_MAX - 1, True), (AHEAD_PER_GO_MAX, False)])
+async def test_so_many_are_decoded_ahead_in_one_go_and_the_next_entry_has_its_turn_in_another(
+    count: int, is_room_left: bool
+) -> None:
+    slots = with_items(*(item(1, 100, number) for number in range(1, count + 1)), item(1, 200, 1))
+    ahead, _ = looking(slots)
+    await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
+    assert len(ahead.take(100, [0])) == count + 1, "those that are due do not count"
+    assert list(ahead.take(200, [0])) == ([0, 1] if is_room_left else [0])
+    await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
+    assert list(ahead.take(200, [0])) == ([0] if is_room_left else [0, 1])
 
 
 async def test_it_looks_again_when_something_behind_the_half_is_due() -> None:
