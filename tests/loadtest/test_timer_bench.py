@@ -43,4 +43,4 @@ def test_every_measurement_runs_and_checks_what_it_measures(tmp_path: Path) -> N
     assert [row.work for row in rows] == ["accept", "busy", "others", "others, the limit"]
     rows = asyncio.run(flat_and_recovery(tmp_path / "flat", 1000, 3000))
     assert [row.work for row in rows] == ["flat", "memory", "change", "recovery", "clean start"]
-    assert "42,998 pending" in rows[3].measured  # 3,000 and two probes of 20,000, less two cancelled
+    assert "202,998 pending" in rows[3].measured  # 3,000 and two times five probes of 20,000, less two cancelled
