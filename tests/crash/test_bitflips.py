@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +21,7 @@ from gateway import offline as gateway_offline
 from gateway.coordinator.receipt_key import load_or_make_key
 from gateway.groups.events import Configured, encode_event
 from gateway.identity import cluster_id
+from store.consume_queue import file as file_index
 from store.errors import AlreadyStored, FormatTooNew, IdentityReused, SequenceGone, StoreError
 from store.files import OsFiles
 from store.limits import KiB
@@ -38,12 +40,12 @@ from timer.wheel import Wheel
 FLIPS = cycles(1500)
 
 
-async def make_store(root: Path, batch_count: int) -> dict[int, list[bytes]]:
-    """A closed store with three queues, tags on some records; what is in it."""
+async def fill_store(root: Path, numbers: range) -> dict[int, list[bytes]]:
+    """A closed store with three queues, tags on some records, these batches appended; what is in it."""
     store = await Store.open(config_of(root))
     topic, _ = await store.create_topic(TOPIC, 3)
-    rng = Random(1)
-    for number in range(batch_count):
+    rng = Random(numbers.start)
+    for number in numbers:
         queue = number % 3
         records = [Record(None, value_of(queue, number * 2 + n, rng.randrange(300)), 0) for n in range(2)]
         tags = (rng.getrandbits(60), 7) if number % 4 == 0 else ()
@@ -129,7 +131,9 @@ def whole_check(root: Path) -> tuple[VerifyReport, int]:
 @pytest.fixture(scope="module")
 def closed_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[bytes]]]:
     root = tmp_path_factory.mktemp("flips") / "data"
-    values = asyncio.run(make_store(root, 150))
+    with patch.object(file_index, "KEPT_BYTES_MAX", 0):
+        asyncio.run(fill_store(root, range(120)))  # units in files, whatever the flushes met
+    values = asyncio.run(fill_store(root, range(120, 150)))  # and, mostly, in the snapshot
     # A real store prepares more; zeros are zeros, and the flips should meet the rest of the files too.
     log_file = next((root / "commitlog").iterdir())
     used = len(log_file.read_bytes().rstrip(b"\0"))
@@ -187,9 +191,9 @@ async def test_an_index_unit_that_leads_to_another_record_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right bytes from the wrong place: only the entry itself can tell."""
-    monkeypatch.setattr("store.consume_queue.file.KEPT_BYTES_MAX", 0)  # units are in files, and none in the snapshot
+    monkeypatch.setattr(file_index, "KEPT_BYTES_MAX", 0)  # units are in files, and none in the snapshot
     root = tmp_path / "data"
-    values = await make_store(root, 12)
+    values = await fill_store(root, range(12))
     topic_directory = next(path for path in (root / "consumequeue").iterdir() if path.name != "1")
     units = topic_directory / "1" / f"{0:020}"
     content = units.read_bytes()
