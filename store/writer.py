@@ -94,8 +94,8 @@ class _Call:
         return all(append.queue.topic_id in OWN_TOPIC_IDS for append in self.appends)
 
     @property
-    def is_delivery(self) -> bool:
-        """Whether it delivers records that were due: nobody waits for the answer."""
+    def is_of_timer(self) -> bool:
+        """Whether it is of the timer: records that were due, rolled or cancelled. Nobody waits for most of them."""
         return any(append.sources for append in self.appends)
 
 
@@ -166,8 +166,8 @@ class Writer:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for an append, who is not the timer with a delivery."""
-        return not all(call.is_delivery for call in chain(self._group, self._waiting))
+        """Whether somebody waits for an append that is not of the timer."""
+        return not all(call.is_of_timer for call in chain(self._group, self._waiting))
 
     def append(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """Queue batches to be written together. The future yields one answer a batch, in order.

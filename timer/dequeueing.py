@@ -216,7 +216,6 @@ class Dequeueing:
         state = self._state
         by_entry: dict[int, list[int]] = {}  # places in `due`
         indexes: dict[int, list[int]] = {}  # of their records
-        wanted: dict[int, Collection[int]] = {}  # the same, and those of the entry that are due soon
         for number, item in enumerate(due):
             position, index = source_of(item)
             by_entry.setdefault(position, []).append(number)
@@ -224,7 +223,7 @@ class Dequeueing:
             if number % TURN_UNITS == 0:
                 await state.log.give_way()
         missing = [position for position in by_entry if not state.bodies.has(position, indexes[position])]
-        wanted.update(indexes)
+        wanted: dict[int, Collection[int]] = dict(indexes)  # and those of the entry that are due soon
         if missing:
             await self._look_ahead.look(due[-1], state.clock.now_ms(), count_max=self._look_ahead_count_max())
             for position in missing:

@@ -33,6 +33,9 @@ BEHIND_UNITS_MAX = 1024
 """In so many turns of the event loop it is to hang what is behind; but not more of it in one, which takes milliseconds
 then. Who lists or cancels schedules waits for all that was accepted before."""
 
+BURST_TURNS = 16
+"""Over so many turns at least a burst is spread: what was accepted in one turn can be many milliseconds' work."""
+
 
 class Enqueueing:
     """Hangs accepted schedules into the wheel, in the order of acceptance."""
@@ -75,9 +78,11 @@ class Enqueueing:
 
     def _turn_count_max(self, seen_offset: int, end_offset: int) -> int:
         """How many records to hang before the event loop has its next turn: as many as were accepted in the last one
-        (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind."""
+        (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind; of a
+        burst a part."""
         behind_count = end_offset - self._state.queue_offset
-        return max(TURN_UNITS, end_offset - seen_offset + min(behind_count // BEHIND_TURNS, BEHIND_UNITS_MAX))
+        count = end_offset - seen_offset + min(behind_count // BEHIND_TURNS, BEHIND_UNITS_MAX)
+        return max(TURN_UNITS, min(count, max(BEHIND_UNITS_MAX, behind_count // BURST_TURNS)))
 
     def may_go_on(self) -> bool:
         """False while memory is full of what fires at once, units wait for a full disk, or E2 forbids it."""

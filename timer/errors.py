@@ -18,4 +18,5 @@ class TooManySchedules(Overloaded):
 
 
 class TimerBusy(Overloaded):
-    """It cannot be said, or done, just now. The text says why; the same call works when that is over."""
+    """It cannot be said, or was not done in time. The text says why, and whether to try again or to ask what became of
+    the schedule."""

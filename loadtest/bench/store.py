@@ -121,10 +121,8 @@ async def queue_rows(options: Options, index: IndexKind, counts: tuple[int, ...]
         ratio = median(us[0] / us[number] for us in wall_us)
         cpu_ratio = median(us[number] / us[0] for us in cpu_us)
         name = f"append over {queue_count:,} queues, {index} index"
-        note = (
-            f"{ratio:.0%} of the speed with {counts[0]}; processor time {median(us[number] for us in cpu_us):.2f} us,"
-        )
-        note += f" {cpu_ratio:.2f}x"
+        cpu = f"processor time {median(us[number] for us in cpu_us):.2f} us, {cpu_ratio:.2f}x"
+        note = f"{ratio:.0%} of the speed with {counts[0]}; {cpu}"
         goal = f">= {FLAT_RATIO:.0%} of the first"
         us = median(us[number] for us in wall_us)
         rows.append(Row(name, us, "us/record", first_us, goal, ratio >= FLAT_RATIO, note))

@@ -22,7 +22,7 @@ from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_time
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
 from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
-from timer.enqueueing import BEHIND_UNITS_MAX
+from timer.enqueueing import BEHIND_UNITS_MAX, BURST_TURNS
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -517,6 +517,26 @@ async def test_those_who_send_cannot_leave_the_wheel_behind(log: FakeLog, clock:
         await timer.enqueue_step()
     assert len(lags) == 200
     assert max(lags[100:]) <= 3 * per_turn
+
+
+async def test_a_burst_is_not_hung_in_the_turn_after_it(log: FakeLog, clock: FakeClock) -> None:
+    timer = make_timer(log, SimDisk(), clock)
+    await timer.start()
+    burst_count = 90 * BEHIND_UNITS_MAX
+    await log.accept([(START_MS + 1000, b"x")] * 2 * TURN_UNITS)
+    lags: list[int] = []
+
+    async def give_way() -> None:
+        lags.append(timer.enqueue_lag_count)
+        if len(lags) == 1:
+            await log.accept([(START_MS + 1000, b"x")] * burst_count)
+
+    log.give_way = give_way  # type: ignore[method-assign]
+    while timer.enqueue_lag_count:
+        await timer.enqueue_step()
+    behind = [lags[0] + burst_count, *lags[1:]]
+    lengths = [before - after for before, after in pairwise(behind)]
+    assert TURN_UNITS < max(lengths) < behind[0] // BURST_TURNS + TURN_UNITS
 
 
 async def test_what_is_far_behind_is_hung_in_turns_of_a_bounded_length(log: FakeLog, clock: FakeClock) -> None:
