@@ -19,16 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.limits import KiB, MiB
 from store.types import Acks, Append, Appended, QueueKey, Source
 from store.uncancelled import to_its_end
-from timer.bodies import DECODED_OVERHEAD_BYTES
 from timer.delivery import DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
-from timer.look_ahead import LOOK_AHEAD_RECORDS_MAX, LookAhead
 from timer.open_slots import Load
 from timer.ports import Deliver
 from timer.schedule import SLOT_MS
@@ -65,8 +63,6 @@ class Dequeueing:
         self._deliver = deliver or self._append_flushed
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
         self._lost_targets: set[QueueKey] = set()
-        self._record_bytes = 0  # on average, of what was read last
-        self._look_ahead = LookAhead(state.open, state.log.give_way, turn_count=TURN_UNITS)
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -182,12 +178,7 @@ class Dequeueing:
         """How many records to take in one go, so that half of its bytes are enough by all appearances: when they are
         not, what was read of later ones is read in vain."""
         config = self._state.config
-        return min(config.fire_records_max, max(1, config.fire_bytes_max // (2 * self._record_bytes or 1)))
-
-    def _look_ahead_count_max(self) -> int:
-        """How many records may be decoded before they are due, so that they take a quarter of what bodies may."""
-        bytes_max = self._state.config.bodies_bytes_max // 4
-        return min(LOOK_AHEAD_RECORDS_MAX, bytes_max // (self._record_bytes + DECODED_OVERHEAD_BYTES))
+        return min(config.fire_records_max, max(1, config.fire_bytes_max // (2 * self._state.record_bytes or 1)))
 
     def _unconsumed(self, due: list[Item]) -> list[Item]:
         """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
@@ -222,12 +213,6 @@ class Dequeueing:
             indexes.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
                 await state.log.give_way()
-        missing = [position for position in by_entry if not state.bodies.has(position, indexes[position])]
-        wanted: dict[int, Collection[int]] = dict(indexes)  # and those of the entry that are due soon
-        if missing:
-            await self._look_ahead.look(due[-1], state.clock.now_ms(), count_max=self._look_ahead_count_max())
-            for position in missing:
-                wanted[position] = self._look_ahead.take(position, indexes[position])
         records = DueRecords(due)
         gone: set[int] = set()  # parked
         positions = list(by_entry)
@@ -237,11 +222,11 @@ class Dequeueing:
                 break
             if read_count == ahead_count:
                 ahead_count += await state.bodies.read_ahead(
-                    {position: wanted[position] for position in positions[read_count:]}
+                    {position: indexes[position] for position in positions[read_count:]}
                 )
             read_count += 1
             try:
-                body = await state.bodies.get(position, wanted[position])
+                body = await state.bodies.get(position, indexes[position])
                 for start in range(0, len(numbers), TURN_UNITS):
                     some = numbers[start : start + TURN_UNITS]
                     size_bytes += records.fill(some, body)
@@ -257,7 +242,7 @@ class Dequeueing:
                 gone.update(numbers)
                 log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
         if records_count := sum(len(by_entry[position]) for position in positions[:read_count]):
-            self._record_bytes = size_bytes // records_count
+            state.record_bytes = size_bytes // records_count
         unread = positions[read_count:]
         until = min((by_entry[position][0] for position in unread), default=len(due))
         # What follows the first that was not read must not overtake it.

@@ -1,73 +1,77 @@
-"""Which records of an entry fall due soon: they are decoded together with those that are due now.
+"""A stage beside the deliveries: what falls due soon is read and decoded before it is due.
 
 Where due times are mixed within the accepted batches, every moment wants a few records of each of many entries. To read
-and check a whole entry again for each moment costs more than all else that a delivery does. So, about twice a second,
-the schedules in memory are looked through up to a second ahead; who reads an entry then knows what else of it to
-decode.
+and check a whole entry again for each moment costs more than all else that a delivery does, and what is due would wait
+for it. So, some four times a second, the schedules in memory are looked through up to a second ahead. An entry of which
+something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
 
-What arrives in between is not known here, and is read when it is due.
+A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
+due that each entry is wanted for much at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+import asyncio
+from itertools import islice
 
-from timer.items import LOWEST, Item, Key, fire_key, source_of
-from timer.open_slots import OpenSlots
+from timer.bodies import DECODED_OVERHEAD_BYTES
+from timer.items import fire_key, source_of
+from timer.state import TURN_UNITS, TimerState
 
 LOOK_AHEAD_MS = 1000
-"""Entries are decoded half as far ahead, to as far."""
+"""As far ahead entries are decoded; it looks again after a quarter of it."""
 
 LOOK_AHEAD_RECORDS_MAX = 20_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
-AHEAD_PER_GO_MAX = 1000
-"""Records decoded before they are due while those that are wait for it: some milliseconds. Entries that are left get
-their turn when they are read next, for what is due then."""
-
-_SPREAD = 0x9E3779B1  # Knuth's multiplicative hash
+LOOK_INTERVAL_MS_MIN = 50
+"""How often it looks when much is due."""
 
 
 class LookAhead:
-    """What is due soon, by entry. For one caller at a time."""
+    """Has the records of what is due soon at hand, in `state.bodies`."""
 
-    def __init__(self, open_slots: OpenSlots, give_way: Callable[[], Awaitable[None]], *, turn_count: int) -> None:
-        """`turn_count`: schedules looked at between two calls of `give_way`."""
-        self._open = open_slots
-        self._give_way = give_way
-        self._turn_count = turn_count
-        self._soon: dict[int, list[Item]] = {}  # by entry position
-        self._looked_at_ms = self._ahead_ms = 0
-        self._again: Key = LOWEST
-        self._room_count = 0  # records that may still be decoded ahead in this go
+    def __init__(self, state: TimerState) -> None:
+        self._state = state
 
-    async def look(self, newest_due: Item, now_ms: int, *, count_max: int) -> None:
-        """Begin a go; look again, if what is due lies behind the first half of what was looked at last. At `count_max`
-        schedules at most."""
-        self._room_count = AHEAD_PER_GO_MAX
-        if newest_due < self._again:
-            return
-        soon: dict[int, list[Item]] = {}
-        self._soon = soon
+    async def run(self) -> None:
+        """Look ahead until cancelled. Raises StoreStopped."""
+        while True:
+            ahead_ms = await self.step()
+            await asyncio.sleep(max(LOOK_INTERVAL_MS_MIN, ahead_ms // 4) / 1000)
+
+    async def step(self) -> int:
+        """Look once, and read what is not at hand; return how many ms ahead. Raises StoreStopped."""
+        state = self._state
+        give_way = state.log.give_way
+        now_ms = state.clock.now_ms()
         ahead_ms = LOOK_AHEAD_MS
-        while (items := self._open.due_before(now_ms + 1 + ahead_ms, count_max)) is None:
+        while (items := state.open.due_before(now_ms + 1 + ahead_ms, self._count_max())) is None:
             if not ahead_ms:
-                return  # so much is due that each entry is wanted for much at once
+                return 0
             ahead_ms //= 2
-        self._looked_at_ms, self._ahead_ms = now_ms, ahead_ms
-        self._again = fire_key(now_ms + 1 + ahead_ms // 2)
+        half = fire_key(now_ms + 1 + ahead_ms // 2)
+        soon: dict[int, list[int]] = {}  # record indexes by entry position,
+        first: dict[int, list[int]] = {}  # and those in the first half
         for number, item in enumerate(items, 1):
-            soon.setdefault(source_of(item).position, []).append(item)
-            if number % self._turn_count == 0:
-                await self._give_way()
+            position, index = source_of(item)
+            soon.setdefault(position, []).append(index)
+            if item < half:
+                first.setdefault(position, []).append(index)
+            if number % TURN_UNITS == 0:
+                await give_way()
+        entries = iter(first.items())
+        while some := list(islice(entries, TURN_UNITS)):
+            if state.clock.now_ms() > now_ms + ahead_ms // 2:
+                break  # it is too slow, and what is left is due
+            wanted = {position: soon[position] for position, indexes in some if not state.bodies.has(position, indexes)}
+            while wanted:
+                for position in list(islice(wanted, await state.bodies.read_ahead(wanted))):
+                    del wanted[position]
+            await give_way()
+        return ahead_ms
 
-    def take(self, position: int, indexes: Collection[int]) -> Collection[int]:
-        """These record indexes of an entry, and once those that are due soon: for each entry up to another time, so
-        that they are not all to be read again at the same one."""
-        if self._room_count <= 0 or (soon := self._soon.pop(position, None)) is None:
-            return indexes
-        share = 64 + (position * _SPREAD >> 16) % 65  # of 128
-        until = fire_key(self._looked_at_ms + 1 + self._ahead_ms * share // 128)
-        wanted = {*indexes, *(source_of(item).record_index for item in soon if item < until)}
-        self._room_count -= len(wanted) - len(indexes)
-        return wanted
+    def _count_max(self) -> int:
+        """So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is."""
+        bytes_max = self._state.config.bodies_bytes_max // 4
+        return min(LOOK_AHEAD_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))

@@ -5,15 +5,17 @@
     enqueue put                              unit into the timer log, position into the wheel; into memory too when the
                                              slot is open
     dequeue get      timer/dequeueing.py     open the slots the clock comes near, walk their chains
-    dequeue message                          take what is due, read its records
+    look ahead       timer/look_ahead.py     read and decode what is due soon
+    dequeue message  timer/dequeueing.py     take what is due, read its records
     dequeue put                              append one batch for each target queue (or again to `__timer`, when it
                                              rolls), flushed
     changing         timer/changing.py       cancel, move, fire now
     looking          timer/schedules.py      find one, list, count
     checkpointing    timer/checkpointing.py  all of it durable in the timer's own files
 
-Each stage works on batches. What they share is in timer/state.py. Enqueueing, opening slots, delivering and
-checkpointing are four loops; tests call the steps: `enqueue_step`, `dequeue_step` (opens and delivers), `checkpoint`.
+Each stage works on batches. What they share is in timer/state.py. Enqueueing, opening slots, looking ahead, delivering
+and checkpointing are five loops; tests call the steps: `enqueue_step`, `dequeue_step` (opens, looks ahead, delivers),
+`checkpoint`.
 
 Marks. Slots before the read mark are done for good; slots before the write mark are open (timer/open_slots.py says
 how the mark is the barrier between arriving and being loaded). Both only move forward, the clock may not: a record is
@@ -37,6 +39,7 @@ from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
 from timer.dequeueing import Dequeueing
 from timer.enqueueing import Enqueueing
+from timer.look_ahead import LookAhead
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
@@ -123,6 +126,7 @@ class TimerService:
         )
         self._accepting = Accepting(state)
         self._enqueueing = Enqueueing(state)
+        self._look_ahead = LookAhead(state)
         self._dequeueing = Dequeueing(state, self._deliver)
         self._schedules = Schedules(state)
         self._changing = Changing(state, self._schedules, self._accepting)
@@ -135,6 +139,7 @@ class TimerService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._enqueueing.run(), name="timer enqueue")
             tasks.create_task(self._dequeueing.run_get(), name="timer dequeue get")
+            tasks.create_task(self._look_ahead.run(), name="timer look ahead")
             tasks.create_task(self._dequeueing.run(), name="timer dequeue")
             tasks.create_task(self._checkpointing.run(), name="timer checkpoint")
 
@@ -159,6 +164,7 @@ class TimerService:
     async def dequeue_step(self) -> int:
         """Deliver what is due, up to one batch; return how many records have left memory."""
         await self._dequeueing.get(self._clock.now_ms())
+        await self._look_ahead.step()
         return await self._dequeueing.go()
 
     async def checkpoint(self) -> None:

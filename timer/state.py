@@ -61,6 +61,8 @@ class TimerState:
     tombstone_count: int = 0  # ... and how many those are
     awaited: dict[Source, asyncio.Future[tuple[QueueKey, int]]] = field(default_factory=dict)  # copies to fire now
 
+    record_bytes: int = 0  # written by dequeueing: of the records read last, on average
+
     # Signals.
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # something earlier may have become due
     room: asyncio.Event = field(default_factory=asyncio.Event)  # enqueueing may go on

@@ -4,186 +4,228 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 
+from store.errors import StoreStopped
 from store.types import Entry
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
 from timer.bodies import DECODED_OVERHEAD_BYTES
-from timer.items import Item, pack_item
-from timer.look_ahead import AHEAD_PER_GO_MAX, LOOK_AHEAD_MS, LOOK_AHEAD_RECORDS_MAX, LookAhead
-from timer.open_slots import OpenSlots
-
-NOW_MS = START_MS
-SLOT_S = NOW_MS // 1000
-
-
-def item(in_ms: int, position: int, index: int) -> Item:
-    return pack_item(NOW_MS + in_ms, position, index, (NOW_MS + in_ms) // 1000, False)
-
-
-def with_items(*items: Item) -> OpenSlots:
-    """Slots of the next three seconds, all in memory."""
-    slots = OpenSlots(SLOT_S, delivered_from=0, count_max=1_000_000)
-    for slot_s in range(SLOT_S, SLOT_S + 3):
-        if slot_s > SLOT_S:
-            slots.open(slot_s, 0)
-        load = slots.next_load((slot_s + 1) * 1000)
-        assert load is not None
-        for one in items:
-            if int.from_bytes(one[20:24]) == slot_s:
-                load.offer(one)
-        slots.finish(load)
-    return slots
-
-
-def looking(slots: OpenSlots) -> tuple[LookAhead, list[None]]:
-    turns: list[None] = []
-
-    async def give_way() -> None:
-        turns.append(None)
-        await asyncio.sleep(0)
-
-    return LookAhead(slots, give_way, turn_count=10), turns
-
+from timer.look_ahead import LOOK_AHEAD_MS, LOOK_AHEAD_RECORDS_MAX, LOOK_INTERVAL_MS_MIN, LookAhead
+from timer.schedule import SLOT_MS
+from timer.service import TimerService
+from timer.state import TURN_UNITS
 
 HALF_MS = LOOK_AHEAD_MS // 2
+FAR = [(START_MS + 9_000_000, b"far")] * 2000
+"""With so many others in its entry, a record is decoded alone."""
 
 
-async def test_what_is_due_soon_is_known_by_entry_and_told_once() -> None:
-    slots = with_items(item(1, 100, 7), item(HALF_MS, 100, 3), item(LOOK_AHEAD_MS + 1, 100, 4), item(5, 200, 0))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 100, 9), NOW_MS, count_max=100)
-    assert set(ahead.take(100, [9])) == {9, 7, 3}
-    assert ahead.take(100, [9]) == [9]
-    assert set(ahead.take(200, [0])) == {0}
-    assert ahead.take(300, [1, 2]) == [1, 2]
-    assert slots.in_memory_count == 4, "they stay"
+class Looking:
+    """A timer whose records hang and are in memory; what is read for it is counted."""
+
+    def __init__(self, **settings: int) -> None:
+        self.clock = FakeClock()
+        self.log = FakeLog(self.clock)
+        self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **settings)
+        self.reads: list[int] = []
+        self.positions: list[int] = []
+
+    async def accept(self, *in_ms: int, others: Sequence[tuple[int, bytes]] = FAR) -> None:
+        """One entry of records due in so many ms, and of others."""
+        due = [(START_MS + ms, b"x") for ms in in_ms]
+        self.positions.append((await self.log.accept([*due, *others])).position)
+
+    async def start(self) -> LookAhead:
+        await self.timer.start()
+        while await self.timer.enqueue_step():
+            pass
+        self.clock.step(0)
+        await self.timer._dequeueing.get(self.clock.now_ms() + SLOT_MS)
+        state = self.timer._state
+        read_entries = self.log.read_entries
+
+        async def counted(positions: Sequence[int]) -> list[Entry]:
+            self.reads.extend(positions)
+            return await read_entries(positions)
+
+        state.bodies._read_entries = counted
+        return self.timer._look_ahead
+
+    def at_hand(self, entry: int, count: int) -> list[int]:
+        """Which of the first records of an entry are decoded."""
+        bodies = self.timer._state.bodies
+        return [index for index in range(count) if bodies.has(self.positions[entry], [index])]
 
 
-async def test_entries_are_told_from_half_as_far_to_as_far_spread_evenly() -> None:
-    entries = range(100, 100 + 150_017 * 200, 150_017)
-    slots = with_items(*(item(at_ms, entry, at_ms) for entry in entries for at_ms in range(0, LOOK_AHEAD_MS + 60, 50)))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
-    far_ms = []
-    for entry in entries:
-        await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)  # a go for each
-        far_ms.append(max(ahead.take(entry, [])))
-    far_ms.sort()
-    assert far_ms[0] == HALF_MS
-    assert far_ms[-1] == LOOK_AHEAD_MS
-    assert HALF_MS + 200 < far_ms[100] < HALF_MS + 300
+async def test_an_entry_of_which_something_is_due_in_the_first_half_is_decoded_for_all_of_it() -> None:
+    looking = Looking()
+    await looking.accept(0, HALF_MS, HALF_MS + 1, LOOK_AHEAD_MS, LOOK_AHEAD_MS + 1)
+    await looking.accept(HALF_MS + 1, LOOK_AHEAD_MS)
+    ahead = await looking.start()
+    assert await ahead.step() == LOOK_AHEAD_MS
+    assert looking.at_hand(0, 5) == [0, 1, 2, 3]
+    assert looking.at_hand(1, 2) == []
+    assert looking.timer._state.open.in_memory_count == 7, "they stay"
 
 
-@pytest.mark.parametrize(("count", "is_room_left"), [(AHEAD_PER_GO_MAX - 1, True), (AHEAD_PER_GO_MAX, False)])
-async def test_so_many_are_decoded_ahead_in_one_go_and_the_next_entry_has_its_turn_in_another(
-    count: int, is_room_left: bool
-) -> None:
-    slots = with_items(*(item(1, 100, number) for number in range(1, count + 1)), item(1, 200, 1))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
-    assert len(ahead.take(100, [0])) == count + 1, "those that are due do not count"
-    assert list(ahead.take(200, [0])) == ([0, 1] if is_room_left else [0])
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=10_000)
-    assert list(ahead.take(200, [0])) == ([0] if is_room_left else [0, 1])
+async def test_an_entry_is_read_again_when_what_is_due_in_the_first_half_is_not_at_hand() -> None:
+    looking = Looking()
+    await looking.accept(*range(0, LOOK_AHEAD_MS + HALF_MS, 100))
+    ahead = await looking.start()
+    reads = []
+    for _ in range(0, LOOK_AHEAD_MS + HALF_MS, LOOK_AHEAD_MS // 4):
+        await ahead.step()
+        reads.append(len(looking.reads))
+        looking.clock.step(LOOK_AHEAD_MS // 4)
+        while await looking.timer._dequeueing.go():
+            pass
+    assert reads == [1, 1, 1, 2, 2, 2]
+    assert len(looking.log.delivered()) == 15
+    assert len(looking.reads) == 2, "no delivery had to read"
 
 
-async def test_it_looks_again_when_something_behind_the_half_is_due() -> None:
-    slots = with_items(item(10, 100, 1), item(LOOK_AHEAD_MS + 10, 100, 2))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=100)
-    assert set(ahead.take(100, [])) == {1}
-    await ahead.look(item(HALF_MS, 9, 0), NOW_MS + LOOK_AHEAD_MS, count_max=100)
-    assert ahead.take(100, []) == [], "the last look reached as far"
-    await ahead.look(item(HALF_MS + 1, 9, 0), NOW_MS + LOOK_AHEAD_MS, count_max=100)
-    assert set(ahead.take(100, [])) == {1, 2}
+async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None:
+    looking = Looking()
+    ahead = await looking.start()
+    await ahead.step()
+    await looking.accept(20)
+    while await looking.timer.enqueue_step():
+        pass
+    looking.clock.step(20)
+    assert await looking.timer._dequeueing.go() == 1
+    assert looking.reads == looking.positions
+    assert len(looking.log.delivered()) == 1
+
+
+@pytest.mark.parametrize(("over", "ahead_ms"), [(0, LOOK_AHEAD_MS), (1, 0)])
+async def test_so_many_at_one_moment_are_decoded_ahead_and_no_more(over: int, ahead_ms: int) -> None:
+    looking = Looking()
+    await looking.accept(*[0] * (LOOK_AHEAD_RECORDS_MAX + over), others=())
+    ahead = await looking.start()
+    assert await ahead.step() == ahead_ms
+    assert looking.at_hand(0, 1) == ([] if over else [0])
 
 
 @pytest.mark.parametrize(("count", "ahead_ms"), [(40, LOOK_AHEAD_MS), (41, HALF_MS), (79, HALF_MS), (81, HALF_MS // 2)])
-async def test_more_than_it_may_know_makes_it_look_less_far(count: int, ahead_ms: int) -> None:
-    slots = with_items(*(item(1 + number * LOOK_AHEAD_MS // count, number, 0) for number in range(count)))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=40)
-    known = [number for number in range(count) if ahead._soon.get(number)]
-    assert known == [number for number in range(count) if number * LOOK_AHEAD_MS // count <= ahead_ms]
+async def test_more_than_it_may_decode_makes_it_look_less_far(
+    count: int, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timer.look_ahead.LOOK_AHEAD_RECORDS_MAX", 40)
+    looking = Looking()
+    for number in range(count):
+        await looking.accept(1 + number * LOOK_AHEAD_MS // count)
+    ahead = await looking.start()
+    assert await ahead.step() == ahead_ms
+    known = [number for number in range(count) if looking.at_hand(number, 1)]
+    assert known == [number for number in range(count) if number * LOOK_AHEAD_MS // count < ahead_ms // 2]
 
 
-async def test_when_much_is_due_at_once_it_looks_nowhere() -> None:
-    slots = with_items(*(item(0, 100, number) for number in range(41)))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=40)
-    assert ahead.take(100, [5]) == [5]
+@pytest.mark.parametrize(("over", "is_decoded"), [(0, True), (1, False)])
+async def test_it_decodes_no_more_than_memory_has_room_for(over: int, is_decoded: bool) -> None:
+    looking = Looking(bodies_bytes_max=4 * 50 * DECODED_OVERHEAD_BYTES)
+    await looking.accept(*[0] * (50 + over))
+    ahead = await looking.start()
+    await ahead.step()
+    assert bool(looking.at_hand(0, 1)) is is_decoded
 
 
 async def test_others_have_their_turns() -> None:
-    slots = with_items(*(item(number, 100, number) for number in range(95)))
-    ahead, turns = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=LOOK_AHEAD_RECORDS_MAX)
-    assert len(turns) == 9
+    looking = Looking()
+    count = 10 * TURN_UNITS
+    for _ in range(count):
+        await looking.accept(1, others=())
+    ahead = await looking.start()
+    turns: list[int] = []
+
+    async def give_way() -> None:
+        turns.append(len(looking.reads))
+
+    looking.log.give_way = give_way  # type: ignore[method-assign]
+    await ahead.step()
+    assert turns[:10] == [0] * 10, "while it looks"
+    assert turns[10:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
 
 
-@pytest.mark.parametrize(("over", "known"), [(0, LOOK_AHEAD_RECORDS_MAX), (1, 0)])
-async def test_so_many_at_one_moment_are_known_and_no_more(over: int, known: int) -> None:
-    slots = with_items(*(item(0, 100, number) for number in range(LOOK_AHEAD_RECORDS_MAX + over)))
-    ahead, _ = looking(slots)
-    await ahead.look(item(0, 9, 0), NOW_MS, count_max=LOOK_AHEAD_RECORDS_MAX)
-    assert len(ahead.take(100, [])) == known
+async def test_it_leaves_what_is_due_to_those_who_deliver() -> None:
+    looking = Looking()
+    for _ in range(3 * TURN_UNITS):
+        await looking.accept(1, others=())
+    ahead = await looking.start()
+
+    async def give_way() -> None:
+        if looking.reads:
+            looking.clock.step(HALF_MS + 1)
+
+    looking.log.give_way = give_way  # type: ignore[method-assign]
+    await ahead.step()
+    assert len(looking.reads) == TURN_UNITS
+
+
+async def test_what_cannot_be_read_is_left_to_those_who_deliver() -> None:
+    looking = Looking()
+    await looking.accept(1)
+    looking.log.unreadable.add(looking.positions[0])
+    ahead = await looking.start()
+    await ahead.step()
+    assert looking.at_hand(0, 1) == []
+    looking.clock.step(1)
+    assert await looking.timer._dequeueing.go() == 1
+    assert looking.timer.metrics.parked_count == 1
+
+
+async def test_a_stopped_store_ends_it() -> None:
+    looking = Looking()
+    await looking.accept(1)
+    ahead = await looking.start()
+
+    async def stopped(positions: Sequence[int]) -> list[Entry]:
+        raise StoreStopped("a disk has failed")
+
+    looking.timer._state.bodies._read_entries = stopped
+    with pytest.raises(StoreStopped):
+        await ahead.run()
+
+
+@pytest.mark.parametrize(("count", "interval_ms"), [(3, LOOK_AHEAD_MS // 4), (41, LOOK_INTERVAL_MS_MIN)])
+async def test_it_looks_some_four_times_a_second_and_more_often_when_much_is_due(
+    count: int, interval_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timer.look_ahead.LOOK_AHEAD_RECORDS_MAX", 40)
+    looking = Looking()
+    await looking.accept(*[0] * count)
+    ahead = await looking.start()
+    naps_s: list[float] = []
+
+    async def nap(delay_s: float) -> None:
+        if delay_s:
+            naps_s.append(delay_s)
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("timer.look_ahead.asyncio.sleep", nap)
+    with suppress(asyncio.CancelledError):
+        await ahead.run()
+    assert naps_s == [interval_ms / 1000]
 
 
 @pytest.mark.parametrize(("over", "reads_expected"), [(0, 4), (1, 8)])
 async def test_an_entry_is_read_once_for_all_that_is_due_soon_if_memory_has_room(
     over: int, reads_expected: int
 ) -> None:
-    clock = FakeClock()
-    log = FakeLog(clock)
     due_count = 200
-    timer = make_timer(log, SimDisk(), clock, bodies_bytes_max=4 * due_count * DECODED_OVERHEAD_BYTES)
-    await timer.start()
-    due_ms = [START_MS + 1001 + number // 4 % 2 * 400 for number in range(due_count + over)]
-    later = [START_MS + 1700] * 200  # too many then
+    looking = Looking(bodies_bytes_max=4 * due_count * DECODED_OVERHEAD_BYTES)
+    due_ms = [10 + number // 4 % 2 * 400 for number in range(due_count + over)]
     for entry in range(4):
-        due = [(at_ms, b"%d" % entry) for at_ms in due_ms[entry::4] + later[entry::4] * over]
-        first = [(START_MS + 1000, b"first")] * (entry == 0)
-        await log.accept([*first, *due, *[(START_MS + 9_000_000, b"far")] * 1000])
-    while await timer.enqueue_step():
-        pass
-    reads: list[int] = []
-    read_entries = timer._state.bodies._read_entries
-
-    async def counted(positions: Sequence[int]) -> list[Entry]:
-        reads.extend(positions)
-        return await read_entries(positions)
-
-    timer._state.bodies._read_entries = counted
-    for by_ms in (1000, 1, 400):
-        clock.step(by_ms)
-        while await timer.dequeue_step():
+        await looking.accept(*due_ms[entry::4])
+    await looking.start()
+    for by_ms in (10, 400):
+        while await looking.timer.dequeue_step():
             pass
-    assert len(log.delivered()) == due_count + over + 1
-    assert len(reads) == reads_expected
-
-
-async def test_when_too_much_is_due_it_looks_once_for_all_entries() -> None:
-    clock = FakeClock()
-    log = FakeLog(clock)
-    timer = make_timer(log, SimDisk(), clock, bodies_bytes_max=1, fire_records_max=30)
-    await timer.start()
-    for _ in range(60):
-        await log.accept([(START_MS + 10, b"x")])
-    while await timer.enqueue_step():
+        looking.clock.step(by_ms)
+    while await looking.timer.dequeue_step():
         pass
-    looked_count = 0
-    due_before = timer._state.open.due_before
-
-    def counted(until_ms: int, count_max: int) -> list[Item] | None:
-        nonlocal looked_count
-        looked_count += 1
-        return due_before(until_ms, count_max)
-
-    timer._state.open.due_before = counted  # type: ignore[method-assign]
-    clock.step(20)
-    assert await timer.dequeue_step() == 30
-    assert looked_count == LOOK_AHEAD_MS.bit_length() + 1, "a second, its halves down to none"
+    assert len(looking.log.delivered()) == due_count + over
+    assert len(looking.reads) == reads_expected
