@@ -23,8 +23,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from time import monotonic_ns
 
 from aiohttp import web
@@ -57,6 +55,7 @@ from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.tls import ServerTls
 from gateway.topics import TopicView
+from gateway.version import installed_version
 from store import Store
 from store.clock import Clock, SystemClock
 from store.errors import StoreStopped, TopicExists
@@ -67,7 +66,6 @@ from timer.service import TimerService
 
 log = logging.getLogger(__name__)
 
-DISTRIBUTION = "mq-gateway"
 BROKER_NAME = "local"
 BACKLOG = 1024
 LINGERING_S = 5.0
@@ -380,14 +378,6 @@ def timer_metrics(timer: TimerService) -> Iterator[Metric]:
     yield lateness
     lag = timer.enqueue_lag_count
     yield GaugeMetricFamily("mq_schedule_enqueue_lag", "Accepted records that are not in the wheel yet.", value=lag)
-
-
-def installed_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return package_version(DISTRIBUTION)
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ import typer
 from gateway.cli import config, dump, group, index, offline, schedule, send, serve, tail, token, topic
 from gateway.cli.client import CA_VARIABLE
 from gateway.cli.terminal import CliError, print_error
+from gateway.version import installed_version
 
 INTERRUPTED = 130
 
@@ -42,12 +43,21 @@ app.add_typer(token.app, name="token")
 app.add_typer(config.app, name="config")
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"mq {installed_version()}")
+        raise typer.Exit
+
+
 @app.callback()
 def _for_every_command(
     ca: Annotated[
         Path | None,
         typer.Option(help="Certificates (PEM) to trust, when the server's is no public one.", envvar=CA_VARIABLE),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     if ca is not None:
         os.environ[CA_VARIABLE] = str(ca)  # what `client.session` reads

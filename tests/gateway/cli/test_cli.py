@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.cli.client import checked_url
 from gateway.cli.terminal import CliError, parse_duration_ms, printable
+from gateway.version import installed_version
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (["serve"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["send"], ["tail"], ["dump"])
@@ -78,6 +79,18 @@ def test_every_command_explains_itself_by_example(command: list[str]) -> None:
     assert result.exit_code == 0
     assert "Example" in result.stdout
     assert "mq " + " ".join(command) in result.stdout
+
+
+def test_it_says_which_version_it_is() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"mq {installed_version()}\n"
+    assert result.stdout[3].isdigit()
+
+
+def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.version.DISTRIBUTION", "mq-nowhere-installed")
+    assert installed_version() == "unknown"
 
 
 def test_usage_errors_are_answered_with_code_2() -> None:
