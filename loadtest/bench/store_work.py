@@ -46,6 +46,15 @@ class Speed(NamedTuple):
     def records_per_s(self) -> float:
         return self.record_count / self.duration_s
 
+    def with_more(self, more: Speed) -> Speed:
+        """Both together, one after the other."""
+        return Speed(
+            self.record_count + more.record_count,
+            self.byte_count + more.byte_count,
+            self.duration_s + more.duration_s,
+            self.cpu_s + more.cpu_s,
+        )
+
     @property
     def s_per_gib(self) -> float:
         return self.duration_s / self.byte_count * GiB
@@ -202,8 +211,11 @@ async def start(root: Path) -> tuple[float, Store]:
     return time.perf_counter() - began_s, store
 
 
-async def over_queues(root: Path, queue_count: int, index: IndexKind, *, duration_s: float) -> Speed:
-    """Batches of 10 records, 200 a durable call, round robin over so many queues, checkpoints included.
+async def over_queues(
+    root: Path, queue_count: int, few_count: int, index: IndexKind, *, duration_s: float
+) -> tuple[Speed, Speed]:
+    """Batches of 10 records, 200 a durable call, round robin over so many queues, checkpoints included; and, in the
+    same store before and after, over the first `few_count` of them.
 
     Whole turns of the index are timed, at least `duration_s`: from one checkpoint that leaves nothing in memory or in
     the snapshot to another. So every append is paid for in full, and the files and directories of the queues are made
@@ -211,13 +223,20 @@ async def over_queues(root: Path, queue_count: int, index: IndexKind, *, duratio
     """
     batch = batch_of(10, 100)
     async with opened(StoreConfig(root=root, index=index), queue_count) as (store, queues):
-        turn = round_robin(queues)
-        each_once = iter(range(-(-queue_count // 200)))
-        await append_calls(store, turn, batch, 10, batches=200, until=lambda: next(each_once, None) is None)
         has_emptied = emptied(store)
-        await append_calls(store, turn, batch, 10, batches=200, until=has_emptied)
-        is_over = passed(duration_s)
-        return await append_calls(store, turn, batch, 10, batches=200, until=lambda: has_emptied() and is_over())
+
+        async def timed(some: Iterator[QueueKey], at_least_s: float) -> Speed:
+            is_over = passed(at_least_s)
+            return await append_calls(store, some, batch, 10, batches=200, until=lambda: has_emptied() and is_over())
+
+        few, all_ = round_robin(queues[:few_count]), round_robin(queues)
+        each_once = iter(range(-(-queue_count // 200)))
+        await append_calls(store, all_, batch, 10, batches=200, until=lambda: next(each_once, None) is None)
+        await timed(all_, 0)
+        before = await timed(few, duration_s / 2)
+        speed = await timed(all_, duration_s)
+        after = await timed(few, duration_s / 2)
+    return speed, before.with_more(after)
 
 
 async def memory_while_appending(root: Path, byte_count: int) -> Memory:
