@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from loadtest.bench import store_work as work
 from loadtest.bench.disk import disk_loop
-from loadtest.bench.store import Row, as_markdown, cells
+from loadtest.bench.store import Options, Row, as_markdown, cells, queue_rows
 from store.config import StoreConfig
+from store.types import QueueKey
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -24,6 +27,36 @@ async def test_a_call_is_one_write_of_so_many_batches(tmp_path: Path) -> None:
         assert store.stats.group_count == groups + 2
         assert (speed.record_count, speed.byte_count) == (60, 6 * len(batch))
         assert [store.bounds(queue).max_offset for queue in queues] == [20, 20, 20]
+
+
+async def test_many_queues_are_timed_beside_few_of_the_same_store(tmp_path: Path) -> None:
+    every, few = await work.over_queues(tmp_path / "store", 3, 1, "file", duration_s=0)
+    for speed in (every, few):
+        assert speed.record_count % 2000 == 0
+        assert min(speed.record_count, speed.byte_count, speed.duration_s, speed.cpu_s) > 0
+    _, store = await work.start(tmp_path / "store")
+    topic = max(store.topics(), key=lambda topic: topic.topic_id)
+    counts = [store.bounds(QueueKey(topic.topic_id, partition)).max_offset for partition in range(3)]
+    await store.close()
+    assert counts[0] - counts[1] >= few.record_count > abs(counts[1] - counts[2])
+
+
+async def test_an_append_over_many_queues_is_judged_beside_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def over_queues(
+        root: Path, queue_count: int, few_count: int, index: work.IndexKind, *, duration_s: float
+    ) -> tuple[work.Speed, work.Speed]:
+        assert (few_count, index) == (1, "file")
+        few = work.Speed(500, 0, 0.5, 0.25).with_more(work.Speed(300, 0, 0.5, 0.25))
+        return work.Speed({1: 100, 10: 640, 100: 639}[queue_count], 0, 1.0, 0.5), few
+
+    monkeypatch.setattr(work, "over_queues", over_queues)
+    options = Options(tmp_path, rounds=1, queue_rounds=3, run_s=0.1, scan_bytes=0, append_bytes=0)
+    rows = await queue_rows(options, "file", (1, 10, 100))
+    assert [row.is_met for row in rows] == [None, True, False], "the fewest beside themselves are not judged"
+    assert [row.limit for row in rows] == [1250, 1250, 1250]
+    assert rows[1].value == 1e6 / 640
+    assert "80% of the speed with 1 of them" in rows[1].note
+    assert "1.25x" in rows[1].note, "processor time a record"
 
 
 async def test_reading_and_recovery_go_through_everything_that_was_filled_in(tmp_path: Path) -> None:

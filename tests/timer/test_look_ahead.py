@@ -43,7 +43,6 @@ class Looking:
         await self.timer.start()
         while await self.timer.enqueue_step():
             pass
-        self.clock.step(0)
         await self.timer._dequeueing.get(self.clock.now_ms() + SLOT_MS)
         state = self.timer._state
         read_entries = self.log.read_entries
