@@ -152,9 +152,8 @@ def round_robin(queues: Sequence[QueueKey]) -> Iterator[QueueKey]:
         yield from queues
 
 
-async def fill(root: Path, byte_count: int, *, record_bytes: int, records_per_batch: int, checkpoints: bool) -> int:
-    """Put so many bytes of batches into one queue and close; the number of records. Without `checkpoints` what is left
-    is the log of a store that was killed before its first one."""
+async def fill(root: Path, byte_count: int, *, record_bytes: int, records_per_batch: int) -> int:
+    """Put so many bytes of batches into one queue and close; the number of records."""
     batch = batch_of(records_per_batch, record_bytes)
     per_call = max(1, 4 * MiB // len(batch))
     calls = max(1, byte_count // (per_call * len(batch)))
@@ -165,11 +164,14 @@ async def fill(root: Path, byte_count: int, *, record_bytes: int, records_per_ba
             store, round_robin(queues), batch, records_per_batch, batches=per_call,
             until=lambda: next(left, None) is None,
         )  # fmt: skip
-    if not checkpoints:
-        for name in ("index.0", "index.1"):
-            (root / name).unlink(missing_ok=True)
-        shutil.rmtree(root / "consumequeue", ignore_errors=True)
     return calls * per_call * records_per_batch
+
+
+def forget_checkpoints(root: Path) -> None:
+    """Leave of a closed store what one has that was killed before its first checkpoint: its log."""
+    for name in ("index.0", "index.1"):
+        (root / name).unlink(missing_ok=True)
+    shutil.rmtree(root / "consumequeue", ignore_errors=True)
 
 
 async def read_all(root: Path) -> Speed:

@@ -60,7 +60,8 @@ async def test_an_append_over_many_queues_is_judged_beside_few(tmp_path: Path, m
 
 
 async def test_reading_and_recovery_go_through_everything_that_was_filled_in(tmp_path: Path) -> None:
-    count = await work.fill(tmp_path, 2 * MiB, record_bytes=1024, records_per_batch=10, checkpoints=False)
+    count = await work.fill(tmp_path, 2 * MiB, record_bytes=1024, records_per_batch=10)
+    work.forget_checkpoints(tmp_path)
     _, store = await work.start(tmp_path)
     recovered = store.recovery
     await store.close()
