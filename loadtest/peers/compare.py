@@ -1,7 +1,8 @@
 """Whether two results of the scoreboard agree: the ranges of every row overlap.
 
 Of five rounds each, two ranges of the same thing miss each other by chance once in 126 times; medians lie outside the
-other's range far more often, so those would accuse a machine of what dice do.
+other's range far more often, so those would accuse a machine of what dice do. What was measured once has no range: it
+is told, not judged.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Difference(NamedTuple):
     row: str
     first: Spread
     second: Spread
+    has_ranges: bool  # more than one number on either side
 
     @property
     def agrees(self) -> bool:
@@ -39,18 +41,24 @@ def differences(first: Path, second: Path) -> Iterator[Difference]:
             other: Row | None = rows[1].get(key)
             values = [list(one.values(line.measure).values()) for one in (row, other) if one is not None]
             if len(values) == 2 and all(values):
-                yield Difference(line.title, ", ".join(key), spread(values[0]), spread(values[1]))
+                has_ranges = min(map(len, values)) > 1
+                yield Difference(line.title, ", ".join(key), spread(values[0]), spread(values[1]), has_ranges)
 
 
 def compare(first: Path, second: Path) -> int:
-    """Print what does not agree; the exit code: 0 when all does, 1 when something does not or nothing is in both."""
+    """Print what does not agree and what was measured once; the exit code: 0 when there are rows to judge and
+    all of them agree, 1 otherwise."""
     found = list(differences(first, second))
-    for one in found:
+    judged = [one for one in found if one.has_ranges]
+    for one in judged:
         if not one.agrees:
             print(f"{one.work}: {one.row}: {_shown(one.first)} against {_shown(one.second)}")
-    agreed_count = sum(one.agrees for one in found)
-    print(f"{agreed_count} of {len(found)} rows agree: their ranges overlap")
-    return 0 if found and agreed_count == len(found) else 1
+    for one in found:
+        if not one.has_ranges:
+            print(f"once: {one.work}: {one.row}: {one.first.median:,.4g} against {one.second.median:,.4g}")
+    agreed_count = sum(one.agrees for one in judged)
+    print(f"{agreed_count} of {len(judged)} rows agree: their ranges overlap")
+    return 0 if judged and agreed_count == len(judged) else 1
 
 
 def _shown(value: Spread) -> str:

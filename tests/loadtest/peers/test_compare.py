@@ -26,6 +26,15 @@ def test_ranges_that_touch_agree_and_those_apart_do_not(tmp_path: Path, capsys: 
     assert "Batches of 1,000: mq, synced: 100 (90 - 110) against 120 (111 - 130)" in capsys.readouterr().out
 
 
+def test_what_was_measured_once_is_told_and_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    several, once = file_of(tmp_path / "a", [90, 100, 110]), file_of(tmp_path / "b", [1200])
+    assert compare(several, once) == 1, "nothing was judged"
+    assert capsys.readouterr().out.splitlines() == [
+        "once: Batches of 1,000: mq, synced: 100 against 1,200",
+        "0 of 0 rows agree: their ranges overlap",
+    ]
+
+
 def test_rows_without_numbers_in_both_agree_in_nothing(tmp_path: Path) -> None:
     first = file_of(tmp_path / "a", [1, 2])
     other = file_of(tmp_path / "b", [1, 2], peer="kafka")
