@@ -18,7 +18,8 @@ Invariants
         entry leading to it
     L3  after a failed write or fdatasync this object refuses all writes; only recovery can tell what the disk holds
 
-Writing (`write`, `sync`) belongs to the writer, which makes one call at a time. `prepare` may run beside it in another
+Writing (`write`) belongs to the writer, which makes one call at a time; so does syncing. A sync of what was written may
+run beside later writes: it says for which bytes it speaks (`take_unsynced`). `prepare` may run beside both in another
 thread; it touches only what lies behind prepared_position. Any number of threads may read what the writer has
 published.
 """
@@ -69,6 +70,13 @@ class Group(NamedTuple):
     entries: Sequence[Header | Entry]
     end: int
     durable_position: int
+
+
+class Unsynced(NamedTuple):
+    """What no datasync has covered yet: the files, by their first positions, and where the log ended."""
+
+    starts: Sequence[int]
+    end: int
 
 
 class CommitLog:
@@ -239,35 +247,41 @@ class CommitLog:
         except OSError as error:
             raise self._fail(error) from error
 
-    def sync(self) -> None:
-        """Make everything written so far durable. A failure is final (L3)."""
+    def take_unsynced(self) -> Unsynced:
+        """What is there to be synced, to be given to `sync` or `sync_beside` at once. Between two writes."""
+        unsynced = Unsynced(sorted(self._dirty), self.end_position)
+        self._dirty = set()
+        return unsynced
+
+    def sync(self, unsynced: Unsynced | None = None) -> None:
+        """Make durable what was taken; by default, everything written so far. A failure is final (L3)."""
         self._refuse_if_failed()
+        starts, end = self.take_unsynced() if unsynced is None else unsynced
         try:
-            for start in sorted(self._dirty):
+            for start in starts:
                 self._open_files[start].datasync()
         except OSError as error:
             raise self._fail(error) from error
-        self._dirty.clear()
-        self.durable_position = self.end_position
+        self.durable_position = end
 
-    async def sync_beside(self, background: BackgroundSync, meanwhile: Callable[[], None]) -> bool:
-        """As `sync`, without a thread; nothing may be written meanwhile. `meanwhile` is called once it is under way.
-        False, with nothing done: it needs a thread."""
+    async def sync_beside(
+        self, unsynced: Unsynced, background: BackgroundSync, meanwhile: Callable[[], None] | None = None
+    ) -> bool:
+        """As `sync`, without a thread. `meanwhile` is called once it is under way. False, with nothing done: it needs a
+        thread."""
         self._refuse_if_failed()
-        if len(self._dirty) != 1:
+        if len(unsynced.starts) != 1:
             return False
-        outcome = background.begin(self._open_files[min(self._dirty)])
+        outcome = background.begin(self._open_files[unsynced.starts[0]])
         if outcome is None:
             return False
-        end = self.end_position
         try:
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             await outcome
         except OSError as error:
             raise self._fail(error) from error
-        assert self.end_position == end
-        self._dirty.clear()
-        self.durable_position = end
+        self.durable_position = unsynced.end
         return True
 
     def starts(self) -> list[int]:

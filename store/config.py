@@ -20,8 +20,9 @@ class StoreConfig:
     """Level a send reaches when the request does not say. FLUSHED survives a power cut; WRITTEN is faster and may
     lose the last `flush_interval_ms` at a power cut (never at kill -9)."""
 
-    flush_interval_ms: int = 200
-    """Longest time bytes that were only written wait for an fdatasync."""
+    flush_interval_ms: int = 500
+    """What was only written is synced when half of this has passed, and appends go on beside it; when all of it has
+    passed, they wait for the disk."""
 
     commit_log_file_bytes: int = 1024 * MiB
     """Size of one commit-log file: the unit of retention."""

@@ -94,6 +94,7 @@ class Store:
         self._clock = clock
         self._owned_executors: list[ThreadPoolExecutor] = []
         self._write_executor = executor or self._own_executor("write", 1)
+        self._flush_executor = executor or self._own_executor("flush", 1)
         self._prepare_executor = executor or self._own_executor("prepare", 1)
         self._index_executor = executor or self._own_executor("index", 1)
         self._read_executor = executor or self._own_executor("read", 4)
@@ -279,6 +280,7 @@ class Store:
             self.config,
             self._clock,
             executor=self._write_executor,
+            flush_executor=self._flush_executor,
             background=self._background,
             prepare_executor=self._prepare_executor,
             next_offset_of=lambda queue: self._queues.max_offset(queue),

@@ -5,6 +5,10 @@ the next one gathers; so the slower the disk, the larger the groups, and one fda
 
     append ──> waiting ──> group: place, encode, one pwritev a file, one fdatasync ──> publish ──> wake the callers
 
+What was only written (acks WRITTEN) is synced when half of the flush interval has passed, beside the groups that come
+then. They wait for it only when the interval is over: what a power cut can take is of one interval, whatever the disk
+does (docs/decisions/0026-what-is-only-written-does-not-wait-for-the-disk.md).
+
 A thread writes and syncs what is large. A small group, for which the log has room, is written by the event loop itself
 unless the disk holds it up (store/pace.py, docs/decisions/0011-small-groups-are-written-by-the-loop.md), and synced by
 the kernel beside it (store/kernel_sync.py, docs/decisions/0018-small-groups-are-synced-by-the-kernel.md), or by the
@@ -16,7 +20,8 @@ Invariants
     W3  after an I/O error nobody is answered with success any more: the failed group, and all that wait or come later,
         get StoreStopped
     W4  when the disk is full, no offset is used up: all that wait are refused, and the offsets they had are given back
-    W5  but for appends to `__meta` and `__offsets`: acks, commits and deletions go on. Sends leave them
+    W5  one sync at a time; what is written while one is under way is left to the next
+    W6  but for appends to `__meta` and `__offsets`: acks, commits and deletions go on. Sends leave them
         `own_reserve_bytes` of prepared log, and the free space below the disk floor
 """
 
@@ -31,7 +36,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from store.clock import Clock
-from store.commit_log import CommitLog
+from store.commit_log import CommitLog, Unsynced
 from store.config import StoreConfig
 from store.entry import encode_entry, entry_bytes, pack_rows
 from store.errors import DiskFull, OffsetMoved, Overloaded, RecordTooLarge, StoreError, StoreStopped
@@ -55,6 +60,9 @@ WRITEOUT_BYTES = 384 * KiB
 WRITEOUT_PIECES_MAX = 8
 """A large group goes to the disk in pieces of at least so many bytes, at most so many: the disk begins with each while
 the next one is encoded. 64 batches of 100 kB take 2.8 ms instead of 3.9. Each piece gives up the interpreter's lock."""
+
+UNSYNCED_BYTES_MAX = 64 * MiB
+"""Bytes that were only written and are not yet synced; beyond it groups wait for the disk, however young they are."""
 
 COPIED_BYTES_MAX = 4 * KiB
 """Batches up to this size are kept in memory as bytes of their own, larger ones as a view of what was written: a view
@@ -90,7 +98,7 @@ class _Call:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the server's own note (W5)."""
+        """Whether it is the server's own note (W6)."""
         return all(append.queue.topic_id in OWN_TOPIC_IDS for append in self.appends)
 
     @property
@@ -120,6 +128,7 @@ class Writer:
         clock: Clock,
         *,
         executor: Executor,
+        flush_executor: Executor,
         background: BackgroundSync | None = None,
         prepare_executor: Executor,
         next_offset_of: Callable[[QueueKey], int],
@@ -132,6 +141,11 @@ class Writer:
         self._entry_bytes_max = config.entry_bytes_max
         self._clock = clock
         self._executor = executor
+        self._flush_executor = flush_executor
+        self._flush: asyncio.Task[None] | None = None  # of what was only written, beside the groups
+        self._flush_interval_s = config.flush_interval_ms / 1000
+        self._unsynced_since: float | None = None  # what was only written is no older; what is being flushed apart
+        self._flushing_since: float | None = None  # ... of that
         self._background = background
         self._prepare_executor = prepare_executor
         self._preparing: Future[None] | None = None
@@ -217,64 +231,101 @@ class Writer:
         """Write until `stop`; then write what still waits, sync, and return. On an I/O error answer everyone and
         raise StoreStopped."""
         loop = asyncio.get_running_loop()
-        interval_s = self._config.flush_interval_ms / 1000
-        flush_at: float | None = None  # when bytes that were only written must be synced
         try:
             while True:
-                await self._wait_for_work(loop, flush_at)
+                await self._wait_for_work(loop)
+                self._refuse_if_flush_failed()
                 group = self._group = self._take_group()
-                if not group and self._stopping and flush_at is None:
+                is_last = self._stopping and self._unsynced_since is not None
+                sync = is_last or any(call.acks is Acks.FLUSHED for call in group)
+                if group or sync:
+                    await self._write(loop, group, sync)
+                elif self._stopping:
                     return
-                is_flush_due = flush_at is not None and (self._stopping or loop.time() >= flush_at)
-                sync = is_flush_due or any(call.acks is Acks.FLUSHED for call in group)
-                if not group and not sync:
-                    continue
-                size = sum([call.size for call in group])
-                written: list[_Written] = []
-                entries: list[Entry] = []
-                make_entries = partial(_make_entries, written, entries)  # while the disk is busy
-                try:
-                    if self._is_inline(size):
-                        self._write_inline(group, written)
-                        if sync:
-                            await self._sync_beside(loop, make_entries)
-                    else:
-                        have_written = partial(loop.call_soon_threadsafe, make_entries)
-                        await loop.run_in_executor(
-                            self._executor, self._write_and_sync, group, written, sync, have_written
-                        )
-                except DiskFull as error:
-                    self._group = []
-                    self._refuse_for_room(group, error)
-                    continue
-                self._prepare_ahead(size)
-                if sync:
-                    flush_at = None
-                elif flush_at is None:
-                    flush_at = loop.time() + interval_s
-                if not entries:
-                    make_entries()
-                self._answer(group, entries, Acks.FLUSHED if sync else Acks.WRITTEN)
-                self._group = []
+                if self._flush is None and self._flush_at is not None and loop.time() >= self._flush_at:
+                    self._begin_flush(loop)
         except BaseException as error:
             self._failure = error if isinstance(error, StoreError) else StoreStopped(f"the writer stopped: {error!r}")
             group, self._group = self._group, []
             self._refuse(group, self._failure)
             raise
+        finally:
+            if self._flush is not None:
+                await asyncio.gather(self._flush, return_exceptions=True)
+
+    async def _write(self, loop: asyncio.AbstractEventLoop, group: list[_Call], sync: bool) -> None:
+        """Write one group, sync it if asked, and answer it."""
+        if self._flush is not None and (sync or self._is_behind(loop.time())):
+            await asyncio.wait([self._flush])  # W5
+            self._refuse_if_flush_failed()
+        sync = sync or self._is_behind(loop.time())
+        size = sum([call.size for call in group])
+        written: list[_Written] = []
+        entries: list[Entry] = []
+        make_entries = partial(_make_entries, written, entries)  # while the disk is busy
+        try:
+            if self._is_inline(size):
+                self._write_inline(group, written)
+                if sync:
+                    await self._sync_beside(loop, self._executor, self._log.take_unsynced(), make_entries)
+            else:
+                have_written = partial(loop.call_soon_threadsafe, make_entries)
+                await loop.run_in_executor(self._executor, self._write_and_sync, group, written, sync, have_written)
+        except DiskFull as error:
+            self._group = []
+            self._refuse_for_room(group, error)
+            return
+        self._prepare_ahead(size)
+        if sync:
+            self._unsynced_since = None
+        elif self._unsynced_since is None:
+            self._unsynced_since = loop.time()
+        if not entries:
+            make_entries()
+        self._refuse_if_flush_failed()
+        self._answer(group, entries, Acks.FLUSHED if sync else Acks.WRITTEN)
+        self._group = []
+
+    @property
+    def _flush_at(self) -> float | None:
+        """When what was only written is to be flushed."""
+        return None if self._unsynced_since is None else self._unsynced_since + self._flush_interval_s / 2
+
+    def _is_behind(self, now: float) -> bool:
+        """Whether nothing more may be only written before the disk has done some of its work."""
+        oldest = self._unsynced_since if self._flush is None else self._flushing_since
+        return (
+            oldest is not None and now >= oldest + self._flush_interval_s
+        ) or self._log.end_position - self._log.durable_position >= UNSYNCED_BYTES_MAX
+
+    def _begin_flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sync what was only written, beside the groups to come."""
+        self._flushing_since, self._unsynced_since = self._unsynced_since, None
+        self._flush = loop.create_task(
+            self._sync_beside(loop, self._flush_executor, self._log.take_unsynced()), name="mq-store-flush"
+        )
+        self._flush.add_done_callback(lambda _: self._work.set())
+
+    def _refuse_if_flush_failed(self) -> None:
+        """Raise what a flush that has ended came to (W3)."""
+        if self._flush is not None and self._flush.done():
+            flush, self._flush = self._flush, None
+            flush.result()
 
     def stop(self) -> None:
         """Let `run` finish what waits and return. Later appends are refused."""
         self._stopping = True
         self._work.set()
 
-    async def _wait_for_work(self, loop: asyncio.AbstractEventLoop, flush_at: float | None) -> None:
-        if self._waiting or self._stopping:
+    async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
+        is_flushing = self._flush is not None
+        if self._waiting or (self._stopping and not is_flushing) or (self._flush is not None and self._flush.done()):
             return
         self._work.clear()
-        if flush_at is None:
+        if self._flush_at is None or is_flushing:  # the end of a flush sets `_work` as well
             await self._work.wait()
             return
-        handle = loop.call_at(flush_at, self._work.set)
+        handle = loop.call_at(self._flush_at, self._work.set)
         try:
             await self._work.wait()
         finally:
@@ -317,20 +368,27 @@ class Writer:
         self._write_group(group, written, begin_writeout=sync)
         if sync:
             have_written()
-            self._sync()
+            self._sync(self._log.take_unsynced())
 
-    async def _sync_beside(self, loop: asyncio.AbstractEventLoop, meanwhile: Callable[[], None]) -> None:
+    async def _sync_beside(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+        unsynced: Unsynced,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Sync while the loop goes on: by the kernel where it can, else in the thread."""
-        if self._background is not None and await self._log.sync_beside(self._background, meanwhile):
+        if self._background is not None and await self._log.sync_beside(unsynced, self._background, meanwhile):
             self.stats.sync_count += 1
             return
-        syncing = loop.run_in_executor(self._executor, self._sync)
-        meanwhile()
+        syncing = loop.run_in_executor(executor, self._sync, unsynced)
+        if meanwhile is not None:
+            meanwhile()
         await syncing
 
-    def _sync(self) -> None:
-        """Blocking, in the executor's thread."""
-        self._log.sync()
+    def _sync(self, unsynced: Unsynced) -> None:
+        """Blocking, in an executor's thread."""
+        self._log.sync(unsynced)
         self.stats.sync_count += 1
 
     def _write_group(self, group: list[_Call], written: list[_Written], *, begin_writeout: bool = False) -> None:
@@ -423,7 +481,7 @@ class Writer:
             self._next_offsets.clear()
 
     def _refuse_for_room(self, group: list[_Call], error: DiskFull) -> None:
-        """Refuse the sends, so that what the server itself has to note (W5) is tried again without them."""
+        """Refuse the sends, so that what the server itself has to note (W6) is tried again without them."""
         waiting = group + self._waiting
         own = [call for call in waiting if call.is_own]
         if not own or all(call.is_own for call in group):

@@ -118,6 +118,13 @@ class Fault:
         return struck
 
 
+class Mark(NamedTuple):
+    """A moment in the life of a file: how many writes it had got, and how often its size had changed."""
+
+    writes: int
+    sizes: int
+
+
 class _Inode:
     """One file's bytes: `cache` is what reads see, `durable` what is certain, `writes` the way from one to the other.
 
@@ -125,7 +132,7 @@ class _Inode:
     crashes made from this one; whoever changes it first makes a copy.
     """
 
-    __slots__ = ("cache", "durable", "is_shared", "sizes", "writes")
+    __slots__ = ("cache", "done", "durable", "is_shared", "sizes", "writes")
 
     def __init__(self, durable: bytearray, *, is_shared: bool = False) -> None:
         self.durable = durable
@@ -133,6 +140,7 @@ class _Inode:
         self.is_shared = is_shared
         self.writes: list[tuple[int, bytes]] = []  # (position, bytes), since the last datasync
         self.sizes: list[int] = [len(durable)]  # the durable size, then every size since
+        self.done = Mark(0, 0)  # writes and sizes that are no longer in these lists
 
     def write(self, position: int, data: bytes) -> None:
         cache = self._own_cache()
@@ -153,21 +161,34 @@ class _Inode:
             cache.extend(bytes(size - len(cache)))
         self.sizes.append(size)
 
-    def sync(self) -> None:
+    def mark(self) -> Mark:
+        """What a datasync that begins now will cover; what is written until it ends is left to the next."""
+        return Mark(self.done.writes + len(self.writes), self.done.sizes + len(self.sizes) - 1)
+
+    def sync(self, until: Mark) -> None:
+        """Make durable what there was at a mark."""
+        write_count, size_count = self._left(until)
         if self.cache is not self.durable:
             durable = bytearray(self.durable) if self.is_shared else self.durable
             self.is_shared = False
-            durable.extend(bytes(max(0, max(self.sizes) - len(durable))))
-            for position, data in self.writes:
+            durable.extend(bytes(max(0, max(self.sizes[: size_count + 1]) - len(durable))))
+            for position, data in self.writes[:write_count]:
                 durable[position : position + len(data)] = data
-            del durable[len(self.cache) :]
+            del durable[self.sizes[size_count] :]
             self.durable = durable
-        self.drop()
-        self.sizes = [len(self.durable)]
+        self.drop(until)
+        del self.sizes[:size_count]
+        self.done = Mark(self.done.writes, self.done.sizes + size_count)
 
-    def drop(self) -> None:
+    def drop(self, until: Mark) -> None:
         """Forget what was not synced, and keep showing it (M4)."""
-        self.writes.clear()
+        write_count, _ = self._left(until)
+        del self.writes[:write_count]
+        self.done = Mark(self.done.writes + write_count, self.done.sizes)
+
+    def _left(self, until: Mark) -> Mark:
+        """How many of the writes and sizes in the lists lie before a mark."""
+        return Mark(max(0, until.writes - self.done.writes), max(0, until.sizes - self.done.sizes))
 
     def rot(self, position: int, data: bytes) -> None:
         """Change bytes at rest, behind everybody's back."""
@@ -274,12 +295,21 @@ class SimFile:
             self._begin("begin_writeout", position, size)
 
     def datasync(self) -> None:
+        self.datasync_until(self.mark())
+
+    def mark(self) -> Mark:
+        """What a datasync that begins now will cover."""
+        with self._disk.mutex:
+            return self._inode.mark()
+
+    def datasync_until(self, mark: Mark) -> None:
+        """The end of a datasync that began at a mark."""
         with self._disk.mutex:
             fault = self._begin("datasync", defer=True)
             if fault is None:
-                self._inode.sync()
+                self._inode.sync(mark)
             elif isinstance(fault, Fault) and fault.drop_dirty:
-                self._inode.drop()
+                self._inode.drop(mark)
             self._disk.finish(fault)
 
     def size(self) -> int:
@@ -305,27 +335,34 @@ class SimFile:
 
 
 class SimBackgroundSync:
-    """Syncs in a later turn of the loop. Implements `store.files.BackgroundSync`."""
+    """Syncs that end one, two or three turns of the loop after they began, and cover what was there when they began.
+    Implements `store.files.BackgroundSync`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] | None = None
+        self._sync_count = 0
 
     def begin(self, file: File) -> asyncio.Future[None] | None:
         assert self._outcome is None, "one at a time"
+        assert isinstance(file, SimFile)
         self._outcome = self._loop.create_future()
-        self._loop.call_soon(self._sync, file, self._outcome)
+        self._loop.call_soon(self._sync, file, file.mark(), self._outcome, self._sync_count % 3)
+        self._sync_count += 1
         return self._outcome
 
     def give_way(self) -> None:
         """It has no thread to wait for."""
 
-    def _sync(self, file: File, outcome: asyncio.Future[None]) -> None:
+    def _sync(self, file: SimFile, mark: Mark, outcome: asyncio.Future[None], turns_left: int) -> None:
+        if turns_left:
+            self._loop.call_soon(self._sync, file, mark, outcome, turns_left - 1)
+            return
         self._outcome = None
         if outcome.done():
             return  # the process has ended
         try:
-            file.datasync()
+            file.datasync_until(mark)
         except (OSError, PowerCut) as error:
             outcome.set_exception(error)
         else:

@@ -45,19 +45,47 @@ MUTANTS = [
         CRASHES,
     ),
     Mutant(
+        "count what was written during a flush as flushed",
+        "store/commit_log.py",
+        "        self.durable_position = unsynced.end\n",
+        "        self.durable_position = self.end_position\n",
+        CRASHES,
+    ),
+    Mutant(
+        "sync beside a flush that is under way",
+        "store/writer.py",
+        "        if self._flush is not None and (sync or self._is_behind(loop.time())):\n",
+        "        if self._flush is not None and self._is_behind(loop.time()):\n",
+        "tests/store/test_writer.py",
+    ),
+    Mutant(
+        "go on for ever beside a flush that hangs",
+        "store/writer.py",
+        "            oldest is not None and now >= oldest + self._flush_interval_s\n",
+        "            False\n",
+        "tests/store/test_writer.py",
+    ),
+    Mutant(
+        "forget that a flush has failed",
+        "store/writer.py",
+        "            flush.result()\n",
+        "            flush.exception()\n",
+        "tests/store/test_writer.py",
+    ),
+    Mutant(
         "take the end of the kernel's sync for its success",
         "store/kernel_sync.py",
         "        if result:\n",
         "        if False:\n",
         "tests/store/test_kernel_sync.py",
     ),
-    Mutant("ack before fdatasync", "store/writer.py", "        self._log.sync()\n", "        pass\n", CRASHES),
+    Mutant("ack before fdatasync", "store/writer.py", "        self._log.sync(unsynced)\n", "        pass\n", CRASHES),
     Mutant(
         "show records before they are durable",
         "store/writer.py",
-        "                        self._write_inline(group, written)\n",
-        "                        self._write_inline(group, written)\n"
-        "                        make_entries()\n                        self._publish(entries)\n",
+        "                self._write_inline(group, written)\n",
+        "                self._write_inline(group, written)\n"
+        "                make_entries()\n                self._publish(entries)\n",
         ERRORS,
     ),
     Mutant(

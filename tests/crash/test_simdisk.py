@@ -49,6 +49,25 @@ def test_unsynced_units_are_lost_kept_or_garbage_each_on_its_own() -> None:
     assert any("?" in pattern for pattern in patterns), "garbage"
 
 
+def test_a_sync_covers_what_was_there_when_it_began_and_leaves_the_rest_to_the_next() -> None:
+    disk, file = disk_with(b"a" * UNIT_BYTES)
+    file.pwritev([b"b" * UNIT_BYTES], UNIT_BYTES)
+    mark = file.mark()
+    file.pwritev([b"c" * UNIT_BYTES], 2 * UNIT_BYTES)
+    file.pwritev([b"d" * UNIT_BYTES], 0)
+    file.datasync_until(mark)
+    seen = Counter(disk.crash(Random(seed)).contents(PATH)[UNIT_BYTES : 2 * UNIT_BYTES] for seed in SEEDS)
+    assert seen == {b"b" * UNIT_BYTES: len(SEEDS)}
+    sizes = Counter(len(disk.crash(Random(seed)).contents(PATH)) for seed in SEEDS)
+    assert {2 * UNIT_BYTES, 3 * UNIT_BYTES} == sizes.keys(), "what came later may be lost"
+    assert len({bytes(disk.crash(Random(seed)).contents(PATH)[:UNIT_BYTES]) for seed in SEEDS}) > 1
+    file.datasync_until(mark)
+    assert not disk.is_clean(), "an old mark covers nothing more"
+    file.datasync()
+    assert disk.is_clean()
+    assert disk.crash(Random(0)).contents(PATH) == b"d" * UNIT_BYTES + b"b" * UNIT_BYTES + b"c" * UNIT_BYTES
+
+
 def test_garbage_never_reaches_bytes_nobody_changed() -> None:
     """Synced neighbours in the same unit, and synced bytes that are written again, stay as they are."""
     disk, file = disk_with(b"a" * UNIT_BYTES)

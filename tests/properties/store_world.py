@@ -9,6 +9,7 @@ After a power cut, a kill or a clean restart `World.start` opens the store again
     P3  an acked topic is there with the partitions it was acked with; a deleted one is gone with its records
     P6  after a kill -9 every acked record is there, whatever its level
     P7  retention takes whole files of the log and only from its beginning; offsets are never used again
+    P8  what was acked WRITTEN is there after a power cut if anything was acked a flush interval later
 
 and while it runs, that nothing is shown before it was acked.
 """
@@ -26,7 +27,7 @@ from store.store import Store
 from store.topics import Topic
 from store.types import Acks, Buffer, QueueKey
 from tests.simdisk import SimDisk
-from tests.store.kit import abandon, append_of, entries_of, open_store, with_settings
+from tests.store.kit import abandon, age_unsynced, append_of, entries_of, open_store, with_settings
 
 PARTITIONS = 3
 SETTINGS = with_settings(retention_ms=None, retention_bytes=130 * KiB)
@@ -68,6 +69,14 @@ class Expire:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """So many flush intervals pass: from half of one on, what was only written is synced beside the operations to come;
+    from a whole one on, those wait for it."""
+
+    intervals: float
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Flush the indexes and move the checkpoint."""
 
@@ -89,7 +98,7 @@ class PowerCut:
     in_calls: int
 
 
-Operation = Put | CreateTopic | GrowTopic | DeleteTopic | Expire | Checkpoint | Reopen | Kill | PowerCut
+Operation = Put | CreateTopic | GrowTopic | DeleteTopic | Expire | Wait | Checkpoint | Reopen | Kill | PowerCut
 
 
 @dataclass(slots=True)
@@ -110,6 +119,7 @@ class Model:
     log: list[Sent] = field(default_factory=list)
     acked_count: int = 0  # batches answered, at any level
     durable_count: int = 0  # batches certain to survive a power cut
+    aged_count: int = 0  # batches acked at least a flush interval ago
     topics: dict[str, Topic] = field(default_factory=dict)  # acked
     doomed: set[str] = field(default_factory=set)  # topics whose deletion was not answered
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
@@ -132,6 +142,7 @@ class Model:
             return
         self.acked_count = sum(kept[: self.acked_count])
         self.durable_count = sum(kept[: self.durable_count])
+        self.aged_count = sum(kept[: self.aged_count])
         self.log = [sent for sent, is_kept in zip(self.log, kept, strict=True) if is_kept]
 
     def delete(self, name: str) -> None:
@@ -150,6 +161,7 @@ class Model:
             [Sent(sent.queue, sent.base_offset, sent.record_count, sent.batch, sent.position) for sent in self.log],
             self.acked_count,
             self.durable_count,
+            self.aged_count,
             dict(self.topics),
             set(self.doomed),
             dict(self.next_offsets),
@@ -207,6 +219,11 @@ class World:
                 model.removable_to = self._first_position() + 2 * SETTINGS.commit_log_file_bytes
                 await self.store.expire(file_count_max=2)
                 model.expire(self._first_position())
+            case Wait(intervals):
+                age_unsynced(self.store, intervals)
+                if intervals >= 1:
+                    model.aged_count = model.acked_count
+                await asyncio.sleep(0)
             case Checkpoint():
                 await self.store._save_checkpoint()
             case Reopen():
@@ -256,6 +273,7 @@ class World:
                 assert appended.base_offset == sent.base_offset
                 sent.position = appended.position
             model.acked_count += len(batches)
+            model.durable_count = max(model.durable_count, model.aged_count)  # P8
             if call.acks is Acks.FLUSHED:
                 model.durable_count = model.acked_count
 
@@ -296,10 +314,11 @@ class World:
             sent.position = entry.position
             survived += 1
         assert not any(rest.values()), f"P2: records without those before them in the log, or phantoms: {rest!r:.300}"
-        assert survived >= model.durable_count, f"P1, P6: {model.durable_count} were certain, {survived} are there"
+        assert survived >= model.durable_count, f"P1, P6, P8: {model.durable_count} were certain, {survived} are there"
         # What recovery shows is durable from now on, and what it does not show never comes back.
         del model.log[survived:]
         model.acked_count = model.durable_count = survived
+        model.aged_count = 0
         model.next_offsets.clear()
         for queue in model.queues():
             bounds = store.bounds(queue)
@@ -329,8 +348,10 @@ def some_operations(rng: Random, count: int) -> list[Operation]:
     operations: list[Operation] = []
     for _ in range(count):
         dice = rng.random()
-        if dice < 0.80:
+        if dice < 0.75:
             operations.append(Put(tuple(call() for _ in range(rng.choice((1, 1, 2, 5))))))
+        elif dice < 0.80:
+            operations.append(Wait(rng.choice((0.5, 0.5, 1.0))))
         elif dice < 0.92:
             operations.append(Checkpoint())
         elif dice < 0.93:

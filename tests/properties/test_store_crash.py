@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections import deque
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from store.commit_log import CommitLog
 from store.consume_queue import file as file_index
 from store.types import Acks
+from store.writer import Writer
 from tests.properties.store_world import (
     Call,
     Checkpoint,
@@ -31,6 +33,7 @@ from tests.properties.store_world import (
     PowerCut,
     Put,
     Reopen,
+    Wait,
     World,
 )
 from tests.properties.torture import (
@@ -84,6 +87,21 @@ def test_indexes_are_synced_one_by_one_in_some_lives_and_together_in_others(monk
     assert file_index.SYNCED_EACH_MAX == 32, "the real setting is back"
 
 
+def test_records_are_answered_while_a_flush_is_under_way_in_some_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[int] = []
+
+    def answer(writer: Writer, *arguments: Any) -> None:
+        if writer._flush is not None:
+            answered.append(seed)
+        original(writer, *arguments)
+
+    original = Writer._answer
+    monkeypatch.setattr(Writer, "_answer", answer)
+    for seed in range(40):
+        live(life_of(seed))
+    assert len(set(answered)) >= 3
+
+
 def test_a_store_that_answers_before_its_fdatasync_dies_of_it_and_is_shrunk_to_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,6 +137,7 @@ calls = st.builds(
 histories = st.lists(
     st.one_of(
         st.builds(Put, st.lists(calls, min_size=1, max_size=3).map(tuple)),
+        st.builds(Wait, st.sampled_from((0.5, 1.0))),
         st.builds(Checkpoint),
         st.builds(CreateTopic),
         st.builds(GrowTopic),

@@ -72,6 +72,16 @@ async def abandon() -> None:
         await asyncio.wait(others)
 
 
+def age_unsynced(store: Store, intervals: float) -> None:
+    """Let what was only written be older by so many flush intervals."""
+    writer, by_s = store._writer, intervals * store.config.flush_interval_ms / 1000
+    if writer._unsynced_since is not None:
+        writer._unsynced_since -= by_s
+    if writer._flushing_since is not None:
+        writer._flushing_since -= by_s
+    writer._work.set()
+
+
 def append_of(queue: QueueKey, values: Sequence[bytes], *, key: bytes | None = None) -> Append:
     """One batch with these values."""
     records = [Record(key, value, 1_700_000_000_000) for value in values]

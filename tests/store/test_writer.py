@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from store import writer
 from store.commit_log import CommitLog
 from store.entry import ALIGNMENT, entry_bytes
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
@@ -32,6 +35,7 @@ from tests.store.kit import (
     P,
     T,
     abandon,
+    age_unsynced,
     append_of,
     open_store,
     opened,
@@ -105,18 +109,34 @@ class HoldingExecutor(InlineExecutor):
 
     def __init__(self) -> None:
         self.is_holding = False
-        self._held: list[Callable[[], object]] = []
+        self.held: list[Callable[[], None]] = []
+        self._came = asyncio.Event()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if not (self.is_holding and isinstance(getattr(fn, "__self__", None), Writer)):
             return super().submit(fn, *args, **kwargs)
         future: Future[T] = Future()
-        self._held.append(lambda: future.set_result(fn(*args, **kwargs)))
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except StoreStopped as error:
+                future.set_exception(error)
+
+        self.held.append(run)
+        self._came.set()
         return future
 
-    def let_go(self) -> None:
-        self.is_holding = False
-        held, self._held = self._held, []
+    async def next(self) -> None:
+        """Return when there is a call to be let go."""
+        async with asyncio.timeout(10):
+            await self._came.wait()
+
+    def let_go(self, *, hold_on: bool = False) -> None:
+        """Do what is held; with `hold_on` what comes later is held again."""
+        self.is_holding = hold_on
+        self._came.clear()
+        held, self.held = self.held, []
         for call in held:
             call()
 
@@ -185,6 +205,123 @@ async def test_a_disk_that_holds_up_the_loop_is_left_to_the_thread_for_a_while()
     clock.step(PAUSE_MS_MIN)
     assert await is_inline()
     await store.close()
+
+
+@asynccontextmanager
+async def flushing(disk: SimDisk) -> AsyncIterator[tuple[Store, QueueKey, HoldingExecutor]]:
+    """A store of which a flush is under way; one record was written before it."""
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=disk, clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    executor.is_holding = True
+    await put(store, queue, b"before", acks=Acks.WRITTEN)
+    age_unsynced(store, 0.5)
+    await executor.next()
+    yield store, queue, executor
+    await store.close()
+
+
+async def test_what_is_only_written_does_not_wait_for_a_flush_and_is_left_to_the_next() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        async with asyncio.timeout(10):
+            answer = await put(store, queue, b"beside", acks=Acks.WRITTEN)
+        assert answer.acks is Acks.WRITTEN
+        assert await values_of(store, queue) == [b"before", b"beside"]
+        executor.let_go(hold_on=True)
+        age_unsynced(store, 0.5)
+        await executor.next()  # the flush of what came beside the first
+        assert store._log.durable_position == answer.position, "it speaks for what was there when it began"
+        executor.let_go()
+    assert await found(disk, 0) == [b"before", b"beside"]
+
+
+async def found(disk: SimDisk, seed: int) -> list[bytes]:
+    """The records of the topic that a power cut leaves."""
+    async with opened(disk.crash(Random(seed))) as again:
+        return await values_of(again, QueueKey(again.topic("t").topic_id, 0))
+
+
+async def test_what_is_only_written_waits_for_the_disk_when_older_records_wait_for_a_whole_interval() -> None:
+    async with flushing(SimDisk()) as (store, queue, executor):
+        age_unsynced(store, 0.49)
+        await put(store, queue, b"in time", acks=Acks.WRITTEN)
+        age_unsynced(store, 0.02)
+        late = asyncio.create_task(put(store, queue, b"late", acks=Acks.WRITTEN))
+        await asyncio.sleep(0.02)
+        assert not late.done()
+        executor.let_go()
+        assert (await late).acks is Acks.WRITTEN, "what was younger than the flush is young enough"
+        age_unsynced(store, 1.0)
+        assert (await put(store, queue, b"later", acks=Acks.WRITTEN)).acks is Acks.FLUSHED, "no flush had begun"
+
+
+async def test_what_is_to_be_durable_waits_for_a_flush_and_is_synced_after_it() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        durable = asyncio.create_task(put(store, queue, b"durable"))
+        written = asyncio.create_task(put(store, queue, b"with it", acks=Acks.WRITTEN))
+        await asyncio.sleep(0.02)
+        assert len(executor.held) == 1, "one sync at a time"
+        assert not durable.done()
+        executor.let_go(hold_on=True)
+        await executor.next()
+        assert not durable.done()
+        executor.let_go()
+        assert (await durable).acks is (await written).acks is Acks.FLUSHED
+        assert await found(disk, 1) == [b"before", b"durable", b"with it"]
+
+
+async def test_a_store_that_closes_waits_for_a_flush_and_syncs_what_came_beside_it() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        await put(store, queue, b"beside", acks=Acks.WRITTEN)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        executor.let_go()
+        await closing
+        assert await found(disk, 1) == [b"before", b"beside"]
+
+
+async def test_after_a_flush_that_failed_nobody_is_answered_and_nothing_is_synced() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        disk.faults.append(Fault("datasync", path_part="commitlog"))
+        durable = asyncio.create_task(put(store, queue, b"durable"))
+        await asyncio.sleep(0)
+        executor.let_go()
+        disk.calls.clear()
+        with pytest.raises(StoreStopped):
+            await durable
+        with pytest.raises(StoreStopped):
+            await put(store, queue, b"later", acks=Acks.WRITTEN)
+        assert store.failure is not None
+        assert disk.calls == []
+
+
+async def test_a_flush_that_fails_stops_a_store_that_nobody_writes_to() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, _, executor):
+        disk.faults.append(Fault("datasync", path_part="commitlog"))
+        executor.let_go()
+        async with asyncio.timeout(10):
+            with pytest.raises(StoreStopped):
+                await store._tasks[0]
+        assert store.failure is not None
+
+
+async def test_what_is_only_written_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        size = (await store.read_entry((await put(store, queue, b"x")).position)).size
+        for limit, levels in ((2 * size, "WWFWWF"), (2 * size + 1, "WWWFWW")):
+            monkeypatch.setattr(writer, "UNSYNCED_BYTES_MAX", limit)
+            await put(store, queue, b"x")
+            reached = [(await put(store, queue, b"x", acks=Acks.WRITTEN)).acks for _ in levels]
+            assert "".join(level.name[0] for level in reached) == levels
 
 
 async def test_an_entry_may_have_the_largest_size_and_not_a_byte_more() -> None:
