@@ -56,6 +56,8 @@ def main() -> None:
         code = _run(command)
     if (options.out / f"{PREFIX}_mq_history.csv").exists():
         print(f"the report: {write_report(options.out)}")
+    else:
+        print("no report: the run ended before its first second; give it more with --duration", file=sys.stderr)
     sys.exit(code)
 
 

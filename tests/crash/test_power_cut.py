@@ -59,7 +59,9 @@ def test_power_cuts_lose_nothing_that_was_flushed(kind: str, options: str, index
     torn_tails = 0
     with loop_disk(kind, tmp_path, size="320M", options=options) as disk:
         root = disk.mount_point / "data"
-        for cycle in range(cycles(6)):
+        for cycle in range(10 * cycles(6)):
+            if cycle >= cycles(6) and torn_tails:
+                break  # on a machine with much else to do the first cuts may tear nothing
             is_torn = cycle % 2 == 1
             acks = "written" if is_torn else rng.choice(("flushed", "mixed"))
             arguments = ["--acks", acks, "--seed", str(cycle), "--first-sequence", str(promises.next_sequence)]

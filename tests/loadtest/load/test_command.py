@@ -28,12 +28,13 @@ def test_locust_is_given_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_server_of_its_own_ends_in_a_report(tmp_path: Path) -> None:
-    flags = ["--profile", "send", "--users", "3", "--duration", "2s", "--out", str(tmp_path), "--dir", str(tmp_path)]
+    flags = ["--profile", "send", "--users", "3", "--duration", "5s", "--out", str(tmp_path), "--dir", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "loadtest.load", *flags], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert orjson.loads((tmp_path / "run.json").read_bytes())["own_server"] is True
+    assert (tmp_path / "report.html").exists(), done.stdout + done.stderr
     assert "everything as promised" in (tmp_path / "report.html").read_text()
 
 
