@@ -237,9 +237,9 @@ class Writer:
                 self._refuse_if_flush_failed()
                 group = self._group = self._take_group()
                 is_last = self._stopping and self._unsynced_since is not None
-                sync = is_last or any(call.acks is Acks.FLUSHED for call in group)
-                if group or sync:
-                    await self._write(loop, group, sync)
+                is_asked = is_last or any(call.acks is Acks.FLUSHED for call in group)
+                if group or is_asked:
+                    await self._write(loop, group, is_asked=is_asked)
                 elif self._stopping:
                     return
                 if self._flush is None and self._flush_at is not None and loop.time() >= self._flush_at:
@@ -253,12 +253,13 @@ class Writer:
             if self._flush is not None:
                 await asyncio.gather(self._flush, return_exceptions=True)
 
-    async def _write(self, loop: asyncio.AbstractEventLoop, group: list[_Call], sync: bool) -> None:
-        """Write one group, sync it if asked, and answer it."""
-        if self._flush is not None and (sync or self._is_behind(loop.time())):
+    async def _write(self, loop: asyncio.AbstractEventLoop, group: list[_Call], *, is_asked: bool) -> None:
+        """Write one group, sync it if asked or behind, and answer it."""
+        sync = is_asked or self._is_behind(loop.time())
+        if sync and self._flush is not None:
             await asyncio.wait([self._flush])  # W5
             self._refuse_if_flush_failed()
-        sync = sync or self._is_behind(loop.time())
+            sync = is_asked or self._is_behind(loop.time())
         size = sum([call.size for call in group])
         written: list[_Written] = []
         entries: list[Entry] = []
@@ -318,11 +319,11 @@ class Writer:
         self._work.set()
 
     async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
-        is_flushing = self._flush is not None
-        if self._waiting or (self._stopping and not is_flushing) or (self._flush is not None and self._flush.done()):
+        flush = self._flush
+        if self._waiting or (self._stopping if flush is None else flush.done()):
             return
         self._work.clear()
-        if self._flush_at is None or is_flushing:  # the end of a flush sets `_work` as well
+        if flush is not None or self._flush_at is None:  # the end of a flush sets `_work` as well
             await self._work.wait()
             return
         handle = loop.call_at(self._flush_at, self._work.set)

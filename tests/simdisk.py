@@ -334,9 +334,12 @@ class SimFile:
         return self._disk.begin(operation, self._path, position, size, defer=defer)
 
 
+SYNC_TURNS = (1, 20, 2, 20)
+
+
 class SimBackgroundSync:
-    """Syncs that end one, two or three turns of the loop after they began, and cover what was there when they began.
-    Implements `store.files.BackgroundSync`."""
+    """Syncs that end some turns of the loop after they began (SYNC_TURNS, in turn), and cover what was there when they
+    began. Implements `store.files.BackgroundSync`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -347,7 +350,9 @@ class SimBackgroundSync:
         assert self._outcome is None, "one at a time"
         assert isinstance(file, SimFile)
         self._outcome = self._loop.create_future()
-        self._loop.call_soon(self._sync, file, file.mark(), self._outcome, self._sync_count % 3)
+        self._loop.call_soon(
+            self._sync, file, file.mark(), self._outcome, SYNC_TURNS[self._sync_count % len(SYNC_TURNS)] - 1
+        )
         self._sync_count += 1
         return self._outcome
 

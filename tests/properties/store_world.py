@@ -348,10 +348,10 @@ def some_operations(rng: Random, count: int) -> list[Operation]:
     operations: list[Operation] = []
     for _ in range(count):
         dice = rng.random()
-        if dice < 0.75:
+        if dice < 0.70:
             operations.append(Put(tuple(call() for _ in range(rng.choice((1, 1, 2, 5))))))
         elif dice < 0.80:
-            operations.append(Wait(rng.choice((0.5, 0.5, 1.0))))
+            operations.append(Wait(rng.choice((0.5, 1.0))))
         elif dice < 0.92:
             operations.append(Checkpoint())
         elif dice < 0.93:

@@ -41,11 +41,16 @@ class InlineExecutor(Executor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
+        settle(future, fn, *args, **kwargs)
         return future
+
+
+def settle(future: Future[T], fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Make a call, and its outcome the future's."""
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 async def open_store(files: Files, config: StoreConfig = SMALL, clock: FakeClock | None = None) -> Store:

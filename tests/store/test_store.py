@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -35,6 +36,7 @@ from tests.store.kit import (
     open_store,
     opened,
     put,
+    settle,
     values_of,
     with_settings,
 )
@@ -473,14 +475,7 @@ class LateExecutor(InlineExecutor):
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        self.waiting.append(work)
+        self.waiting.append(partial(settle, future, fn, *args, **kwargs))
         return future
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -40,6 +41,7 @@ from tests.store.kit import (
     open_store,
     opened,
     put,
+    settle,
     values_of,
     with_settings,
 )
@@ -116,14 +118,7 @@ class HoldingExecutor(InlineExecutor):
         if not (self.is_holding and isinstance(getattr(fn, "__self__", None), Writer)):
             return super().submit(fn, *args, **kwargs)
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except StoreStopped as error:
-                future.set_exception(error)
-
-        self.held.append(run)
+        self.held.append(partial(settle, future, fn, *args, **kwargs))
         self._came.set()
         return future
 
