@@ -75,6 +75,7 @@ bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
 bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd: ROUNDS=5 PEERS='mq; kafka' QUICK=1 PARTS=works RESUME=1 MINUTES=18
+	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.peers --rounds $(or $(ROUNDS),5) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
 
