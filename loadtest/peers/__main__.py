@@ -62,7 +62,7 @@ def main() -> None:
     except OtherPlan as error:
         sys.exit(str(error))
     chosen = {name: peer for name, (peer, _) in here.items()}
-    wanted = list(sessions(chosen, rounds=options.rounds, parts=options.parts, quick=options.quick))
+    wanted = list(sessions(chosen, rounds=options.rounds, parts=runs.parts, quick=options.quick))
     is_complete = _run(wanted, runs, chosen, tools, quick=options.quick, minutes=options.minutes)
     write_report(options.runs, options.out if is_complete else options.runs)
     if not is_complete:

@@ -35,6 +35,7 @@ class _Client:
         self._connect = connect
         self._sender: Any = connect()
         self._mover: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._number = 0
 
     async def create(self, topic: str) -> None:
@@ -73,9 +74,16 @@ class _Client:
 
     async def _move(self, topic: str) -> None:
         connection: Any = self._connect()
-        while True:
+        while not self._is_closing:
             if not await connection.eval(MOVE, 2, f"{topic}:due", topic, time.time_ns() // 1_000_000):
                 await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        """Let the loop end by itself: one that is cancelled in a call may go on for ever (redis-py 8.1). Raises what it
+        came to."""
+        self._is_closing = True
+        if self._mover is not None:
+            await self._mover
 
 
 class Redis(Peer):
@@ -106,7 +114,9 @@ class Redis(Peer):
         from redis.asyncio import Redis as Connection
 
         port = int(endpoint.rpartition(":")[2])
-        yield _Client(lambda: Connection(host="127.0.0.1", port=port, max_connections=CONNECTIONS_MAX))
+        client = _Client(lambda: Connection(host="127.0.0.1", port=port, max_connections=CONNECTIONS_MAX))
+        yield client
+        await client.close()
 
 
 def _has_loaded(port: int) -> bool:

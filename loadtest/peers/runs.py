@@ -18,11 +18,11 @@ from typing import Any
 
 import orjson
 
-from loadtest.peers.plan import PART_EXPECTED_S, Session, Step
+from loadtest.peers.plan import PART_EXPECTED_S, PARTS, Session, Step
 from loadtest.peers.session import Result
 
 ABOUT = "about.json"
-SAME_IN_ALL_WINDOWS = ("rounds", "parts", "steps", "peers", "versions")
+SAME_IN_ALL_WINDOWS = ("rounds", "steps", "peers", "versions")
 
 
 class OtherPlan(Exception):
@@ -42,7 +42,7 @@ class Runs:
         self._write(ABOUT, {**about, "windows": [window]})
 
     def resume(self, about: Mapping[str, Any], window: Mapping[str, Any]) -> None:
-        """Go on with what is there; begin when nothing is. Raises OtherPlan."""
+        """Go on with what is there, and with the parts that `about` adds; begin when nothing is. Raises OtherPlan."""
         if not (self.directory / ABOUT).exists():
             self.begin(about, window)
             return
@@ -52,7 +52,13 @@ class Runs:
             raise OtherPlan(
                 f"the results there differ in {', '.join(other)}: run without --resume, or with other --runs"
             )
-        self._write(ABOUT, {**found, "windows": [*found["windows"], window]})
+        parts = [part for part in PARTS if part in found["parts"] or part in wanted["parts"]]
+        self._write(ABOUT, {**found, "parts": parts, "windows": [*found["windows"], window]})
+
+    @property
+    def parts(self) -> list[str]:
+        """What is run, those of earlier windows included."""
+        return list(orjson.loads((self.directory / ABOUT).read_bytes())["parts"])
 
     def is_done(self, session: Session) -> bool:
         """Whether a session needs no running."""

@@ -42,6 +42,15 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         runs.resume({**ABOUT, "rounds": 3}, WINDOW)
 
 
+def test_parts_may_be_added_and_none_is_given_up(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    runs.resume(ABOUT, WINDOW)
+    runs.resume({**ABOUT, "parts": ["restart"]}, WINDOW)
+    assert runs.parts == ["works", "restart"]
+    runs.resume(ABOUT, WINDOW)
+    assert runs.parts == ["works", "restart"]
+
+
 def test_beginning_takes_away_what_was_there(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.begin(ABOUT, WINDOW)
