@@ -78,8 +78,9 @@ async def abandon() -> None:
 
 
 def age_unsynced(store: Store, intervals: float) -> None:
-    """Let what was only written be older by so many flush intervals."""
-    writer, by_s = store._writer, intervals * store.config.flush_interval_ms / 1000
+    """Let what was only written be older by so many flush intervals, and a millisecond: times are floats, and what was
+    written within the same tick of the loop's clock would by their rounding be a little too young now and then."""
+    writer, by_s = store._writer, intervals * store.config.flush_interval_ms / 1000 + 0.001
     if writer._unsynced_since is not None:
         writer._unsynced_since -= by_s
     if writer._flushing_since is not None:
