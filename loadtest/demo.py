@@ -100,6 +100,7 @@ def main() -> None:
     options = _options()
     console = Console(highlight=False)
     # A kill cleans up just as Ctrl-C does: asyncio turns SIGINT, and it alone, into a cancellation.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with SIGINT ignored
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with data_directory(keep=options.keep) as data:

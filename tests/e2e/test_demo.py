@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ import pytest
 FLIGHTS = 5_000
 
 
-def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *flags: str, wrapper: Sequence[str] = ()) -> subprocess.Popen[str]:
     """The demo, with its temporary folders in `tmp_path`."""
-    command = [sys.executable, "-u", "-m", "loadtest.demo", "--flights", str(FLIGHTS), *flags]
+    command = [*wrapper, sys.executable, "-u", "-m", "loadtest.demo", "--flights", str(FLIGHTS), *flags]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "100"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
@@ -48,9 +49,16 @@ def test_every_flight_goes_all_the_way_and_spark_agrees(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("mq-demo-*"))
 
 
+BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+"""Runs a command as a script's `command &` does: with SIGINT ignored."""
+
+
+@pytest.mark.parametrize("wrapper", [(), BACKGROUND], ids=["terminal", "background"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    with start(tmp_path, "--no-spark") as demo:
+def test_an_interrupted_demo_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, wrapper: Sequence[str]
+) -> None:
+    with start(tmp_path, "--no-spark", wrapper=wrapper) as demo:
         assert demo.stdout is not None
         first = demo.stdout.readline()
         assert first.startswith("server "), first
