@@ -47,13 +47,15 @@ from store.entry import (
 )
 from store.errors import Corrupt, DiskFull, StoreError, StoreStopped
 from store.files import BackgroundSync, File, Files
-from store.limits import ENTRY_BYTES_MAX, MiB
+from store.limits import ENTRY_BYTES_MAX, KiB, MiB
 from store.types import Buffer, Entry
 
 NAME_DIGITS = 20
-_ZEROS = bytes(1 * MiB)  # zeroed and synced at a time: how long a send's fdatasync may have to wait for it
+_ZEROS = bytes(1 * MiB)
+_ZERO_BYTES = 4 * MiB  # zeroed and synced at a time: a send's fdatasync may have to wait for all of it
+_ZERO_WRITE_BYTES = 128 * KiB  # ... and written at a time: both lock the file, and a send's write waits for one of them
 _ALLOCATE_BYTES = 64 * MiB  # allocated and synced at a time
-_SCAN_BYTES = 4 * MiB
+_SCAN_BYTES = 512 * KiB  # what the processor keeps at hand while it checks entries: a quarter faster than 4 MiB
 _FIRST_READ_BYTES = 4096
 
 
@@ -176,7 +178,7 @@ class CommitLog:
     def _prepare_step(self, zero: bool, below_floor: bool) -> None:
         self._refuse_if_failed()
         start = self.file_start(self.prepared_position)
-        step = len(_ZEROS) if zero else _ALLOCATE_BYTES
+        step = _ZERO_BYTES if zero else _ALLOCATE_BYTES
         if below_floor:
             step = min(step, self._extent_bytes // 4)  # no more than sends leave: nothing of it becomes theirs
         size = min(step, self._extent_bytes, start + self._file_bytes - self.prepared_position)
@@ -201,7 +203,7 @@ class CommitLog:
                 self._open_files[start] = file
                 self._unnamed.add(start)
             if zero:
-                file.pwritev([_ZEROS[:size]], self.prepared_position - start)
+                self._write_zeros(file, self.prepared_position - start, size)
             else:
                 file.allocate(self.prepared_position - start, size)
         except OSError as error:
@@ -217,6 +219,11 @@ class CommitLog:
         if start in self._unnamed:
             self._files.sync_dir(self._directory)
             self._unnamed.discard(start)
+
+    def _write_zeros(self, file: File, position: int, size: int) -> None:
+        zeros = memoryview(_ZEROS)
+        for at in range(0, size, _ZERO_WRITE_BYTES):
+            file.pwritev([zeros[: min(_ZERO_WRITE_BYTES, size - at)]], position + at)
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> int:
         """Write entries end to end from `position` on, all within one prepared file; return the new end.

@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "take a full disk found by fdatasync for a refused write",
         "store/commit_log.py",
-        "                file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n",
-        "                file.pwritev([_ZEROS[:size]], self.prepared_position - start)\n"
+        "                self._write_zeros(file, self.prepared_position - start, size)\n",
+        "                self._write_zeros(file, self.prepared_position - start, size)\n"
         "                file.datasync()\n",
         ERRORS,
     ),
@@ -120,12 +120,12 @@ MUTANTS = [
         "store/commit_log.py",
         """                self._unnamed.add(start)
             if zero:
-                file.pwritev""",
+                self._write_zeros""",
         """                self._unnamed.add(start)
             else:
                 self._unnamed.clear()
             if zero:
-                file.pwritev""",
+                self._write_zeros""",
         COMMIT_LOG,
     ),
     Mutant(

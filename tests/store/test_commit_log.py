@@ -116,6 +116,43 @@ def test_space_is_zero_and_durable_before_it_is_written() -> None:
     assert disk.is_clean()
 
 
+def test_zeros_are_written_in_pieces_and_made_durable_by_one_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.commit_log._ZERO_WRITE_BYTES", 5 * KiB)
+    disk = SimDisk()
+    log = open_log(disk)
+    log.prepare(1)
+    calls = [(call.operation, call.size) for call in disk.calls if call.path.endswith(f"/{0:020}")]
+    written = [("pwritev", 5 * KiB)] * 3 + [("pwritev", 1 * KiB)]
+    assert [call for call in calls if call[0] in ("pwritev", "datasync")] == [*written, ("datasync", 0)]
+    assert disk.contents(ROOT / disk.names_in(ROOT)[0]) == bytes(EXTENT_BYTES)
+    for number in range(20):
+        write(log, number)
+    assert recovered(disk)[1] == list(range(20))
+
+
+@pytest.mark.parametrize("piece", range(4))
+def test_a_disk_that_is_full_or_fails_between_two_pieces_of_zeros(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.commit_log._ZERO_WRITE_BYTES", 5 * KiB)
+    for seed in range(20):
+        disk, log, _ = written(5)
+        prepared = log.prepared_position
+        disk.inject(Fault("pwritev", errno.ENOSPC, nth=piece + 1))
+        with pytest.raises(DiskFull):
+            log.prepare(prepared + 1)
+        assert log.prepared_position == prepared, "a part of a step is none"
+        after = disk.crash(Random(seed))
+        again, numbers, _ = recovered(after)
+        assert numbers == list(range(5))
+        write(again, 5)
+        assert recovered(after)[1] == list(range(6))
+        log.prepare(prepared + 1)  # there is room again
+        assert log.prepared_position == prepared + EXTENT_BYTES
+        disk.inject(Fault("pwritev", nth=piece + 1))
+        with pytest.raises(StoreStopped):
+            log.prepare(log.prepared_position + 1)
+        assert recovered(disk.crash(Random(seed)))[1] == list(range(5))
+
+
 def test_allocated_space_is_as_good_as_zeros_and_comes_in_larger_steps() -> None:
     disk = SimDisk()
     log = open_log(disk)
@@ -133,7 +170,7 @@ def test_allocated_space_is_as_good_as_zeros_and_comes_in_larger_steps() -> None
 
 
 def test_where_a_large_step_has_no_room_a_small_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("store.commit_log._ZEROS", bytes(2 * KiB))
+    monkeypatch.setattr("store.commit_log._ZERO_BYTES", 2 * KiB)
     disk = SimDisk(capacity_bytes=5 * KiB)
     log = open_log(disk)
     log.prepare(3 * KiB, zero=False)
