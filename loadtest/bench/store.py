@@ -35,6 +35,7 @@ from store.config import StoreConfig
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 HEADINGS = ("work", "ours", "limit", "goal", "met")
 GROUPS = (1, 8, 64)
+CALLERS = (4, 16)
 FILE_QUEUES = (1, 10, 100, 1_000, 10_000)
 ROCKSDB_QUEUES = (10, 100, 1_000, 10_000, 100_000)
 FLAT_RATIO = 0.8
@@ -68,25 +69,34 @@ Part = Callable[[Options], Awaitable[list[Row]]]
 
 
 async def append_rows(options: Options) -> list[Row]:
-    """Durable appends: so many batches a write, beside a loop that writes the same bytes."""
+    """Durable appends beside a loop that writes the same bytes: so many batches a write by one caller, which waits for
+    each; and one batch a call by many callers, beside one batch a write."""
     batch = work.batch_of(1_000, 100)
+    size = f"{len(batch) / 1e3:.0f} kB"
     rows = []
     with _directory(options) as root, disk_loop(root) as disk:
         async with work.opened(StoreConfig(root=root / "store"), 4) as (store, queues):
             turn = work.round_robin(queues)
-            for batches in GROUPS:
+
+            async def beside_limit(name: str, batches: int, append: Callable[..., Awaitable[Speed]]) -> Row:
                 ours, limits = [], []
                 for _ in range(options.rounds):
                     limit = work.disk_writes(disk, batch, 1_000, batches=batches, duration_s=options.run_s)
-                    until = work.passed(options.run_s)
-                    speed = await work.append_calls(store, turn, batch, 1_000, batches=batches, until=until)
+                    speed = await append(store, turn, batch, 1_000, until=work.passed(options.run_s))
+                    work.forget_log_pages(store)
                     ours.append(speed.records_per_s)
                     limits.append(limit.records_per_s)
                 ratio = median(one / other for one, other in zip(ours, limits, strict=True))
-                name = f"append, {batches} x {len(batch) / 1e3:.0f} kB a write"
                 is_met = ratio >= 0.6 and median(ours) >= 1e6
                 note = f"median of the rounds' ratios: {ratio:.0%}"
-                rows.append(Row(name, median(ours), "records/s", median(limits), ">= 60 %, >= 1 M/s", is_met, note))
+                return Row(name, median(ours), "records/s", median(limits), ">= 60 %, >= 1 M/s", is_met, note)
+
+            for batches in GROUPS:
+                append = partial(work.append_calls, batches=batches)
+                rows.append(await beside_limit(f"append, {batches} x {size} a write", batches, append))
+            for callers in CALLERS:
+                append = partial(work.append_side_by_side, callers=callers)
+                rows.append(await beside_limit(f"append, {callers} callers of 1 x {size}", 1, append))
     return rows
 
 
@@ -236,8 +246,9 @@ def as_markdown(conditions: dict[str, object], rows: list[Row]) -> str:
         "Written by `make bench-store`; the numbers for programs are in `store.json`. Everything is durable: answered",
         "after an fdatasync. The limit of an append is a loop of one pwritev and one fdatasync of the same bytes, from",
         "end to end of a file of 2 GiB that got its blocks before and is not in the page cache; the store has to get",
-        "its blocks within the time that is measured. Rounds of both alternate. In a virtual machine both vary with",
-        "the host's memory: a page of the page cache that the guest has not used before costs several times as much.",
+        "its blocks within the time that is measured. Rounds of both alternate, and both let go of their cached pages",
+        "after each: in a virtual machine a page that the guest has not used before costs several times as much as",
+        "one that was free a moment ago.",
         "",
         "Over many queues: whole turns of the index, its files written included; the limit is the same over the",
         "fewest queues, in the same store, before and after (for the fewest itself: how much the machine changes).",

@@ -11,12 +11,13 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from crc32c import crc32c
 
-from loadtest.bench.disk import DiskLoop
+from loadtest.bench.disk import DiskLoop, forget_pages
 from loadtest.stats import percentile
 from store import Store
 from store.config import StoreConfig
@@ -122,10 +123,43 @@ async def append_calls(
     return Speed(call_count * batches * record_count, byte_count, duration_s, cpu_s)
 
 
+async def append_side_by_side(
+    store: Store,
+    queues: Iterator[QueueKey],
+    batch: bytes,
+    record_count: int,
+    *,
+    callers: int,
+    until: Callable[[], bool],
+) -> Speed:
+    """Append one batch in a durable call, again and again, by so many callers at the same time: those who come while
+    the disk is busy share the next write, as the requests of a server do."""
+    alone = partial(append_calls, store, queues, batch, record_count, batches=1, until=until)
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
+    speeds = await asyncio.gather(*[alone() for _ in range(callers)])
+    duration_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
+    return Speed(
+        sum(speed.record_count for speed in speeds), sum(speed.byte_count for speed in speeds), duration_s, cpu_s
+    )
+
+
 def disk_writes(disk: DiskLoop, batch: bytes, record_count: int, *, batches: int, duration_s: float) -> Speed:
     """The limit of `append_calls`: the same bytes by one pwritev and one fdatasync each time."""
     written = disk.run([batch] * batches, duration_s)
     return Speed(written.sync_count * batches * record_count, written.byte_count, written.duration_s)
+
+
+def forget_log_pages(store: Store) -> None:
+    """Take what the log holds, all of it durable, out of the page cache; not what is prepared behind it."""
+    end = store.end_position
+    directory = store.config.root / "commitlog"
+    for name in os.listdir(directory):
+        if int(name) < end:
+            fd = os.open(directory / name, os.O_RDONLY)
+            try:
+                forget_pages(fd, min(end - int(name), store.config.commit_log_file_bytes))
+            finally:
+                os.close(fd)
 
 
 def passed(duration_s: float) -> Callable[[], bool]:
