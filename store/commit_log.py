@@ -178,9 +178,9 @@ class CommitLog:
     def _prepare_step(self, zero: bool, below_floor: bool) -> None:
         self._refuse_if_failed()
         start = self.file_start(self.prepared_position)
-        step = _ZERO_BYTES if zero else _ALLOCATE_BYTES
-        if below_floor:
-            step = min(step, self._extent_bytes // 4)  # no more than sends leave: nothing of it becomes theirs
+        step = _ZERO_BYTES if zero or below_floor else _ALLOCATE_BYTES
+        if below_floor:  # no more than sends leave (StoreConfig.own_reserve_bytes): nothing of it becomes theirs
+            step = min(step, self._extent_bytes // 4)
         size = min(step, self._extent_bytes, start + self._file_bytes - self.prepared_position)
         if not below_floor:
             self._check_room(size)

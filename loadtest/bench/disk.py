@@ -1,10 +1,10 @@
 """The limit of durable writing: one pwritev and one fdatasync, again and again, in a file that already has its blocks.
 
-The file was filled with zeros, so an fdatasync moves data and no metadata; it is larger than any cache of the disk, and
-each block is written once, from the beginning to the end: a log is written like that. The page cache does not hold
-it (a log's next blocks are not there either), so that the price of a page is in the limit as it is in ours. That price
-depends on who used the page last, where a host gives a virtual machine its memory only when it is touched: so whoever
-measures beside this loop lets go of the pages it has written, as often as the loop does (`forget_pages`).
+The file was filled with zeros, so an fdatasync moves data and no metadata; it is larger than any cache of the disk,
+and each block is written once, from the beginning to the end: a log is written like that. The page cache does not hold
+it (a log's next blocks are not there either), so that the price of a page is in the limit as it is in ours. In a
+virtual machine a page that was free a moment ago is cheaper than one that its host has yet to give: who compares the
+two closely has both let go of theirs at the same times (`forget_pages`).
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ class DiskLoop:
         spent_s = 0.0
         while spent_s < duration_s:
             if self._position + size > FILE_BYTES:
-                forget_pages(self._fd, self._position)
+                self.forget_pages()
                 self._position = 0
             began_s = time.perf_counter()
             self._position += os.pwritev(self._fd, buffers, self._position)
             os.fdatasync(self._fd)
             spent_s += time.perf_counter() - began_s
             sync_count += 1
-        forget_pages(self._fd, self._position)
         return Written(sync_count, sync_count * size, spent_s)
+
+    def forget_pages(self) -> None:
+        """Take what was written out of the page cache."""
+        forget_pages(self._fd, self._position)
 
 
 def forget_pages(fd: int, end: int) -> None:

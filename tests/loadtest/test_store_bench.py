@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from loadtest.bench import store_work as work
 from loadtest.bench.disk import disk_loop
-from loadtest.bench.store import Options, Row, as_markdown, cells, queue_rows
+from loadtest.bench.store import Options, Row, append_rows, as_markdown, cells, queue_rows
 from store.config import StoreConfig
 from store.types import QueueKey
 
@@ -27,6 +28,55 @@ async def test_a_call_is_one_write_of_so_many_batches(tmp_path: Path) -> None:
         assert store.stats.group_count == groups + 2
         assert (speed.record_count, speed.byte_count) == (60, 6 * len(batch))
         assert [store.bounds(queue).max_offset for queue in queues] == [20, 20, 20]
+
+
+async def test_callers_side_by_side_share_a_write(tmp_path: Path) -> None:
+    batch = work.batch_of(10, 100)
+    async with work.opened(StoreConfig(root=tmp_path, extent_bytes=MiB, disk_floor_bytes=0), 2) as (store, queues):
+        groups = store.stats.group_count
+        left = iter(range(12))
+        speed = await work.append_side_by_side(
+            store, work.round_robin(queues), batch, 10, callers=4, until=lambda: next(left, None) is None
+        )
+        assert (speed.record_count, speed.byte_count) == (120, 12 * len(batch))
+        assert [store.bounds(queue).max_offset for queue in queues] == [60, 60]
+        assert store.stats.group_count - groups <= 6, "12 batches"
+
+
+async def test_the_log_lets_go_of_its_pages_up_to_its_tail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr("os.posix_fadvise", lambda fd, at, size, advice: asked.append((at, size, advice)))
+    config = StoreConfig(root=tmp_path, extent_bytes=MiB, commit_log_file_bytes=2 * MiB, disk_floor_bytes=0)
+    async with work.opened(config) as (store, queues):
+        work.forget_log_pages(store)
+        first_end = store.end_position
+        left = iter(range(6))
+        batch = work.batch_of(10, 40_000)
+        await work.append_calls(
+            store, work.round_robin(queues), batch, 10, batches=1, until=lambda: next(left, None) is None
+        )
+        work.forget_log_pages(store)
+        in_second = store.end_position - 2 * MiB
+    sizes = [size for _, size, _ in asked]
+    assert sizes[0] == first_end > 0
+    assert sorted(sizes[1:]) == sorted([2 * MiB, in_second]), "never the zeros that are ready for what comes"
+    assert {(at, advice) for at, _, advice in asked} == {(0, os.POSIX_FADV_DONTNEED)}
+
+
+async def test_an_append_is_judged_beside_the_limit_of_its_own_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.bench.disk.FILE_BYTES", 64 * MiB)
+    options = Options(tmp_path, rounds=2, queue_rounds=1, run_s=0.05, scan_bytes=0, append_bytes=0)
+    rows = await append_rows(options)
+    assert [row.work.split(", ")[1].split(" of ")[0].split(" x ")[0] for row in rows] == [
+        "1", "8", "64", "4 callers", "16 callers",
+    ]  # fmt: skip
+    for row in rows:
+        ratio = float(row.note.rsplit(" ", 1)[1].rstrip("%")) / 100
+        assert row.limit is not None
+        assert row.limit > 0 < row.value
+        assert row.is_met == (ratio >= 0.6 and row.value >= 1e6) or abs(ratio - 0.6) < 0.01
 
 
 async def test_many_queues_are_timed_beside_few_of_the_same_store(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from store.commit_log import CommitLog, Group, Span
+from store.config import StoreConfig
 from store.entry import BLANK_BYTES, Blank, Damage, Header, encode_entry, entry_bytes
 from store.errors import Corrupt, DiskFull, StoreStopped
 from store.files import OsFiles
@@ -181,6 +182,23 @@ def test_where_a_large_step_has_no_room_a_small_one_may(monkeypatch: pytest.Monk
     disk.inject(Fault("allocate"))
     with pytest.raises(StoreStopped):
         log.prepare(4 * KiB + 1, zero=False)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_step_below_the_floor_is_no_larger_than_what_sends_leave(zero: bool, tmp_path: Path) -> None:
+    config = StoreConfig(root=tmp_path)
+    disk = SimDisk(capacity_bytes=config.disk_floor_bytes)
+    log = CommitLog(
+        ROOT, disk,
+        file_bytes=config.commit_log_file_bytes,
+        extent_bytes=config.extent_bytes,
+        disk_floor_bytes=config.disk_floor_bytes,
+    )  # fmt: skip
+    log.open()
+    with pytest.raises(DiskFull):
+        log.prepare(1, zero=zero)
+    log.prepare(1, zero=zero, below_floor=True)
+    assert 0 < log.prepared_position <= config.own_reserve_bytes
 
 
 @pytest.mark.parametrize("zero", [True, False])
