@@ -1,34 +1,65 @@
-"""What a peer is: a server that we start and stop, and a client that does the same work as everybody's."""
+"""What a peer is: a server that is started and stopped here, and the ways in which load reaches it.
+
+A *work* is one kind of load (plan.py). A *way* is one client doing that work: the peer's own benchmark tool, the
+Python client its users take, or prebuilt bytes replayed. A row of the scoreboard is one way of one peer at one level
+of durability. Works are of one kind each, so rows of different kinds never meet in a table.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from loadtest.bench.request import Request
 from loadtest.peers.servers import Server
 
 
 class Durability(StrEnum):
-    """What an acknowledged send has behind it."""
+    """What an acknowledged send has behind it. Only rows of the same durability are compared."""
+
+    WRITTEN = "written"
+    """The operating system has it: a killed process loses nothing, a power failure may."""
 
     SYNCED = "synced"
     """A disk sync that covers it, before the answer."""
 
-    UNSYNCED = "unsynced"
-    """The operating system has it: a killed process loses nothing, a power cut may. What most peers do by default."""
+
+class Level(NamedTuple):
+    """One setting of durability that a peer has."""
+
+    name: str
+    """Unique within the peer; shown where a peer has several levels of one durability."""
+
+    durability: Durability
+    about: str
+    """The settings, and what an answer means with them."""
+
+
+Options = Mapping[str, float]
+Numbers = Mapping[str, float]
+
+
+class Way(NamedTuple):
+    """One client doing a work. `run` takes the server's endpoint, a topic and the options of the step, and runs in a
+    client process of its own (drive.py), child processes included. It raises WorkFailed, or what the client raises."""
+
+    client: str
+    run: Callable[[str, str, Options], Awaitable[Numbers]]
 
 
 class Unavailable(Exception):
     """This peer cannot be had on this machine; the message says why, and what would help."""
 
 
+class WorkFailed(Exception):
+    """The peer did not do the work, or did it wrongly."""
+
+
 class Client(Protocol):
-    """One connection, or a few, of the client that the peer's users would take. Values are 8 bytes or more."""
+    """The Python client that the peer's users would take: one connection, or a few. Values are 16 bytes or more."""
 
     async def create(self, topic: str) -> None:
         """Make a topic (stream, queue) with one partition; nothing where sending makes it."""
@@ -37,48 +68,64 @@ class Client(Protocol):
         """One batch; acknowledged on return."""
 
     def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
-        """The topic from its start, in whatever pieces it comes, and then what is sent: it never ends by itself."""
+        """Scan the topic from its start, then follow what is sent. Nothing is acknowledged. Never ends by itself."""
+
+    def receive(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+        """Consume the topic as a work queue: what is yielded has been acknowledged record by record, and the peer has
+        confirmed it as far as its protocol confirms at all. Never ends by itself."""
+
+    async def drop(self, topic: str) -> None:
+        """Delete the topic with what it holds, so that one step does not burden the next; nothing where that is not
+        possible."""
 
 
 class DelayingClient(Client, Protocol):
-    """One whose peer can hold records back (`Peer.can_delay`)."""
+    """One whose peer can hold records back."""
 
     async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
         """One batch that is to be delivered at those times (epoch ms)."""
 
 
 class Peer(ABC):
-    """One row of the scoreboard."""
+    """A server of the scoreboard."""
 
     name: str
     about: str
-    """The client and the settings, for the report."""
+    """Version-independent settings, for the report."""
 
-    durabilities: Sequence[Durability] = tuple(Durability)
+    levels: Sequence[Level]
     is_ours = False
-    can_delay = False
-    delays_per_s = 4_000
-    """How many delayed records a second it is given time to accept: they must all wait before the first is due."""
+    is_limit = False
+    """A physical limit and not a queue (a bare HTTP handler): shown beside the others, never a ratio of ours."""
 
-    parts: Sequence[str] = ("works", "topics", "delayed", "restart")
-    """The parts of the plan that it takes part in."""
+    warm_up_s = 1.0
+    """How long a new server is loaded before the first round: until its speed no longer rises (JVMs: 20 s)."""
+
+    delays_per_s = 20_000
+    """How many delayed records a second it is given time to accept: they must all wait before the first is due."""
 
     @abstractmethod
     def prepare(self, tools: Path) -> str:
         """Get the programs into a directory, unless they are there; the version. Raises Unavailable."""
 
     @abstractmethod
-    def serve(self, tools: Path, data: Path, durability: Durability) -> AbstractContextManager[Server]:
+    def serve(self, tools: Path, data: Path, level: Level) -> AbstractContextManager[Server]:
         """A server on an empty or a used data directory, until the block ends; it answers when the block begins."""
 
     @abstractmethod
-    def client(self, endpoint: str) -> AbstractAsyncContextManager[Client]:
-        """A client of a server."""
+    def ways(self, work: str) -> Sequence[Way]:
+        """The ways in which this peer does a work, each with a `client` name of its own; empty when it cannot."""
 
-    def single(self, topic: str) -> Request | None:
-        """One record of 100 bytes in one HTTP request; None for a peer that speaks no HTTP."""
-        return None
 
-    def url(self, endpoint: str) -> str:
-        """Where that request goes."""
-        return endpoint
+def by_python_client(
+    connect: Callable[[str], AbstractAsyncContextManager[Client]],
+    work: Callable[..., Awaitable[Numbers]],
+    client: str,
+) -> Way:
+    """A way of the Python client: connect, do the work (a function of work.py), disconnect."""
+
+    async def run(endpoint: str, topic: str, options: Options) -> Numbers:
+        async with connect(endpoint) as connection:
+            return await work(connection, topic, **options)
+
+    return Way(client, run)
