@@ -10,9 +10,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from loadtest.peers.peer import Unavailable
+
+TOOLS = Path(__file__).resolve().parents[2] / "artifacts" / "peers"
+"""Where the scoreboard puts them. Client processes find the peers' own tools there."""
 
 FETCH_TIMEOUT_S = 900
 _SAID_CHARS_MAX = 300
@@ -42,24 +46,39 @@ def jars(tools: Path, name: str, artifacts: Sequence[str], *, alone: bool = Fals
     Raises Unavailable.
     """
     target = tools / name
-    if target.exists():
-        return target
-    maven = program("mvn", "maven")
-    program("java", "default-jre-headless")
-    building = tools / f"{name}.new"
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
     dependencies = "".join(
         _DEPENDENCY.format(group=group, artifact=artifact, version=version, exclusions=_ALONE if alone else "")
         for group, artifact, version in (one.split(":") for one in artifacts)
     )
-    (building / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+    pom = _POM.format(dependencies=dependencies)
+    if target.exists() and (target / "pom.xml").read_text() == pom:
+        return target
+    maven = program("mvn", "maven")
+    program("java", "default-jre-headless")
+    building = (tools / f"{name}.new").absolute()  # Maven takes a relative output directory from the POM's
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    (building / "pom.xml").write_text(pom)
     _run(
         [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={building}"],
         building,
         f"its Maven artifacts ({', '.join(artifacts)}) cannot be had",
     )
+    shutil.rmtree(target, ignore_errors=True)
     building.rename(target)
+    return target
+
+
+def java_classes(tools: Path, source: Path, classpath: str) -> Path:
+    """A directory with the classes of one Java source file, compiled once for each content. Raises Unavailable."""
+    compiler = program("javac", "default-jdk-headless")
+    target = tools / f"{source.stem}-{sha256(source.read_bytes()).hexdigest()[:12]}"
+    if not target.exists():
+        building = tools / f"{source.stem}.new"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        _run([compiler, "-cp", classpath, "-d", str(building), str(source)], tools, f"{source.name} does not compile")
+        building.rename(target)
     return target
 
 
