@@ -39,7 +39,19 @@ class Level(NamedTuple):
 
 
 Options = Mapping[str, float]
+"""What a step asks for, by name (plan.py)."""
+
 Numbers = Mapping[str, float]
+"""What a step came to. Names that have a meaning for all works; a way may add others:
+
+    records               records handled within the window
+    records_per_s         the rate within the window
+    took_s                the window, s
+    began_s, ended_s      the window in `time.monotonic()`, which all processes share: CPU is taken between the two.
+                          Without them it is the whole life of the client process, start-up included
+    stored                records that the topic holds afterwards, warm-up included (`batched`); `records` if missing
+    p50_ms, p99_ms, max_ms, accepted_per_s, made_per_s, mb_per_s
+"""
 
 
 class Way(NamedTuple):
@@ -114,7 +126,12 @@ class Peer(ABC):
 
     @abstractmethod
     def ways(self, work: str) -> Sequence[Way]:
-        """The ways in which this peer does a work, each with a `client` name of its own; empty when it cannot."""
+        """The ways in which this peer does a work, each with a `client` name of its own; empty when it cannot.
+
+        A way removes the topics that it made, after its window. Those of `batched` stay, as `scan` reads them: the
+        topic of the same client name or, when no client of that name sent one, that of the peer's first client. They
+        are removed by the work `drop` (`work.drop`) at the end of the round, where a peer has a way of it.
+        """
 
 
 def by_python_client(
