@@ -1,21 +1,27 @@
-"""All peers, in the order of the report."""
+"""All peers by name, in the order of the report. A peer's module is imported when the peer is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 
 from loadtest.peers.peer import Peer
 
-MODULES = ("mq", "kafka", "rocketmq", "nats", "rabbitmq", "redis", "nsq", "beanstalkd", "bridge")
+MODULES = {
+    "mq": "mq",
+    "bare aiohttp": "bare",
+    "kafka": "kafka",
+    "rocketmq": "rocketmq",
+    "nats": "nats",
+    "rabbitmq": "rabbitmq",
+    "redis streams": "redis",
+    "nsqd": "nsq",
+    "beanstalkd": "beanstalkd",
+    "strimzi bridge": "bridge",
+}
 
 
-def peers() -> Mapping[str, Peer]:
-    """By name. Their client libraries are imported only when a client is made."""
-    found: dict[str, Peer] = {}
-    for module in MODULES:
-        if find_spec(f"loadtest.peers.{module}") is None:
-            continue
-        found.update((peer.name, peer) for peer in import_module(f"loadtest.peers.{module}").PEERS)
+def peer_of(name: str) -> Peer:
+    """The peer of a name. Raises KeyError."""
+    module = import_module(f"loadtest.peers.{MODULES[name]}")
+    found: Peer = {peer.name: peer for peer in module.PEERS}[name]
     return found
