@@ -1,37 +1,50 @@
-"""mq itself, as two rows: JSON for people with curl and browsers, and record batches for programs."""
+"""mq itself: JSON for people with curl and browsers, record batches for programs, queue mode over both transports."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import aiohttp
 import orjson
 
 from loadtest.bench.request import Request
-from loadtest.peers.peer import Client, Durability, Peer
+from loadtest.peers import replay, work
+from loadtest.peers.peer import Durability, Level, Numbers, Options, Peer, Way, WorkFailed, by_python_client
 from loadtest.peers.servers import Server, free_port, running
 from store.record_batch import Record, decode, encode, split
 
 CREDIT = 10_000
 TIMESTAMP_MS = 1_767_225_600_000
 JSON_TYPE = "application/vnd.kafka.json.v2+json"
-BINARY_TYPE = "application/vnd.kafka.binary.v2+json"
 BATCH_TYPE = "application/vnd.mq.batch"
+SINGLE_BODY = orjson.dumps({"records": [{"value": "x" * 100}]})
+GROUP = "scoreboard"
+RECEIVE_RECORDS = 32
+RECEIVE_WAIT_MS = 1_000
+CONSUMERS = 8
+"""Consumers of a work queue at a time, over HTTP: one alone waits for the disk with every ack."""
+
+SOCKET_BATCH = 256
+FETCH_BYTES = 2**20
+FETCH_RECORDS = 1_000_000
+
+JSON = "aiohttp, JSON"
+BATCHES = "aiohttp, record batches"
+SOCKET = "WebSocket"
 
 
-class _Client(ABC):
-    """Sends over HTTP, reads over the WebSocket."""
-
-    _delay_type = JSON_TYPE
+class JsonClient:
+    """JSON: sends over HTTP, reads over the WebSocket, receives and acks over HTTP."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -41,30 +54,72 @@ class _Client(ABC):
         """One partition."""
         await self._asked("PUT", f"/mq/v1/topics/{topic}", orjson.dumps({"partitions": 1}), "application/json")
 
-    @abstractmethod
-    async def send(self, topic: str, values: Sequence[bytes]) -> None: ...
+    async def drop(self, topic: str) -> None:
+        """With all that it holds."""
+        await self._asked("DELETE", f"/mq/v1/topics/{topic}", b"", "application/json")
 
-    @abstractmethod
-    def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]: ...
+    async def send(self, topic: str, values: Sequence[bytes]) -> None:
+        """One request."""
+        records = [{"value": one.decode()} for one in values]
+        await self._asked("POST", f"/topics/{topic}", orjson.dumps({"records": records}), JSON_TYPE)
+
+    async def post(self, request: Request) -> None:
+        """A prebuilt request."""
+        await self._asked(request.method, request.target, request.body, request.headers["Content-Type"])
 
     async def delay(self, topic: str, values: Sequence[bytes], due_ms: Sequence[int]) -> None:
-        """One batch, in JSON."""
-        shown = [self._shown(one) for one in values]
-        records = [{"value": one, "deliver_at": due, "partition": 0} for one, due in zip(shown, due_ms, strict=True)]
-        await self._asked("POST", f"/topics/{topic}", orjson.dumps({"records": records}), self._delay_type)
+        """One request."""
+        records = [
+            {"value": one.decode(), "deliver_at": due, "partition": 0} for one, due in zip(values, due_ms, strict=True)
+        ]
+        await self._asked("POST", f"/topics/{topic}", orjson.dumps({"records": records}), JSON_TYPE)
 
-    def _shown(self, one: bytes) -> str:
-        return one.decode()
+    async def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+        """JSON frames."""
+        async with aclosing(self._frames(topic)) as frames:
+            async for frame in frames:
+                push = _push_of(frame)
+                if push.get("op") == "messages":
+                    yield [message["value"].encode() for message in push["messages"]]
 
-    async def _asked(self, method: str, path: str, body: bytes, kind: str) -> None:
+    async def receive(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+        """Several consumers of one group, each on a connection of its own: receive 32, ack them, receive again."""
+        done: asyncio.Queue[Sequence[bytes]] = asyncio.Queue(CONSUMERS)
+        path = f"/mq/v1/groups/{GROUP}/messages:"
+        wanted = {"topics": [topic], "max_messages": RECEIVE_RECORDS, "wait_ms": RECEIVE_WAIT_MS}
+        request = orjson.dumps({**wanted, "start": "earliest"})
+
+        async def consumer() -> None:
+            while True:
+                answer = orjson.loads(await self._asked("POST", f"{path}receive", request, "application/json"))
+                if messages := answer["messages"]:
+                    receipts = orjson.dumps({"receipts": [message["receipt"] for message in messages]})
+                    _check_acks(orjson.loads(await self._asked("POST", f"{path}ack", receipts, "application/json")))
+                    await done.put([message["value"].encode() for message in messages])
+
+        consumers = [asyncio.create_task(consumer()) for _ in range(CONSUMERS)]
+        try:
+            while True:
+                piece = asyncio.ensure_future(done.get())
+                await asyncio.wait([piece, *consumers], return_when=asyncio.FIRST_COMPLETED)
+                for ended in consumers:
+                    if ended.done():
+                        ended.result()
+                yield await piece
+        finally:
+            for one in consumers:
+                one.cancel()
+
+    async def _asked(self, method: str, path: str, body: bytes, kind: str) -> bytes:
         async with self._session.request(
             method, self._url + path, data=body, headers={"Content-Type": kind}
         ) as response:
             answer = await response.read()
             if response.status >= 300:
-                raise RuntimeError(f"{method} {path}: {response.status} {answer[:200]!r}")
+                raise WorkFailed(f"{method} {path}: {response.status} {answer[:200]!r}")
+            return answer
 
-    async def _frames(self, topic: str, **fields: object) -> AsyncIterator[aiohttp.WSMessage]:
+    async def _frames(self, topic: str, **fields: object) -> AsyncGenerator[aiohttp.WSMessage]:
         """What a subscription from the start of a topic brings."""
         async with self._session.ws_connect(f"{self._url}/ws/v1", max_msg_size=0) as socket:
             await socket.send_json({"id": 1, "op": "hello", "binary": "format" in fields})
@@ -72,8 +127,61 @@ class _Client(ABC):
             await socket.send_json({**wanted, "auto_credit": True, **fields})
             async for frame in socket:
                 if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
-                    raise RuntimeError(f"the socket was closed: {frame.extra}")
+                    raise WorkFailed(f"the socket was closed: {frame.extra}")
                 yield frame
+        raise WorkFailed("the socket was closed")
+
+
+class SocketClient(JsonClient):
+    """Receives and acks over one WebSocket."""
+
+    async def receive(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+        """A subscription in queue mode. A frame is acked as a whole; it is yielded when the acks are confirmed."""
+        async with self._session.ws_connect(f"{self._url}/ws/v1", max_msg_size=0) as socket:
+            await socket.send_json({"id": 1, "op": "hello"})
+            wanted = {"id": 2, "op": "subscribe", "sub": "s", "topics": [topic], "mode": "queue", "group": GROUP}
+            await socket.send_json({**wanted, "start": "earliest", "batch": SOCKET_BATCH, "credit": 4 * SOCKET_BATCH})
+            waiting: dict[int, Sequence[bytes]] = {}
+            next_id = 3
+            async for frame in socket:
+                push = _push_of(frame)
+                if push.get("op") == "messages":
+                    messages = push["messages"]
+                    waiting[next_id] = [message["value"].encode() for message in messages]
+                    ack = {"id": next_id, "op": "ack", "sub": "s", "receipts": [one["receipt"] for one in messages]}
+                    await socket.send_str(orjson.dumps(ack).decode())
+                    next_id += 1
+                elif "results" in push:
+                    _check_acks(push)
+                    yield waiting.pop(push["id"])
+        raise WorkFailed("the socket was closed")
+
+
+class BatchClient(JsonClient):
+    """Kafka record batches both ways; single records over a WebSocket."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(session, url)
+        self._sender: _SocketSender | None = None
+
+    async def send(self, topic: str, values: Sequence[bytes]) -> None:
+        """One batch in one request; one record as a command on a socket."""
+        if len(values) == 1:
+            if self._sender is None:
+                self._sender = _SocketSender(await self._session.ws_connect(f"{self._url}/ws/v1"))
+            await self._sender.send(topic, values[0])
+            return
+        await self._asked("POST", f"/topics/{topic}/partitions/0", _batch(values), BATCH_TYPE)
+
+    async def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
+        """Binary frames of whole batches."""
+        async with aclosing(self._frames(topic, format="batch")) as frames:
+            async for frame in frames:
+                if frame.type is aiohttp.WSMsgType.TEXT:
+                    _push_of(frame)
+                    continue
+                payload = memoryview(frame.data)[4 + int.from_bytes(frame.data[:4], "big") :]
+                yield [record.value or b"" for batch in split(payload) for record in decode(batch)]
 
 
 class _SocketSender:
@@ -100,99 +208,143 @@ class _SocketSender:
             if answer["ok"]:
                 done.set_result(None)
             else:
-                done.set_exception(RuntimeError(str(answer)))
+                done.set_exception(WorkFailed(str(answer)))
         for done in self._waiting.values():
-            done.set_exception(RuntimeError("the socket was closed"))
+            done.set_exception(WorkFailed("the socket was closed"))
 
 
-class JsonClient(_Client):
-    """JSON both ways."""
-
-    async def send(self, topic: str, values: Sequence[bytes]) -> None:
-        """One request."""
-        records = [{"value": one.decode()} for one in values]
-        await self._asked("POST", f"/topics/{topic}", orjson.dumps({"records": records}), JSON_TYPE)
-
-    async def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
-        """JSON frames."""
-        async for frame in self._frames(topic):
-            push = orjson.loads(frame.data)
-            if push.get("op") == "messages":
-                yield [message["value"].encode() for message in push["messages"]]
-            elif push.get("ok") is False or push.get("op") == "error":
-                raise RuntimeError(str(push))
+def _push_of(frame: aiohttp.WSMessage) -> dict[str, Any]:
+    push: dict[str, Any] = orjson.loads(frame.data)
+    if push.get("ok") is False or push.get("op") == "error":
+        raise WorkFailed(str(push))
+    return push
 
 
-class BatchClient(_Client):
-    """Kafka record batches both ways; single records over a socket."""
+def _check_acks(answer: dict[str, Any]) -> None:
+    for result in answer["results"]:
+        if not result["ok"]:
+            raise WorkFailed(f"an ack was refused: {result}")
 
-    _delay_type = BINARY_TYPE
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        super().__init__(session, url)
-        self._sender: _SocketSender | None = None
+def _batch(values: Sequence[bytes]) -> bytes:
+    return bytes(encode([Record(None, one, TIMESTAMP_MS) for one in values]))
 
-    async def send(self, topic: str, values: Sequence[bytes]) -> None:
-        """One batch in one request; one record as a command on a socket."""
-        if len(values) == 1:
-            if self._sender is None:
-                self._sender = _SocketSender(await self._session.ws_connect(f"{self._url}/ws/v1"))
-            await self._sender.send(topic, values[0])
-            return
-        batch = encode([Record(None, one, TIMESTAMP_MS) for one in values])
-        await self._asked("POST", f"/topics/{topic}/partitions/0", bytes(batch), BATCH_TYPE)
 
-    def _shown(self, one: bytes) -> str:
-        return base64.b64encode(one).decode()
+@asynccontextmanager
+async def _session(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session
 
-    async def read(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
-        """Binary frames of whole batches."""
-        async for frame in self._frames(topic, format="batch"):
-            if frame.type is aiohttp.WSMsgType.TEXT:
-                push = orjson.loads(frame.data)
-                if push.get("ok") is False or push.get("op") == "error":
-                    raise RuntimeError(str(push))
-                continue
-            payload = memoryview(frame.data)[4 + int.from_bytes(frame.data[:4], "big") :]
-            yield [record.value or b"" for batch in split(payload) for record in decode(batch)]
+
+def _connect(client: type[JsonClient]) -> Callable[[str], AbstractAsyncContextManager[JsonClient]]:
+    @asynccontextmanager
+    async def connected(url: str) -> AsyncIterator[JsonClient]:
+        async with _session(url) as session:
+            yield client(session, url)
+
+    return connected
+
+
+async def _single(url: str, topic: str, options: Options) -> Numbers:
+    """wrk: a JSON value of 100 characters in one request."""
+    request = Request("POST", f"/topics/{topic}", {"Content-Type": JSON_TYPE}, SINGLE_BODY)
+    async with _connect(JsonClient)(url) as client:
+        await client.create(topic)
+        found = await replay.single(url, request, **options)
+        await client.drop(topic)
+    return found
+
+
+async def _replay(url: str, topic: str, options: Options) -> Numbers:
+    """One record batch, again and again."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    assert place.port is not None
+    async with _connect(JsonClient)(url) as client:
+        await client.create(topic)
+        found = await replay.replay(
+            place.hostname,
+            place.port,
+            request=_prebuilt(topic).encode(url),
+            whole=replay.http_answer,
+            records=work.BATCH_RECORDS,
+            connections=options["connections"],
+            duration_s=options["duration_s"],
+            warm_s=options["warm_s"],
+        )
+        await client.drop(topic)
+    return found
+
+
+async def _fetch(url: str, topic: str, options: Options) -> Numbers:
+    """Batches as they are stored, up to 1 MiB a request."""
+    place = urlsplit(url)
+    assert place.hostname is not None
+    assert place.port is not None
+
+    def ask(offset: int) -> bytes:
+        target = f"/topics/{topic}/partitions/0/records?offset={offset}&max_bytes={FETCH_BYTES}"
+        return Request("GET", target, {"Accept": BATCH_TYPE}).encode(url)
+
+    async with _connect(JsonClient)(url) as client:
+        await client.create(topic)
+        request = _prebuilt(topic)
+        batches = iter(range(FETCH_RECORDS // work.BATCH_RECORDS))
+
+        async def sender() -> None:
+            for _ in batches:
+                await client.post(request)
+
+        await asyncio.gather(*(sender() for _ in range(work.IN_FLIGHT)))
+        found = await replay.fetch(
+            place.hostname,
+            place.port,
+            request=ask,
+            whole=_fetched,
+            count=FETCH_RECORDS,
+            duration_s=options["duration_s"],
+            warm_s=options["warm_s"],
+        )
+        await client.drop(topic)
+    return found
+
+
+def _fetched(buffer: bytearray) -> replay.Fetched | None:
+    size_bytes = replay.http_answer(buffer)
+    return replay.Fetched(size_bytes, int(replay.http_header(buffer, b"Mq-Next-Offset"))) if size_bytes else None
+
+
+def _prebuilt(topic: str) -> Request:
+    batch = _batch([work.value(number) for number in range(work.BATCH_RECORDS)])
+    return Request("POST", f"/topics/{topic}/partitions/0", {"Content-Type": BATCH_TYPE}, batch)
 
 
 class Mq(Peer):
     """Ours."""
 
+    name = "mq"
+    about = "one process, aiohttp and uvloop; the Python client is aiohttp's"
+    levels = (
+        Level("flushed", Durability.SYNCED, "--acks flushed: an fdatasync covers the record before the answer"),
+        Level("written", Durability.WRITTEN, "--acks written: pwrite before the answer, fdatasync later"),
+    )
     is_ours = True
-    can_delay = True
-
-    def __init__(self, name: str, about: str, client: type[_Client], parts: Sequence[str]) -> None:
-        self.name = name
-        self.about = about
-        self.parts = parts
-        self._client = client
 
     def prepare(self, tools: Path) -> str:
         return version("mq-gateway")
 
     @contextmanager
-    def serve(self, tools: Path, data: Path, durability: Durability) -> Iterator[Server]:
+    def serve(self, tools: Path, data: Path, level: Level) -> Iterator[Server]:
         port = free_port()
-        acks = "flushed" if durability is Durability.SYNCED else "written"
         command = [sys.executable, "-m", "gateway", "serve", "--data", str(data / "mq"), "--port", str(port)]
+        command += ["--acks", level.name]
         environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         url = f"http://127.0.0.1:{port}"
-        command += ["--acks", acks]
         with running(url, [command], data, environment=environment, is_ready=lambda _: _is_ready(url)) as server:
             yield server
 
-    @asynccontextmanager
-    async def client(self, endpoint: str) -> AsyncIterator[Client]:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            yield self._client(session, endpoint)
-
-    def single(self, topic: str) -> Request | None:
-        if self._client is not JsonClient:
-            return None
-        body = orjson.dumps({"records": [{"value": "x" * 100}]})
-        return Request("POST", f"/topics/{topic}", {"Content-Type": JSON_TYPE}, body)
+    def ways(self, work_name: str) -> Sequence[Way]:
+        return _WAYS.get(work_name, ())
 
 
 def _is_ready(url: str) -> bool:
@@ -204,17 +356,30 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-PEERS = (
-    Mq(
-        "mq",
-        "JSON over HTTP, JSON frames over a WebSocket; aiohttp's client",
-        JsonClient,
-        ("works", "topics", "delayed"),
-    ),
-    Mq(
-        "mq, record batches",
-        "record batches over HTTP, single records and batch frames over a WebSocket; aiohttp's client",
-        BatchClient,
-        ("works", "restart"),
-    ),
-)
+def _both(run: Callable[..., Awaitable[Numbers]]) -> tuple[Way, Way]:
+    return (
+        by_python_client(_connect(BatchClient), run, BATCHES),
+        by_python_client(_connect(JsonClient), run, JSON),
+    )
+
+
+def _json(run: Callable[..., Awaitable[Numbers]]) -> tuple[Way]:
+    return (by_python_client(_connect(JsonClient), run, JSON),)
+
+
+_WAYS: Mapping[str, Sequence[Way]] = {
+    "single": (Way("wrk", _single),),
+    "replay": (Way("prebuilt bytes", _replay),),
+    "fetch": (Way("raw bytes", _fetch),),
+    "batched": _both(work.batched),
+    "scan": _both(work.scan),
+    "receive": (*_json(work.receive), by_python_client(_connect(SocketClient), work.receive, SOCKET)),
+    "singles": _both(work.singles),
+    "push": _both(work.push),
+    "delayed": _json(work.delayed),
+    "topics": _json(work.topics),
+    "fill": _both(work.fill)[:1],
+    "first_record": _both(work.first_record)[:1],
+    "drop": _json(work.drop),
+}
+PEERS = (Mq(),)

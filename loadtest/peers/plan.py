@@ -1,113 +1,170 @@
-"""What is done with each server, in this order, and how large; and the order of all sessions of a run.
+"""What is measured, how large, and in which order.
 
-A session is one server on an empty directory and the steps of one part of the plan. The parts:
+Parts of a run:
 
-    works      every work at its ordinary size; in every round, at every durability
-    topics     10,000 topics                                 these three are long: once, ours at every durability,
-    delayed    a million delayed records                     a peer's at the loosest that it has
+    works      all ordinary works, in every round, with all servers of a durability up at once (fleet.py)
+    topics     10,000 topics                                 these three are long: once, each with a server of its own,
+    delayed    a million delayed records                     ours at every level, a peer's at the loosest that it has
     restart    kill -9 with 5 GiB in the log
+
+Within a round each work is done by one row after the other, so rows that are compared are seconds apart. The row that
+begins is another one in every round.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from loadtest.peers.peer import Durability, Peer
+from loadtest.peers.peer import Durability, Level, Peer
 
-STEP_TIMEOUT_S = 240.0
+STEP_TIMEOUT_S = 120.0
+LONG_TIMEOUT_S = 600.0
+OVERHEAD_S = 5.0
+"""How long a step takes beside its window, until one of this run has told better."""
+
+FLEET_START_S = 120.0
+PARTS = ("works", "topics", "delayed", "restart")
+LONG_EXPECTED_S = 100.0
+
 RESTART_BYTES = 5 * 2**30
 TOPICS_COUNT = 10_000
 DELAYED_COUNT = 1_000_000
 DELAYED_ACCEPTED_PER_S = 20_000
-"""A peer that accepts them more slowly has failed: they must all wait before the first is due."""
+"""A peer that accepts a million more slowly has failed: they must all wait before the first is due."""
 
 DELAYED_SPREAD_MS = 60_000
 """A million records fall due within this: 17,000 a second, so that lateness is not only the speed of the reader."""
 
-PARTS = ("works", "topics", "delayed", "restart")
-PART_EXPECTED_S = {"works": 30.0, "topics": 70.0, "delayed": 120.0, "restart": 100.0}
-"""How long a session takes, until one of this run has told better."""
+KEPT = {"scan": "batched"}
+"""Works that go on with what another one has left: its topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the scoreboard: a work (a function of work.py, or `single` and `restart`) and its size."""
+    """One table of the scoreboard: a work and its size."""
 
     name: str
     work: str
     options: Mapping[str, float] = field(default_factory=dict)
-    topic: str = ""
-    """A topic of another step to go on with; its own when empty."""
-
     timeout_s: float = STEP_TIMEOUT_S
+    is_paced: bool = False
+    """Sent on a timetable: it cannot be faster."""
+
+    @property
+    def expected_s(self) -> float:
+        """How long it may take, guessed."""
+        return sum(self.options.get(name, 0.0) for name in ("duration_s", "warm_s", "fill_s")) + OVERHEAD_S
 
 
-class Session(NamedTuple):
-    """One server, one part of the plan."""
+class Row(NamedTuple):
+    """One way of one peer at one level."""
+
+    peer: str
+    level: Level
+    client: str
+
+
+class Turn(NamedTuple):
+    """A row's turn at a step, in one round. What it comes to is one file (runs.py)."""
 
     number: int
-    peer: str
-    durability: Durability
-    part: str
+    step: Step
+    row: Row
 
     @property
     def stem(self) -> str:
-        """What the names of its files begin with."""
-        return f"{self.number}-{self.peer.replace(' ', '_')}-{self.durability}-{self.part}"
+        """The name of its file."""
+        parts = (self.row.level.durability, str(self.number), self.step.name)
+        return "-".join(_word(part) for part in (*parts, self.row.peer, self.row.level.name, self.row.client))
 
 
-def steps(part: str, peer: Peer, *, quick: bool) -> Sequence[Step]:
-    """The steps of a part that a peer can do at all; none when it has nothing in it."""
-    return [step for step in _steps(part, peer, quick=quick) if _suits(step, peer)]
+def works(*, quick: bool) -> Sequence[Step]:
+    """The steps of the part `works`, in their order."""
+    time = {"duration_s": 2.0, "warm_s": 0.5} if quick else {"duration_s": 5.0, "warm_s": 1.0}
+    queue = {"duration_s": time["duration_s"], "fill_s": 2.5 if quick else 6.0, "count": 250_000}
+    delayed = {"count": 5_000, "spread_ms": 2_000} if quick else {"count": 20_000, "spread_ms": 5_000}
+    return (
+        Step("single_32", "single", {"connections": 32, **time}),
+        Step("single_64", "single", {"connections": 64, **time}),
+        Step("replay", "replay", {"connections": 4, **time}),
+        Step("fetch", "fetch", time),
+        Step("batched", "batched", time),
+        Step("scan", "scan", time),
+        Step("receive", "receive", queue),
+        Step("singles", "singles", time),
+        Step("push_200", "push", {"rate_per_s": 200, **time}, is_paced=True),
+        Step("push_2000", "push", {"rate_per_s": 2_000, **time}, is_paced=True),
+        Step("delayed", "delayed", delayed, is_paced=True),
+    )
 
 
-def sessions(peers: Mapping[str, Peer], *, rounds: int, parts: Sequence[str], quick: bool) -> Iterator[Session]:
-    """All sessions of a run in their order. Within a round every peer has its turn, A B A B."""
-    for number in range(rounds if "works" in parts else 0):
-        for name, peer in peers.items():
-            for durability in peer.durabilities:
-                yield Session(number, name, durability, "works")
-    for part in PARTS[1:]:
-        for name, peer in peers.items():
-            if part not in parts or part not in peer.parts or not steps(part, peer, quick=quick):
-                continue
-            for durability in peer.durabilities if peer.is_ours else peer.durabilities[-1:]:
-                yield Session(0, name, durability, part)
-
-
-def sizes(*, quick: bool) -> Mapping[str, Mapping[str, float]]:
-    """The options of all steps, for the report."""
-    every = (step for part in PARTS for step in _steps(part, None, quick=quick))
-    return {step.name: dict(step.options) for step in every if step.options}
-
-
-def _steps(part: str, peer: Peer | None, *, quick: bool) -> Sequence[Step]:
-    duration_s = 1.0 if quick else 3.0
-    accepted_per_s = Peer.delays_per_s if peer is None else peer.delays_per_s
+def long_works(part: str, *, quick: bool) -> Step:
+    """The one step of a long part."""
     match part:
-        case "works":
-            return (
-                Step("single", "single", {"connections": 32, "duration_s": duration_s}),
-                Step("batched", "batched", {"duration_s": duration_s}),
-                Step("consume", "consume", topic="batched"),
-                Step("push_200", "push", {"rate_per_s": 200, "duration_s": duration_s}),
-                Step("push_2000", "push", {"rate_per_s": 2_000, "duration_s": duration_s}),
-                Step("delayed", "delayed", {"count": 2_000 if quick else 20_000, "accepted_per_s": accepted_per_s}),
-                Step("topics_10", "topics", {"count": 10}),
-            )
         case "topics":
-            return (Step("topics_10000", "topics", {"count": 1_000 if quick else TOPICS_COUNT}),)
+            return Step("topics_10000", "topics", {"count": 1_000 if quick else TOPICS_COUNT}, LONG_TIMEOUT_S)
         case "delayed":
             count, spread_ms = (20_000, 1_000) if quick else (DELAYED_COUNT, DELAYED_SPREAD_MS)
             options = {"count": count, "spread_ms": spread_ms, "accepted_per_s": DELAYED_ACCEPTED_PER_S}
-            return (Step("delayed_million", "delayed", options),)
+            return Step("delayed_million", "delayed", options, LONG_TIMEOUT_S, is_paced=True)
         case _:
-            return (Step("restart", "restart", {"byte_count": 2**26 if quick else RESTART_BYTES}),)
+            return Step("restart", "fill", {"byte_count": 2**26 if quick else RESTART_BYTES}, LONG_TIMEOUT_S)
 
 
-def _suits(step: Step, peer: Peer) -> bool:
-    if step.work == "single":
-        return peer.single("t") is not None
-    return step.work != "delayed" or peer.can_delay
+def turns(peers: Mapping[str, Peer], durability: Durability, *, rounds: int, quick: bool) -> Iterator[Turn]:
+    """The turns of a fleet, in their order."""
+    for number in range(rounds):
+        for step in works(quick=quick):
+            rows = rows_of(peers, step.work, durability)
+            first = number % len(rows) if rows else 0
+            yield from (Turn(number, step, row) for row in rows[first:] + rows[:first])
+
+
+def long_turns(peers: Mapping[str, Peer], parts: Sequence[str], *, quick: bool) -> Iterator[Turn]:
+    """Once each: ours at every level, a peer's at its loosest; with the first client that can."""
+    for part in PARTS[1:]:
+        if part not in parts:
+            continue
+        step = long_works(part, quick=quick)
+        for name, peer in peers.items():
+            ways = peer.ways(step.work)
+            for level in peer.levels if peer.is_ours else _loosest(peer):
+                if ways:
+                    yield Turn(0, step, Row(name, level, ways[0].client))
+
+
+def rows_of(peers: Mapping[str, Peer], work: str, durability: Durability) -> list[Row]:
+    """All rows of a work at a durability."""
+    return [
+        Row(name, level, way.client)
+        for name, peer in peers.items()
+        for level in peer.levels
+        if level.durability is durability
+        for way in peer.ways(work)
+    ]
+
+
+def options_of(step: Step, peer: Peer) -> dict[str, float]:
+    """The options of a step for a peer."""
+    if step.work == "delayed" and "accepted_per_s" not in step.options:
+        return {**step.options, "accepted_per_s": peer.delays_per_s}
+    return dict(step.options)
+
+
+def sizes(parts: Sequence[str], *, quick: bool) -> Mapping[str, Mapping[str, float]]:
+    """The options of all steps, for the report."""
+    steps = list(works(quick=quick)) if "works" in parts else []
+    steps += [long_works(part, quick=quick) for part in PARTS[1:] if part in parts]
+    return {step.name: dict(step.options) for step in steps}
+
+
+def _loosest(peer: Peer) -> Sequence[Level]:
+    written = [level for level in peer.levels if level.durability is Durability.WRITTEN]
+    return (written or list(peer.levels))[-1:]
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")

@@ -11,6 +11,7 @@ server is what is measured. `single` leaves the load to wrk, which is written in
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from loadtest.peers.peer import Numbers, WorkFailed
 from loadtest.peers.work import Window
 
 ANSWER_TIMEOUT_S = 30.0
+HTTP_HEAD_BYTES_MAX = 4096
 
 OfConnection = Callable[[int], bytes]
 """Bytes that are each connection's own, made from its number."""
@@ -46,7 +48,7 @@ async def replay(
     records: int,
     opening: bytes | OfConnection = b"",
     opened: Callable[[bytearray], int] | None = None,
-    connections: int,
+    connections: float,
     duration_s: float,
     warm_s: float,
 ) -> Numbers:
@@ -104,7 +106,7 @@ async def fetch(
     return window.numbers()
 
 
-async def single(url: str, request: Request, *, connections: int, duration_s: float, warm_s: float) -> Numbers:
+async def single(url: str, request: Request, *, connections: float, duration_s: float, warm_s: float) -> Numbers:
     """wrk, with so many connections; its warm-up is a run of its own (in whole seconds). Raises WorkFailed."""
     wrk = WrkClient.find()
     if wrk is None:
@@ -126,6 +128,25 @@ async def single(url: str, request: Request, *, connections: int, duration_s: fl
         "began_s": began_s,
         "ended_s": began_s + load.duration_s,
     }
+
+
+def http_answer(buffer: bytearray) -> int:
+    """A `whole` for servers that answer HTTP with a Content-Length. Raises WorkFailed unless the status is 200."""
+    head = buffer.find(b"\r\n\r\n")
+    if head < 0:
+        return 0
+    if not buffer.startswith(b"HTTP/1.1 200 "):
+        raise WorkFailed(buffer[:300].decode(errors="replace"))
+    size_bytes = head + 4 + int(http_header(buffer, b"Content-Length"))
+    return size_bytes if len(buffer) >= size_bytes else 0
+
+
+def http_header(buffer: bytearray, name: bytes) -> bytes:
+    """A field of the answer at the start of the buffer. Raises WorkFailed when it is not there."""
+    found = re.search(rb"\r\n%s: *([^\r]*)\r\n" % name, memoryview(buffer)[:HTTP_HEAD_BYTES_MAX], re.IGNORECASE)
+    if found is None:
+        raise WorkFailed(f"an answer has no {name.decode()}")
+    return bytes(found[1])
 
 
 class _Connection(asyncio.Protocol):

@@ -1,11 +1,9 @@
-"""The files of a run: one for each result, and one for each session that is complete. What is there is not run again.
+"""The files of a run: one for each result. What is there is not measured again.
 
-    about.json                          what is run, where, and when (one window for each time it was gone on with)
-    0-kafka-synced-works-batched.json   a result: {"round", "peer", "durability", "part", "step", numbers or "failed"}
-    0-kafka-synced-works.done           the session is complete; holds the seconds it took
+    about.json                      what is run, where, and when (one window for each time it was gone on with)
+    synced-0-batched-kafka-...json  {"round", "durability", "step", "peer", "level", "client", numbers or "failed"}
 
-A session that was cut off has no `.done`: it is run again as a whole, and its files are replaced. Every file appears
-with its whole content (written beside, then renamed).
+Every file appears with its whole content (written beside, then renamed), so a run may be cut off at any moment.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from typing import Any
 
 import orjson
 
-from loadtest.peers.plan import PART_EXPECTED_S, PARTS, Session, Step
+from loadtest.peers.plan import PARTS, Turn
 from loadtest.peers.session import Result
 
 ABOUT = "about.json"
-SAME_IN_ALL_WINDOWS = ("rounds", "steps", "peers", "versions")
+SAME_IN_ALL_WINDOWS = ("rounds", "quick", "peers", "versions")
 
 
 class OtherPlan(Exception):
@@ -46,48 +44,57 @@ class Runs:
         if not (self.directory / ABOUT).exists():
             self.begin(about, window)
             return
-        found = orjson.loads((self.directory / ABOUT).read_bytes())
+        found = self._about()
         wanted = orjson.loads(orjson.dumps(about))
         if other := [name for name in SAME_IN_ALL_WINDOWS if found.get(name) != wanted[name]]:
             raise OtherPlan(
                 f"the results there differ in {', '.join(other)}: run without --resume, or with other --runs"
             )
         parts = [part for part in PARTS if part in found["parts"] or part in wanted["parts"]]
-        self._write(ABOUT, {**found, "parts": parts, "windows": [*found["windows"], window]})
+        steps = {**found["steps"], **wanted["steps"]}
+        self._write(ABOUT, {**found, "parts": parts, "steps": steps, "windows": [*found["windows"], window]})
 
     @property
     def parts(self) -> list[str]:
-        """What is run, those of earlier windows included."""
-        return list(orjson.loads((self.directory / ABOUT).read_bytes())["parts"])
+        """What is run, parts of earlier windows included."""
+        return list(self._about()["parts"])
 
-    def is_done(self, session: Session) -> bool:
-        """Whether a session needs no running."""
-        return self._done(session).exists()
+    def is_done(self, turn: Turn) -> bool:
+        """Whether a turn needs no running."""
+        return self._file(turn).exists()
 
-    def add(self, session: Session, step: Step, result: Result) -> None:
-        """One result."""
+    def add(self, turn: Turn, result: Result) -> None:
+        """What a turn came to."""
         row = {
-            "round": session.number,
-            "peer": session.peer,
-            "durability": session.durability,
-            "part": session.part,
-            "step": step.name,
+            "round": turn.number,
+            "durability": turn.row.level.durability,
+            "step": turn.step.name,
+            "peer": turn.row.peer,
+            "level": turn.row.level.name,
+            "client": turn.row.client,
             **result,
         }
-        self._write(f"{session.stem}-{step.name}.json", row)
+        self._write(self._file(turn).name, row)
 
-    def complete(self, session: Session, took_s: float) -> None:
-        """All results of a session are there."""
-        self._write(self._done(session).name, took_s)
+    def add_idle(self, durability: str, shares: Mapping[str, float]) -> None:
+        """What the servers of a fleet take when nothing is asked of them, in cores."""
+        about = self._about()
+        window = {**about["windows"][-1]}
+        window["idle"] = {**window.get("idle", {}), durability: shares}
+        self._write(ABOUT, {**about, "windows": [*about["windows"][:-1], window]})
 
-    def expected_s(self, session: Session) -> float:
-        """How long a session may take: as long as the longest of its part so far, of the same peer if there is one."""
-        same = list(self.directory.glob(f"*-{session.peer.replace(' ', '_')}-*-{session.part}.done"))
-        found = same or list(self.directory.glob(f"*-{session.part}.done"))
-        return max((float(orjson.loads(file.read_bytes())) for file in found), default=PART_EXPECTED_S[session.part])
+    def expected_s(self, turn: Turn) -> float:
+        """How long a turn may take: as long as its step took at most so far, of the same row if it is there."""
+        done = [orjson.loads(file.read_bytes()) for file in self.directory.glob(f"*-{turn.step.name}-*.json")]
+        same = [one for one in done if one["peer"] == turn.row.peer and one["client"] == turn.row.client]
+        return max((one["turn_s"] for one in same or done), default=turn.step.expected_s)
 
-    def _done(self, session: Session) -> Path:
-        return self.directory / f"{session.stem}.done"
+    def _about(self) -> dict[str, Any]:
+        found: dict[str, Any] = orjson.loads((self.directory / ABOUT).read_bytes())
+        return found
+
+    def _file(self, turn: Turn) -> Path:
+        return self.directory / f"{turn.stem}.json"
 
     def _write(self, name: str, content: object) -> None:
         beside = self.directory / f"{name}.new"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -26,13 +25,6 @@ class Died(Exception):
     """The server did not start, or ended before it was told to. The message ends with what it logged."""
 
 
-class Usage(NamedTuple):
-    """What a server has taken of the machine, all its processes together."""
-
-    cpu_s: float
-    peak_rss_bytes: int
-
-
 class Server:
     """The processes of one peer. `endpoint` is where clients find it."""
 
@@ -45,15 +37,24 @@ class Server:
         """This endpoint, with the processes of both: one peer made of two servers."""
         return Server(self.endpoint, [*self._processes, *other._processes], self._log)
 
-    def usage(self) -> Usage:
-        """So far."""
-        cpu_s, rss_bytes = 0.0, 0
-        for process in self._family():
-            with suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
-                times = process.cpu_times()
-                cpu_s += times.user + times.system
-                rss_bytes += _peak_rss_bytes(process.pid)
-        return Usage(cpu_s, rss_bytes)
+    @property
+    def pids(self) -> list[int]:
+        """Its first processes; what they start is found from them."""
+        return [process.pid for process in self._processes]
+
+    def reset_peak(self) -> None:
+        """From now on `peak_rss_bytes` is what is reached from now on."""
+        for member in self._family():
+            with suppress(OSError):
+                Path(f"/proc/{member.pid}/clear_refs").write_text("5")  # see proc(5)
+
+    def peak_rss_bytes(self) -> int:
+        """The sum of what each process has reached at most."""
+        peak_bytes = 0
+        for member in self._family():
+            with suppress(OSError):
+                peak_bytes += _peak_rss_bytes(member.pid)
+        return peak_bytes
 
     def check(self) -> None:
         """Raises Died when a process has ended."""

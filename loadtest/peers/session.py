@@ -1,29 +1,35 @@
-"""One session: a server, its clients, and what each step came to. A step yields numbers or a reason, never both.
+"""One step: a client process against a server that is up, and what it came to. Numbers or a reason, never both.
 
-{"records": 410000, "records_per_s": 101234.5, "client_cpu_s": 2.1, "server_cpu_s": 1.4, ...}
+{"records": 410000, "records_per_s": 101234.5, "server_cpu_s": 1.4, "limit": "client", ...}
 {"failed": "java ended with exit code -9; its log ends with: ..."}
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import orjson
 
-from loadtest.bench.request import RunFailed
-from loadtest.bench.wrk_client import WrkClient
-from loadtest.peers.peer import Durability, Peer, Unavailable
-from loadtest.peers.plan import STEP_TIMEOUT_S, Step, steps
-from loadtest.peers.servers import Died, Server, Usage
+from loadtest.peers.peer import Options, Peer, Unavailable
+from loadtest.peers.plan import Row, Step
+from loadtest.peers.servers import Died, Server
+from loadtest.peers.usage import Look, device_of, limit, look, taken
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REASON_CHARS_MAX = 1000
+LOOK_EVERY_S = 0.25
+POLL_S = 0.02
 
 Result = Mapping[str, object]
 
@@ -32,99 +38,118 @@ class Failed(Exception):
     """A step that yields no number."""
 
 
-def session(
-    peer: Peer, durability: Durability, part: str, tools: Path, *, quick: bool
-) -> Iterator[tuple[Step, Result]]:
-    """All steps of a part with one server. A dead server fails the step it died in, and all that were to follow."""
-    data = empty(tools / "data")
-    left = list(steps(part, peer, quick=quick))
+def step_result(server: Server, command: Sequence[str], data: Path, *, timeout_s: float, is_paced: bool) -> Result:
+    """Run a client process; its numbers with what the window took, or `{"failed": why}`. `data`: where the server's
+    files are."""
     try:
-        if part == "restart":
-            for step in list(left):
-                left.remove(step)
-                yield step, restart(peer, durability, tools, step)
-            return
-        with peer.serve(tools, data, durability) as server:
-            sent_count = 0
-            for step in list(left):
-                server.check()
-                options = dict(step.options)
-                if step.work == "consume":
-                    options["count"] = sent_count
-                result = step_result(peer, server, step, options)
-                if step.name == "batched":
-                    sent_count = int(float(str(result.get("records", 0))))
-                left.remove(step)
-                yield step, result
-    except (Died, Unavailable, OSError) as error:
-        for step in left:
-            yield step, _failed(error)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
-
-
-def step_result(peer: Peer, server: Server, step: Step, options: dict[str, float]) -> Result:
-    """Numbers of a step with what the server used for it, or `{"failed": why}`."""
-    try:
-        before = server.usage()
-        if step.work == "single":
-            numbers = _single(peer, server, options)
-        else:
-            if options.get("count") == 0:
-                raise Failed("nothing was sent that could be read")
-            numbers = driven(peer.name, server.endpoint, step, options)
         server.check()
-        return {**numbers, **_usage(before, server.usage(), numbers)}
-    except (Failed, Died, RunFailed) as error:
-        return _failed(error)
+        server.reset_peak()
+        began_s = time.monotonic()
+        numbers, looks = driven(command, server, data, timeout_s=timeout_s)
+        server.check()  # a client that ends in peace proves nothing about the server
+        used = taken(looks, numbers.get("began_s", -math.inf), numbers.get("ended_s", math.inf))
+        return {
+            **numbers,
+            "window_s": used.wall_s,
+            "server_cpu_s": used.server_cpu_s,
+            "client_cpu_s": used.client_cpu_s,
+            "kernel_cpu_s": used.kernel_cpu_s,
+            "others_cpu_s": used.others_cpu_s,
+            "disk_busy_s": used.disk_busy_s,
+            "server_thread_s": used.server_thread_s,
+            "server_peak_mb": server.peak_rss_bytes() / 1e6,
+            "limit": limit(used, is_paced=is_paced),
+            "step_s": time.monotonic() - began_s,
+        }
+    except (Failed, Died) as error:
+        return failure(error)
 
 
-def _failed(error: Exception) -> Result:
-    """The reason as it is reported: where the checkout lies is nobody's business."""
-    return {"failed": str(error).replace(f"{REPOSITORY}/", "")[:REASON_CHARS_MAX]}
+def driven(
+    command: Sequence[str], server: Server, data: Path, *, timeout_s: float
+) -> tuple[dict[str, float], list[Look]]:
+    """What the client process says (drive.py), and looks at the machine while it ran.
+
+    It ends, with all that it started, when the server does. Raises Failed, Died.
+    """
+    device = device_of(data)
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+        client = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            start_new_session=True,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        try:
+            looks = [look(time.monotonic(), server.pids, [client.pid], device)]
+            deadline_s = time.monotonic() + timeout_s
+            while not _has_ended(client.pid):
+                server.check()
+                if time.monotonic() > deadline_s:
+                    raise Failed(f"not done after {timeout_s:g} s")
+                if time.monotonic() - looks[-1].at_s >= LOOK_EVERY_S:
+                    looks.append(look(time.monotonic(), server.pids, [client.pid], device))
+                time.sleep(POLL_S)
+            looks.append(look(time.monotonic(), server.pids, [client.pid], device))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(client.pid, signal.SIGKILL)  # its tools, and itself if it still runs
+            client.wait()
+        return _numbers(said, complained, client.returncode), looks
 
 
-def restart(peer: Peer, durability: Durability, tools: Path, step: Step) -> Result:
-    """Fill, kill -9, start again: until the first record can be read (ms)."""
-    data = empty(tools / "data")
-    fill = Step("fill", "fill", timeout_s=step.timeout_s)
+def restart_result(peer: Peer, row: Row, tools: Path, step: Step) -> Result:
+    """Fill, kill -9, start again: until the first record can be read (ms). A server of its own."""
+    data = empty(tools / "data" / "restart")
     try:
-        with peer.serve(tools, data, durability) as server:
-            filled = driven(peer.name, server.endpoint, fill, dict(step.options))
+        with peer.serve(tools, data, row.level) as server:
+            command = drive_command(row, "fill", server.endpoint, "fill", dict(step.options))
+            filled, _ = driven(command, server, data, timeout_s=step.timeout_s)
+            server.check()
             server.kill()
-        started_s = time.perf_counter()
-        with peer.serve(tools, data, durability) as server:
-            up_s = time.perf_counter() - started_s
-            driven(peer.name, server.endpoint, Step("first_record", "first_record", topic="fill"), {})
+        started_s = time.monotonic()
+        with peer.serve(tools, data, row.level) as server:
+            up_s = time.monotonic() - started_s
+            command = drive_command(row, "first_record", server.endpoint, "fill", {})
+            driven(command, server, data, timeout_s=step.timeout_s)
+            server.check()
             return {
                 "up_ms": up_s * 1000,
-                "first_record_ms": (time.perf_counter() - started_s) * 1000,
+                "first_record_ms": (time.monotonic() - started_s) * 1000,
                 "fill_mb_per_s": filled["mb_per_s"],
-                "server_peak_rss_mb": server.usage().peak_rss_bytes / 1e6,
+                "server_peak_mb": server.peak_rss_bytes() / 1e6,
             }
-    except (Failed, Died, OSError) as error:
-        return _failed(error)
+    except (Failed, Died, Unavailable, OSError) as error:
+        return failure(error)
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
 
-def driven(peer_name: str, endpoint: str, step: Step, options: Mapping[str, float]) -> dict[str, float]:
-    """What the client process says (drive.py). Raises Failed."""
-    command = [sys.executable, "-m", "loadtest.peers.drive", peer_name, endpoint, step.work]
-    command += [step.topic or step.name, orjson.dumps(options).decode()]
+def long_result(peer: Peer, row: Row, tools: Path, step: Step) -> Result:
+    """A long step with a server of its own."""
+    data = empty(tools / "data" / step.name)
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=step.timeout_s, cwd=REPOSITORY
-        )
-    except subprocess.TimeoutExpired:
-        raise Failed(f"not done after {step.timeout_s:g} s") from None
-    lines = done.stdout.strip().splitlines()
-    if not lines:
-        raise Failed(f"the client ended with exit code {done.returncode}: {done.stderr[-500:]}")
-    numbers: dict[str, float] = orjson.loads(lines[-1])
-    if "failed" in numbers:
-        raise Failed(str(numbers["failed"]))
-    return numbers
+        with peer.serve(tools, data, row.level) as server:
+            command = drive_command(row, step.work, server.endpoint, step.name, dict(step.options))
+            return step_result(server, command, data, timeout_s=step.timeout_s, is_paced=step.is_paced)
+    except (Died, Unavailable, OSError) as error:
+        return failure(error)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def drive_command(row: Row, work: str, endpoint: str, topic: str, options: Options) -> list[str]:
+    """A client process for one way."""
+    drive = [sys.executable, "-m", "loadtest.peers.drive"]
+    return [*drive, row.peer, row.client, work, endpoint, topic, orjson.dumps(options).decode()]
+
+
+def failure(error: Exception) -> Result:
+    """The reason as it is reported: where the checkout lies is nobody's business."""
+    return {"failed": str(error).replace(f"{REPOSITORY}/", "")[:REASON_CHARS_MAX]}
 
 
 def empty(directory: Path) -> Path:
@@ -134,34 +159,28 @@ def empty(directory: Path) -> Path:
     return directory
 
 
-def _single(peer: Peer, server: Server, options: dict[str, float]) -> dict[str, float]:
-    wrk = WrkClient.find()
-    request = peer.single("single")
-    if wrk is None:
-        raise Failed("wrk is not installed (apt-get install wrk)")
-    assert request is not None
-    driven(peer.name, server.endpoint, Step("single", "create", timeout_s=STEP_TIMEOUT_S), {})
-    load = asyncio.run(
-        wrk.drive(
-            peer.url(server.endpoint),
-            request,
-            connections=int(options["connections"]),
-            duration_s=options["duration_s"],
-        )
-    )
-    if load.error_count:
-        raise Failed(f"{load.error_count} of {load.request_count} requests failed")
-    return {
-        "records": load.request_count,
-        "records_per_s": load.request_count / load.duration_s,
-        "p50_ms": load.p50_ms,
-        "p99_ms": load.p99_ms,
-    }
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended. It is not waited for, so that its CPU time can still be read."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _usage(before: Usage, after: Usage, numbers: Mapping[str, float]) -> dict[str, float]:
-    cpu_s = after.cpu_s - before.cpu_s
-    used = {"server_cpu_s": cpu_s, "server_peak_rss_mb": after.peak_rss_bytes / 1e6}
-    if numbers.get("records"):
-        used["server_cpu_s_per_million"] = cpu_s / numbers["records"] * 1e6
-    return used
+def _numbers(said: IO[bytes], complained: IO[bytes], exit_code: int) -> dict[str, float]:
+    """The last line of what a client process printed. Raises Failed."""
+    said.seek(0)
+    complained.seek(0)
+    lines = said.read().strip().splitlines()
+    try:
+        numbers = orjson.loads(lines[-1])
+    except (IndexError, orjson.JSONDecodeError):
+        complaint = complained.read()[-500:].decode(errors="replace")
+        raise Failed(f"the client ended with exit code {exit_code} and no numbers: {complaint}") from None
+    if "failed" in numbers:
+        raise Failed(str(numbers["failed"]))
+    if exit_code != 0:
+        raise Failed(f"the client ended with exit code {exit_code}")
+    for name, number in numbers.items():
+        if not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0:
+            raise Failed(f"the client says that {name} is {number}")
+        if name.endswith("_per_s") and number == 0:
+            raise Failed(f"the client says that {name} is 0")
+    return dict(numbers)
