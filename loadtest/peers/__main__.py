@@ -122,8 +122,12 @@ def run_long(peers: Mapping[str, Peer], wanted: Sequence[Turn], runs: Runs, tool
     for turn in wanted:
         if not runs.is_done(turn):
             clock.check(runs.expected_s(turn))
-            run = restart_result if turn.step.name == "restart" else long_result
-            _measured(turn, runs, lambda turn, run=run: run(peers[turn.row.peer], turn.row, tools, turn.step))
+            _measured(turn, runs, lambda turn: _long(peers[turn.row.peer], turn, tools))
+
+
+def _long(peer: Peer, turn: Turn, tools: Path) -> Result:
+    run = restart_result if turn.step.name == "restart" else long_result
+    return run(peer, turn.row, tools, turn.step)
 
 
 def _measured(turn: Turn, runs: Runs, run: Callable[[Turn], Result]) -> None:
