@@ -112,7 +112,7 @@ async def receive(client: Client, topic: str, *, count: int, fill_s: float, dura
     It is filled before, outside the clock, with at most `count` records within about `fill_s`.
     """
     await client.create(topic)
-    seen = _Seen(await _filled(client, topic, count, fill_s))
+    seen = _Seen(await filled(client, topic, count, fill_s))
     records, began_s, ended_s = 0, 0.0, 0.0
     async with aclosing(_pieces(client.receive(topic))) as pieces:
         async for values in pieces:
@@ -361,7 +361,7 @@ class _Seen:
         self.left -= len(values)
 
 
-async def _filled(client: Client, topic: str, count_max: int, within_s: float) -> int:
+async def filled(client: Client, topic: str, count_max: int, within_s: float) -> int:
     """Send numbered records in batches, at most so many and for about so long; how many."""
     next_number = 0
     deadline_s = time.monotonic() + within_s
