@@ -220,9 +220,9 @@ def _opening(about: Mapping[str, Any]) -> Iterator[str]:
     yield "  tell who is ahead. Other rows of mq are shown and not compared."
     yield "- **CPU** is taken within the measured window. Kernel threads (syncs, writeback) are counted for the whole"
     yield "  machine, for every row alike. **client CPU / wall** above 1 is several threads."
-    yield "- **limit**: *client*: it took 95 % of a core or more; *server*: its busiest thread did; *machine*: all cores"
-    yield "  were used up; *disk*: it was busy for half of the time or more; *timetable*: sent at a fixed rate;"
-    yield "  *latency*: none of these. A row limited by its client says what the client can do, not what the server can."
+    yield "- **limit**: *client*: it took 95 % of a core or more; *server*: its busiest thread did; *machine*: all"
+    yield "  cores were used up; *disk*: it was busy for half of the time or more; *timetable*: sent at a fixed rate;"
+    yield "  *latency*: none of these. A row limited by its client says what that client can do, not the server."
     yield ""
 
 

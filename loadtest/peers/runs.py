@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from loadtest.peers.peer import Durability
 from loadtest.peers.plan import PARTS, Turn
 from loadtest.peers.session import Result
 
@@ -76,11 +77,11 @@ class Runs:
         }
         self._write(self._file(turn).name, row)
 
-    def add_idle(self, durability: str, shares: Mapping[str, float]) -> None:
+    def add_idle(self, durability: Durability, shares: Mapping[str, float]) -> None:
         """What the servers of a fleet take when nothing is asked of them, in cores."""
         about = self._about()
         window = {**about["windows"][-1]}
-        window["idle"] = {**window.get("idle", {}), durability: shares}
+        window["idle"] = {**window.get("idle", {}), durability.value: shares}
         self._write(ABOUT, {**about, "windows": [*about["windows"][:-1], window]})
 
     def expected_s(self, turn: Turn) -> float:

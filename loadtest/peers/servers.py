@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,10 @@ START_TIMEOUT_S = 180.0
 """Some read all they have before they answer."""
 
 STOP_TIMEOUT_S = 20.0
+PF_EXITING = 0x4
+"""Of the flags in /proc/PID/stat; see include/linux/sched.h."""
+
+SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
 class Died(Exception):
@@ -57,9 +62,14 @@ class Server:
         return peak_bytes
 
     def check(self) -> None:
-        """Raises Died when a process has ended."""
+        """Raises Died when a process has ended, or has been killed and is about to end."""
         for process in self._processes:
-            if process.poll() is not None:
+            if process.poll() is None and _is_dying(process.pid):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_TIMEOUT_S)
+                if process.returncode is None:
+                    raise Died(f"{_name(process)} was killed and does not end")
+            if process.returncode is not None:
                 raise Died(f"{_name(process)} ended with exit code {process.returncode}{log_tail(self._log)}")
 
     def kill(self) -> None:
@@ -161,6 +171,18 @@ def free_port() -> int:
 def _name(process: subprocess.Popen[bytes]) -> str:
     arguments = process.args
     return Path(str(arguments[0] if isinstance(arguments, (list, tuple)) else arguments)).name
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether a process is on its way out: it cannot be waited for until some ms after it was killed."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        pending = re.findall(
+            r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return bool(flags & PF_EXITING) or any(int(mask, 16) & SIGKILL_BIT for mask in pending)
 
 
 def _peak_rss_bytes(pid: int) -> int:

@@ -1,132 +1,152 @@
-"""A peer that dies, or a step that fails, is a row marked failed and never a number."""
+"""A server that dies, a client that fails or a number that is none is a row marked failed, never a number."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from urllib.request import urlopen
 
 import orjson
+import psutil
 import pytest
 
-from loadtest.peers import servers
-from loadtest.peers import session as sessions
+from loadtest.peers import session
 from loadtest.peers.mq import PEERS
-from loadtest.peers.peer import Client, Durability, Peer
-from loadtest.peers.plan import PARTS, Step, steps
-from loadtest.peers.registry import MODULES, peers
-from loadtest.peers.servers import Died, Server, running
+from loadtest.peers.plan import Row, Step
+from loadtest.peers.servers import Died, Server, free_port, running
+from loadtest.peers.session import Result, drive_command, step_result
+from tests.loadtest.peers.sleepers import WRITTEN, Sleeper, saying
+
+MQ = PEERS[0]
+SYNCED = MQ.levels[0]
+TIMES = {"duration_s": 20.0, "warm_s": 0.2}
 
 
-class SleepingPeer(Peer):
-    """A server that does nothing."""
-
-    name = "sleeper"
-    about = "sleep"
-
-    def __init__(self) -> None:
-        self.server: Server | None = None
-
-    def prepare(self, tools: Path) -> str:
-        return "1"
-
-    @contextmanager
-    def serve(self, tools: Path, data: Path, durability: Durability) -> Iterator[Server]:
-        with running("nowhere", [["sleep", "60"]], data, is_ready=lambda _: True) as server:
-            self.server = server
-            yield server
-
-    @asynccontextmanager
-    async def client(self, endpoint: str) -> AsyncIterator[Client]:
-        raise NotImplementedError
-        yield
+@contextmanager
+def sleeping(directory: Path) -> Iterator[Server]:
+    with running("nowhere", [["sleep", "60"]], directory, is_ready=lambda _: True) as server:
+        yield server
 
 
-class KilledMq(Peer):
-    """mq itself, killed by its own watcher as soon as the log has grown by some batches."""
+def result(server: Server, command: list[str], data: Path, timeout_s: float = 30) -> Result:
+    return step_result(server, command, data, timeout_s=timeout_s, is_paced=False)
 
-    name = "mq, record batches"
-    about = "killed"
 
-    def prepare(self, tools: Path) -> str:
-        return "1"
+def killed_in_the_middle(server: Server, topic: str) -> Thread:
+    """Kill the real server as soon as the log has grown by some batches."""
 
-    @contextmanager
-    def serve(self, tools: Path, data: Path, durability: Durability) -> Iterator[Server]:
-        with PEERS[1].serve(tools, data, durability) as server:
-            watcher = Thread(target=self._kill_in_the_middle, args=(server,))
-            watcher.start()
-            try:
-                yield server
-            finally:
-                watcher.join()
-
-    def _kill_in_the_middle(self, server: Server) -> None:
-        topic = f"{server.endpoint}/mq/v1/topics/batched"
+    def kill() -> None:
         deadline_s = time.monotonic() + 30
         while time.monotonic() < deadline_s:
-            with suppress(OSError), urlopen(topic) as answer:
-                if orjson.loads(answer.read())["offsets"][0]["end_offset"] >= 3_000:
+            with suppress(OSError), urlopen(f"{server.endpoint}/mq/v1/topics/{topic}") as answer:
+                if orjson.loads(answer.read())["offsets"][0]["end_offset"] >= 1_000:
                     break
+            time.sleep(0.01)
         server.kill()
 
-    @asynccontextmanager
-    async def client(self, endpoint: str) -> AsyncIterator[Client]:
-        raise NotImplementedError  # the client process makes its own, by the name
-        yield
+    thread = Thread(target=kill)
+    thread.start()
+    return thread
 
 
-def ran(peer: Peer, tools: Path) -> dict[str, sessions.Result]:
-    """The results of a quick session, by step."""
-    found = sessions.session(peer, Durability.SYNCED, "works", tools, quick=True)
-    return {step.name: result for step, result in found}
+@pytest.mark.parametrize(
+    ("work", "client"),
+    [
+        ("batched", "aiohttp, record batches"),
+        ("replay", "prebuilt bytes"),
+        pytest.param(
+            "single", "wrk", marks=pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+        ),
+    ],
+)
+def test_a_real_server_that_is_killed_under_a_real_client_has_no_number(tmp_path: Path, work: str, client: str) -> None:
+    options = {**TIMES, "connections": 4} if work in ("replay", "single") else TIMES
+    with MQ.serve(tmp_path, tmp_path, SYNCED) as server:
+        killer = killed_in_the_middle(server, "t")
+        began_s = time.monotonic()
+        found = result(server, drive_command(Row("mq", SYNCED, client), work, server.endpoint, "t", options), tmp_path)
+        killer.join()
+    assert list(found) == ["failed"]
+    assert time.monotonic() - began_s < 15, "nobody waits for the rest of the step"
 
 
-def test_a_real_server_that_is_killed_under_a_real_client_has_no_number(tmp_path: Path) -> None:
-    results = ran(KilledMq(), tmp_path)
-    assert len(results) >= 5
-    for name, result in results.items():
-        assert list(result) == ["failed"], name
+def test_a_tool_that_ends_in_peace_gives_no_number_when_the_server_was_killed(tmp_path: Path) -> None:
+    """The tool notices nothing: it says a rate and exits with 0, after the real server is gone."""
+    with MQ.serve(tmp_path, tmp_path, SYNCED) as server:
+        kill = f'import os; os.kill({server.pids[0]}, 9); print(\'{{"records_per_s": 100000, "records": 5}}\')'
+        found = result(server, [sys.executable, "-c", kill], tmp_path)
+    assert list(found) == ["failed"]
+    assert "exit code -9" in str(found["failed"])
 
 
-def test_a_peer_that_is_killed_in_mid_run_has_failed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = SleepingPeer()
-
-    def driven(name: str, endpoint: str, step: Step, options: object) -> dict[str, float]:
-        if step.name == "consume":
-            assert peer.server is not None
-            peer.server.kill()
-        return {"records": 1000.0, "records_per_s": 1.0}
-
-    monkeypatch.setattr(sessions, "driven", driven)
-    results = ran(peer, tmp_path)
-    assert results["batched"]["records_per_s"] == 1.0
-    assert "server_cpu_s" in results["batched"]
-    after = [name for name in results if name not in ("batched", "single")]
-    assert len(after) >= 4
-    for name in after:
-        assert list(results[name]) == ["failed"], name
-    assert "exit code -9" in str(results["consume"]["failed"])
+def test_a_step_has_numbers_and_what_the_window_took(tmp_path: Path) -> None:
+    with sleeping(tmp_path) as server:
+        found = result(server, saying('{"records": 10, "records_per_s": 5.5}', after_s=0.6), tmp_path)
+    assert found["records_per_s"] == 5.5
+    assert found["limit"] == "latency"
+    assert 0.5 < float(str(found["window_s"])) < 5
+    assert float(str(found["server_cpu_s"])) < 0.1
+    assert float(str(found["server_peak_mb"])) > 0
 
 
-def test_a_client_that_fails_fails_its_step_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def driven(name: str, endpoint: str, step: Step, options: object) -> dict[str, float]:
-        if step.name == "push_200":
-            raise sessions.Failed("record 7 came twice")
-        return {"records": 1.0}
+def test_cpu_is_taken_between_the_two_ends_of_the_window_that_the_client_names(tmp_path: Path) -> None:
+    told = """
+import time
+def burn(for_s):
+    until = time.monotonic() + for_s
+    while time.monotonic() < until: pass
+burn(1)
+began_s = time.monotonic()
+time.sleep(1)
+print('{"began_s": %f, "ended_s": %f}' % (began_s, time.monotonic()))
+burn(1)
+"""
+    with sleeping(tmp_path) as server:
+        found = result(server, [sys.executable, "-c", told], tmp_path)
+    assert float(str(found["window_s"])) == pytest.approx(1, abs=0.3)
+    assert float(str(found["client_cpu_s"])) < 0.6, "of some 2 s in all"
 
-    monkeypatch.setattr(sessions, "driven", driven)
-    results = ran(SleepingPeer(), tmp_path)
-    assert [name for name, result in results.items() if "failed" in result] == ["push_200"]
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (saying('{"failed": "record 7 came twice"}', exit_code=1), "record 7 came twice"),
+        (saying('{"records_per_s": 5}', exit_code=3), "exit code 3"),
+        (saying("Segmentation fault"), "no numbers"),
+        (saying('{"records_per_s": null}'), "records_per_s is None"),
+        (saying('{"records_per_s": 0}'), "records_per_s is 0"),
+        (saying('{"p99_ms": -5}'), "p99_ms is -5"),
+    ],
+)
+def test_a_client_that_fails_has_no_number(tmp_path: Path, command: list[str], why: str) -> None:
+    with sleeping(tmp_path) as server:
+        found = result(server, command, tmp_path)
+    assert list(found) == ["failed"]
+    assert why in str(found["failed"])
+
+
+def test_a_client_that_hangs_is_killed_with_the_tools_it_started(tmp_path: Path) -> None:
+    hanging = "import subprocess; subprocess.Popen(['sleep', '61.7']).wait()"
+    with sleeping(tmp_path) as server:
+        found = result(server, [sys.executable, "-c", hanging], tmp_path, timeout_s=1)
+    assert found == {"failed": "not done after 1 s"}
+    left = [one for one in psutil.process_iter(["cmdline", "status"]) if one.info["cmdline"] == ["sleep", "61.7"]]
+    assert not left
 
 
 def test_a_client_process_says_why_it_failed(tmp_path: Path) -> None:
     """A real one, against a port where nobody listens."""
-    with pytest.raises(sessions.Failed, match=r"refused|connect"):
-        sessions.driven("mq", f"http://127.0.0.1:{servers.free_port()}", Step("batched", "batched"), {"duration_s": 1})
+    row = Row("mq", SYNCED, "aiohttp, JSON")
+    with sleeping(tmp_path) as server:
+        command = drive_command(row, "batched", f"http://127.0.0.1:{free_port()}", "t", TIMES)
+        assert "connect" in str(result(server, command, tmp_path)["failed"]).lower()
+        command = drive_command(row._replace(client="curl"), "batched", server.endpoint, "t", TIMES)
+        assert "no client 'curl' for batched" in str(result(server, command, tmp_path)["failed"])
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
@@ -135,12 +155,21 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> No
         pass
 
 
-def test_every_peer_has_a_row_of_its_own() -> None:
-    assert len(peers()) >= len(MODULES)
-    assert all(name == peer.name and peer.about for name, peer in peers().items())
+def test_a_restart_kills_the_server_and_reads_again(tmp_path: Path) -> None:
+    step = Step("restart", "fill", {"byte_count": 2**20})
+    found = session.restart_result(MQ, Row("mq", SYNCED, "aiohttp, record batches"), tmp_path, step)
+    assert float(str(found["first_record_ms"])) > float(str(found["up_ms"])) > 0
+    assert not (tmp_path / "data" / "restart").exists()
 
 
-def test_the_quick_plan_has_the_steps_of_the_real_one() -> None:
-    for part in PARTS:
-        quick, real = ([step.name for step in steps(part, PEERS[0], quick=is_quick)] for is_quick in (True, False))
-        assert quick == real
+def test_a_long_step_has_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Sleeper("sleeper", {})
+    monkeypatch.setattr(session, "drive_command", lambda *_: saying('{"made_per_s": 7}'))
+    found = session.long_result(peer, Row("sleeper", WRITTEN, "c"), tmp_path, Step("topics_10000", "topics"))
+    assert found["made_per_s"] == 7
+    with pytest.raises(Died):
+        peer.started[0].check()
+
+
+def test_a_failure_does_not_tell_where_the_checkout_lies() -> None:
+    assert session.failure(OSError(f"open {session.REPOSITORY}/artifacts/x")) == {"failed": "open artifacts/x"}
