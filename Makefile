@@ -74,10 +74,10 @@ bench-growth: $(STAMP) ## How cost grows over 1x, 10x, 100x of the size: ONLY=pu
 bench-store: $(STAMP) ## The store alone, beside its limits and goals
 	@$(BIN)/python -m loadtest.bench.store
 
-bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd: ROUNDS=5 PEERS='mq; kafka' QUICK=1 PARTS=works RESUME=1 MINUTES=18
+bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd; QUICK=1: once over, not into docs: ROUNDS=5 PEERS='mq; kafka' PARTS=works RESUME=1 MINUTES=18
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
-	@$(BIN)/python -m loadtest.peers --rounds $(or $(ROUNDS),5) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
+	@$(BIN)/python -m loadtest.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-push: $(STAMP) ## How fast sockets are fed: one subscriber, fan-out, latency, idle sockets; about two minutes
 	@$(BIN)/python -m loadtest.bench.push
