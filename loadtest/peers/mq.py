@@ -21,7 +21,7 @@ from loadtest.bench.request import Request
 from loadtest.peers import replay, work
 from loadtest.peers.peer import Durability, Level, Numbers, Options, Peer, Way, WorkFailed, by_python_client
 from loadtest.peers.servers import Server, free_port, running
-from store.record_batch import Record, decode, encode, split
+from store.record_batch import decode, encode_columns, split
 
 CREDIT = 10_000
 TIMESTAMP_MS = 1_767_225_600_000
@@ -227,7 +227,7 @@ def _check_acks(answer: dict[str, Any]) -> None:
 
 
 def _batch(values: Sequence[bytes]) -> bytes:
-    return bytes(encode([Record(None, one, TIMESTAMP_MS) for one in values]))
+    return bytes(encode_columns(None, values, TIMESTAMP_MS))
 
 
 @asynccontextmanager
