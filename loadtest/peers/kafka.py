@@ -88,11 +88,13 @@ TOOL_RECORDS_PER_S_MAX = 3_000_000
 """It is told how many records to send, and stopped when the window is over."""
 
 FIRST_RECORD_TIMEOUT_S = 30.0
-TOOL_WARM_S = 3.0
-"""From the first record of a tool on, at least: its JVM is new in every step, unlike the server's."""
+TOOL_PRODUCER_WARM_S, TOOL_CONSUMER_WARM_S = 3.0, 2.0
+"""From its first record on, at least: a tool's JVM is new in every step, unlike the server's."""
 
-SCAN_RECORDS_PER_S = 1_600_000
-"""How many records a second of kafka-consumer-perf-test the topic is to hold; it reads them once."""
+SCAN_TOPIC = "scan-by-tool"
+SCAN_RECORDS_PER_S = 4_500_000
+"""kafka-consumer-perf-test reads a topic once, so one that it reads for long enough must be large: so many records for
+each second. It is filled once for each server and stays."""
 
 TOOL_REPORT_MS = 200
 FETCH_RECORDS = 1_000_000
@@ -123,6 +125,12 @@ class _Client:
         if self._creating is None or self._creating.done():
             self._creating = loop.create_task(self._create_waiting())
         await done
+
+    async def create_unflushed(self, topic: str) -> None:
+        """As `create`, without the level's syncs: for what is filled outside the clock, and only read within."""
+        new = self._kafka.admin.NewTopic(topic, 1, 1, config={"flush.messages": str(2**62)})
+        made: dict[str, Future[None]] = self._admin.create_topics([new])
+        await asyncio.wrap_future(made[topic])
 
     async def drop(self, topic: str) -> None:
         """Its files are removed a second later."""
@@ -179,9 +187,9 @@ class _Client:
             for topic, done in waiting.items():
                 try:
                     await asyncio.wrap_future(made[topic])
-                    done.set_result(None)
-                except Exception as error:
-                    done.set_exception(error)
+                    _settle(done, None)
+                except self._kafka.KafkaException as error:
+                    _settle(done, error)
 
     def _producer(self, settings: Mapping[str, object]) -> Any:
         linger_ms = settings["linger.ms"]
@@ -233,6 +241,11 @@ class _Offsets:
         self._consumer: Any = confluent_kafka.Consumer({"bootstrap.servers": endpoint, "group.id": "scoreboard"})
         self._partition = confluent_kafka.TopicPartition(topic, 0)
 
+    def has_topic(self) -> bool:
+        """Whether it has been made."""
+        is_there: bool = self._partition.topic in self._consumer.list_topics(timeout=10).topics
+        return is_there
+
     def end(self) -> int:
         """The offset behind the last record."""
         end: int = self._consumer.get_watermark_offsets(self._partition, timeout=10)[1]
@@ -247,7 +260,7 @@ async def _produced_by_tool(endpoint: str, topic: str, options: Options) -> Numb
 
 def _tool_window(endpoint: str, topic: str, *, duration_s: float, warm_s: float) -> Numbers:
     """The tool runs for longer than the window; what the topic holds at both ends of it is counted."""
-    warm_s = max(warm_s, TOOL_WARM_S)
+    warm_s = max(warm_s, TOOL_PRODUCER_WARM_S)
     count = int(TOOL_RECORDS_PER_S_MAX * (warm_s + duration_s))
     command = [*_java(TOOLS, TOOL_JAVA), "org.apache.kafka.tools.ProducerPerformance", "--topic", topic]
     command += ["--num-records", str(count), "--record-size", str(work.VALUE_BYTES), "--throughput", "-1"]
@@ -274,14 +287,17 @@ def _tool_window(endpoint: str, topic: str, *, duration_s: float, warm_s: float)
 
 
 async def _consumed_by_tool(endpoint: str, topic: str, options: Options) -> Numbers:
-    """One pass over the topic, to which as many records are added as its clock needs."""
-    offsets = _Offsets(endpoint, topic)
-    warm_s = max(options["warm_s"], TOOL_WARM_S)
+    """One pass. Not over the topic of `batched`: that is read in a second."""
+    warm_s = max(options["warm_s"], TOOL_CONSUMER_WARM_S)
     wanted = int(SCAN_RECORDS_PER_S * (warm_s + options["duration_s"]))
-    await _fill(endpoint, topic, wanted - offsets.end())
+    offsets = _Offsets(endpoint, SCAN_TOPIC)
+    if not offsets.has_topic():
+        async with _connected(endpoint) as client:
+            await client.create_unflushed(SCAN_TOPIC)
+    await _fill(endpoint, SCAN_TOPIC, wanted - offsets.end())
     count = offsets.end()
     command = [*_java(TOOLS, TOOL_JAVA), "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", endpoint]
-    command += ["--topic", topic, "--messages", str(count), "--show-detailed-stats"]
+    command += ["--topic", SCAN_TOPIC, "--messages", str(count), "--show-detailed-stats"]
     command += ["--reporting-interval", str(TOOL_REPORT_MS), "--hide-header"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -338,7 +354,7 @@ async def _replayed(endpoint: str, topic: str, options: Options) -> Numbers:
 async def _fetched(endpoint: str, topic: str, options: Options) -> Numbers:
     host, _, port = endpoint.rpartition(":")
     async with _connected(endpoint) as client:
-        await client.create(topic)
+        await client.create_unflushed(topic)
         await _fill(endpoint, topic, FETCH_RECORDS)
         numbers = await replay.fetch(
             host,
@@ -454,7 +470,7 @@ class Kafka(Peer):
                 return (Way("kafka-producer-perf-test", _produced_by_tool), python(work.batched))
             case "scan":
                 return (Way("kafka-consumer-perf-test", _consumed_by_tool), python(work.scan))
-            case "push" | "singles" | "topics" | "create" | "fill" | "first_record" | "drop":
+            case "push" | "singles" | "topics" | "fill" | "first_record" | "drop":
                 return (python(getattr(work, work_name)),)
             case _:
                 return ()
