@@ -36,7 +36,7 @@ def main() -> None:
             error = error.exceptions[0]
         print(orjson.dumps({"failed": f"{type(error).__name__}: {error}"[:500]}).decode(), flush=True)
         sys.exit(1)
-    print(orjson.dumps(numbers).decode(), flush=True)
+    print(orjson.dumps(dict(numbers)).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from loadtest.peers.servers import Died, Server
 from loadtest.peers.session import Failed, Result, drive_command, driven, empty, failure, step_result
 from loadtest.peers.usage import look
 
-WARMED_BY = (("batched", 0.6), ("scan", 0.4))
-"""Works that a new server is loaded with, and the share of the peer's warm-up time that each has."""
+WARMED_BY = {"batched": 0.6, "scan": 0.4}
+"""Works that a new server is loaded with, by a client that does both if there is one, and the share of the peer's
+warm-up time that each has."""
 
 WARM_UP = "warm-up"
 """The topic of that."""
@@ -182,15 +183,16 @@ class Fleet:
     def _warm(self, place: Place) -> None:
         """Load a new server for its warm-up time. What fails here fails again where it is measured."""
         peer, up = self._peers[place.peer], self._up[place]
+        clients = {work: [way.client for way in peer.ways(work)] for work in WARMED_BY}
+        shared = [client for client in clients["batched"] if client in clients["scan"]]
         records = 0
-        for work, share in WARMED_BY:
-            ways = peer.ways(work)
-            if not ways or (work in KEPT and not records):
+        for work, share in WARMED_BY.items():
+            if not clients[work] or (work in KEPT and not shared):
                 continue
             options = {"duration_s": peer.warm_up_s * share, "warm_s": 0.0}
             if work in KEPT:
                 options["count"] = records
-            row = Row(place.peer, self._levels[place], ways[0].client)
+            row = Row(place.peer, self._levels[place], (shared or clients[work])[-1])
             command = drive_command(row, work, up.server.endpoint, WARM_UP, options)
             try:
                 numbers, _ = driven(command, up.server, up.data, timeout_s=peer.warm_up_s + WARM_TIMEOUT_S)
@@ -198,6 +200,7 @@ class Fleet:
                 self._kept.setdefault(place, {})[WARM_UP] = _Kept(WARM_UP, records)
             except (Failed, Died) as error:
                 print(f"    {place.peer}, {place.level}: warm-up: {str(error)[:200]}", flush=True)
+                return
 
 
 def _stored(found: Result) -> int:

@@ -34,7 +34,7 @@ RECEIVE_WAIT_MS = 1_000
 CONSUMERS = 8
 """Consumers of a work queue at a time, over HTTP: one alone waits for the disk with every ack."""
 
-SOCKET_BATCH = 256
+SOCKET_BATCH, SOCKET_CREDIT = 256, 1_024
 FETCH_BYTES = 2**20
 FETCH_RECORDS = 1_000_000
 
@@ -140,7 +140,7 @@ class SocketClient(JsonClient):
         async with self._session.ws_connect(f"{self._url}/ws/v1", max_msg_size=0) as socket:
             await socket.send_json({"id": 1, "op": "hello"})
             wanted = {"id": 2, "op": "subscribe", "sub": "s", "topics": [topic], "mode": "queue", "group": GROUP}
-            await socket.send_json({**wanted, "start": "earliest", "batch": SOCKET_BATCH, "credit": 4 * SOCKET_BATCH})
+            await socket.send_json({**wanted, "start": "earliest", "batch": SOCKET_BATCH, "credit": SOCKET_CREDIT})
             waiting: dict[int, Sequence[bytes]] = {}
             next_id = 3
             async for frame in socket:
