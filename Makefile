@@ -71,19 +71,22 @@ load-ui: $(STAMP) ## The same with Locust's page on port 8089
 bench-growth: $(STAMP) ## How cost grows over 1x, 10x, 100x of the size: ONLY=push RESUME=1 MINUTES=5; ten minutes in full
 	@$(BIN)/python -m loadtest.growth $(if $(ONLY),--only "$(ONLY)") $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(QUICK),--quick)
 
-bench-store: $(STAMP) ## The store alone, beside its limits and goals
-	@$(BIN)/python -m loadtest.bench.store
+bench-store: $(STAMP) ## The store alone, beside its limits and goals: ONLY=append measures a part again
+	@$(BIN)/python -m loadtest.bench.store $(if $(ONLY),--only "$(ONLY)")
 
 bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd; QUICK=1: once over, not into docs: ROUNDS=5 PEERS='mq; kafka' PARTS=works RESUME=1 MINUTES=18
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench-push: $(STAMP) ## How fast sockets are fed: one subscriber, fan-out, latency, idle sockets; about two minutes
-	@$(BIN)/python -m loadtest.bench.push
+bench-push: $(STAMP) ## How fast sockets are fed, beside NATS where it can be had: ONLY=subscriber|fan-out|latency|idle
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@$(BIN)/python -m loadtest.bench.push $(if $(ONLY),--only "$(ONLY)")
 
-bench-timer: $(STAMP) ## The timer: accepting, firing, lateness, recovery; PENDING='1000000 10000000' for the large run
-	@$(BIN)/python -m loadtest.bench.timer $(if $(PENDING),--many $(PENDING))
+bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Redis and beanstalkd: ONLY=accept
+	@.ci/setup-peers
+	@$(BIN)/python -m loadtest.bench.timer $(if $(ONLY),--only "$(ONLY)")
 
 bench-groups: $(STAMP) ## Consumer groups: queue mode by itself, over HTTP and WebSocket; rebalances
 	@$(BIN)/python -m loadtest.bench.groups
@@ -108,8 +111,10 @@ torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers withou
 	@MQ_SPARK_LONG=1 $(BIN)/python -m pytest -s -q tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py \
 		tests/e2e/test_spark_versions.py tests/spark/test_examples.py
 
-bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where Maven has it, Spark's Kafka source
-	@$(BIN)/python -m loadtest.bench.spark
+bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where Maven has it, Kafka: ONLY=reads|streams|writes
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@$(BIN)/python -m loadtest.bench.spark $(if $(ONLY),--only "$(ONLY)")
 
 clean: ## Remove what these targets made
 	@rm -rf clients/js/node_modules clients/js/build clients/js/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

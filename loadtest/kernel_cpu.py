@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -48,6 +48,21 @@ def idle_kernel_cpu_share(duration_s: float = _IDLE_S) -> float:
     began_s = time.monotonic()
     time.sleep(duration_s)
     return kernel_cpu_since(before) / (time.monotonic() - began_s)
+
+
+class CpuMeter:
+    """CPU time in seconds since it was made: of a process, and of kernel threads."""
+
+    def __init__(self, process_s: Callable[[], float], idle_share: float) -> None:
+        """`process_s`: CPU time of the process so far. `idle_share`: see `idle_kernel_cpu_share`."""
+        self._process_s, self._idle_share = process_s, idle_share
+        self._process_before_s, self._kernel_before = process_s(), kernel_cpu_s()
+        self._began_s = time.monotonic()
+
+    def taken_s(self) -> tuple[float, float]:
+        """Of the process; and of kernel threads, less what they take while nothing runs, never below 0."""
+        kernel_s = kernel_cpu_since(self._kernel_before) - self._idle_share * (time.monotonic() - self._began_s)
+        return self._process_s() - self._process_before_s, max(0.0, kernel_s)
 
 
 def _cpu_s(entry: Path, stat_fields: list[str]) -> float:

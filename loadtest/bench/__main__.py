@@ -20,6 +20,7 @@ from loadtest.bench.raw_client import RawClient
 from loadtest.bench.scenario import Bench, Outcome, Scenario, measure
 from loadtest.bench.scenarios import scenarios
 from loadtest.bench.wrk_client import WrkClient
+from loadtest.kernel_cpu import idle_kernel_cpu_share
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 ROUNDS, QUICK_ROUNDS = 5, 3
@@ -38,13 +39,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=options.dir) as directory:
         conditions = report.Conditions(
             started_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            commit=machine.commit(),
             machine=machine.facts(Path(directory)),
             versions=machine.versions(),
             client=client.name,
             rounds=rounds,
             run_s=run_s,
         )
-        bench = Bench(client, Path(directory))
+        bench = Bench(client, Path(directory), idle_kernel_cpu_share())
         outcomes = uvloop.run(_measured(console, bench, chosen, rounds, run_s))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "latest.json").write_bytes(
@@ -73,7 +75,7 @@ async def _measured(console: Console, bench: Bench, chosen: list[Scenario], roun
 def _table(outcomes: list[Outcome]) -> Table:
     table = Table(box=None, pad_edge=False)
     for index, heading in enumerate(report.HEADINGS):
-        table.add_column(heading, justify="right" if 0 < index < 4 else "left", overflow="fold")
+        table.add_column(heading, justify="right" if 0 < index < 5 else "left", overflow="fold")
     for outcome in outcomes:
         for row in report.rows(outcome):
             table.add_row(*row)

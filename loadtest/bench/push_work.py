@@ -4,7 +4,8 @@
     fan-out          batches of 100 records to many readers of one partition; counted are deliveries
     idle             memory of sockets on which nothing happens
 
-The client only counts frames by their headers, so the server is what is measured.
+The client is a plain socket that counts frames by their headers. Only where a work says so it decodes them as well, and
+hands each value to the program.
 """
 
 from __future__ import annotations
@@ -22,37 +23,83 @@ import orjson
 
 from loadtest.bench.payloads import BATCH_TYPE, JSON_TYPE, json_body, raw_batch
 from loadtest.bench.request import RunFailed
+from loadtest.kernel_cpu import CpuMeter
 from loadtest.process import Running
+from store import record_batch
 
 BATCH = 1_000
 SINGLES_A_FRAME = 500
 FAN_OUT_BATCH = 100
 FAN_OUT_BATCHES = 60
 TIMEOUT_S = 120.0
+_PING = 0x9
+"""An opcode; see RFC 6455."""
+
 SETTLE_S = 1.0
 """Until what a thousand handshakes left behind is gone."""
 
 
-class Rate(NamedTuple):
-    """Records a second, and how many of them a second of the server's CPU time is worth."""
+class Subscribing(NamedTuple):
+    """One way to feed one subscriber: a topic and what it holds, and the format of the frames."""
 
-    per_s: float
-    per_cpu_s: float
-    frame_count: int
-    frame_bytes: int
+    work: str
+    topic: str
+    form: str
+    record_count: int
+    goal_per_s: float
+
+
+class Pushed(NamedTuple):
+    """Records that one subscriber, or many, got in `took_s`. CPU times are of `wall_s`, which a tool's own start may
+    make longer. `kernel_cpu_s`: of kernel threads (0: not measured)."""
+
+    record_count: int
+    took_s: float
+    wall_s: float
+    client_cpu_s: float
+    server_cpu_s: float
+    kernel_cpu_s: float = 0.0
+    frame_count: int = 0
+    frame_bytes: int = 0
+
+    @property
+    def per_s(self) -> float:
+        return self.record_count / self.took_s
+
+
+Decode = Callable[[bytes], int]
+"""Makes values of a frame's payload; how many."""
+
+
+def parse_json(payload: bytes) -> int:
+    """Each value of a JSON frame as an object."""
+    push = orjson.loads(payload)
+    return len([message["value"] for message in push["messages"]]) if push.get("op") == "messages" else 0
+
+
+def decode_batches(payload: bytes) -> int:
+    """Each value of a frame of RecordBatches as bytes; text frames have none."""
+    if payload.startswith(b"{"):
+        return 0
+    header_bytes = int.from_bytes(payload[:4], "big")
+    batches = record_batch.split(memoryview(payload)[4 + header_bytes :])
+    return sum(len([record.value for record in record_batch.decode(batch)]) for batch in batches)
 
 
 class Frames(asyncio.Protocol):
-    """A WebSocket client that counts frames and the bytes of their payloads, and looks at the last one only."""
+    """A WebSocket client that counts frames and the bytes of their payloads, and looks at the beginning of the last one
+    only, unless it is to decode them."""
 
-    def __init__(self, on_frame: Callable[[Frames], None]) -> None:
+    def __init__(self, on_frame: Callable[[Frames], None], decode: Decode | None = None) -> None:
         self.count = 0
+        self.decoded_count = 0
+        self._decode = decode
         self.byte_count = 0
         self.last = b""
         self.is_open = asyncio.get_running_loop().create_future()
         self._on_frame = on_frame
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
@@ -63,12 +110,10 @@ class Frames(asyncio.Protocol):
         header = bytes([0x81]) + (
             bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + len(data).to_bytes(2, "big")
         )
-        assert self._transport is not None
         self._transport.write(header + bytes(4) + data)  # masked with zeros
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -88,19 +133,28 @@ class Frames(asyncio.Protocol):
                 size, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
             if len(buffer) < start + size:
                 break
+            if buffer[at] & 0x0F == _PING:
+                self._transport.write(bytes([0x8A, 0x80 | size]) + bytes(4) + buffer[start : start + size])
+                at = start + size
+                continue
             self.count += 1
             self.byte_count += size
-            self.last = bytes(buffer[start : start + min(size, 200)])
+            with memoryview(buffer) as view:
+                self.last = bytes(view[start : start + min(size, 200)])
+                if self._decode is not None:
+                    self.decoded_count += self._decode(bytes(view[start : start + size]))
             at = start + size
             self._on_frame(self)
         del buffer[:at]
 
 
-async def connect(url: str, path: str, on_frame: Callable[[Frames], None]) -> Frames:
+async def connect(url: str, path: str, on_frame: Callable[[Frames], None], decode: Decode | None = None) -> Frames:
     """Open a socket."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
-    transport, frames = await loop.create_connection(lambda: Frames(on_frame), str(place.hostname), place.port or 80)
+    transport, frames = await loop.create_connection(
+        lambda: Frames(on_frame, decode), str(place.hostname), place.port or 80
+    )
     key = base64.b64encode(os.urandom(16)).decode()
     transport.write(
         f"GET {path} HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -112,23 +166,31 @@ async def connect(url: str, path: str, on_frame: Callable[[Frames], None]) -> Fr
     return frames
 
 
-async def one_subscriber(running: Running, topic: str, form: str, record_count: int, batch: int) -> Rate:
-    """From the first record to the last, through one socket, `batch` a frame."""
+async def one_subscriber(
+    running: Running, work: Subscribing, batch: int, decode: Decode | None, idle_share: float
+) -> Pushed:
+    """From the first record to the last, through one socket, `batch` a frame. Raises RunFailed when what was decoded is
+    not what was stored."""
     done = asyncio.Event()
     frames = await connect(
-        running.url, "/ws/v1", lambda one: done.set() if one.last.startswith(b'{"op":"caught_up"') else None
+        running.url, "/ws/v1", lambda one: done.set() if one.last.startswith(b'{"op":"caught_up"') else None, decode
     )
-    frames.say({"id": 1, "op": "hello", "binary": form != "json"})
-    before_cpu_s, began_s = running.cpu_s(), time.perf_counter()
-    subscribe = {"op": "subscribe", "sub": "s", "topics": [topic], "from": "earliest", "format": form}
+    frames.say({"id": 1, "op": "hello", "binary": work.form != "json"})
+    while frames.count < 1:  # noqa: ASYNC110 - its answer; nothing else comes unasked
+        await asyncio.sleep(0.001)
+    meter, client_before_s, began_s = CpuMeter(running.cpu_s, idle_share), time.process_time(), time.perf_counter()
+    subscribe = {"op": "subscribe", "sub": "s", "topics": [work.topic], "from": "earliest", "format": work.form}
     frames.say({**subscribe, "credit": 10_000, "batch": batch})
     async with asyncio.timeout(TIMEOUT_S):
         await done.wait()
-    took_s = time.perf_counter() - began_s
-    cpu_s = running.cpu_s() - before_cpu_s
+    took_s, client_s = time.perf_counter() - began_s, time.process_time() - client_before_s
+    server_s, kernel_s = meter.taken_s()
     frames.close()
-    sent_count = frames.count - 2
-    return Rate(record_count / took_s, record_count / max(cpu_s, 0.01), sent_count, frames.byte_count // sent_count)
+    if decode is not None and frames.decoded_count != work.record_count:
+        raise RunFailed(f"{frames.decoded_count} records were decoded, not {work.record_count}")
+    sent_count = frames.count - 2  # the answer to hello, and caught_up
+    frame_bytes = frames.byte_count // sent_count
+    return Pushed(work.record_count, took_s, took_s, client_s, server_s, kernel_s, sent_count, frame_bytes)
 
 
 async def bare_frames(url: str, frame_count: int, frame_bytes: int) -> float:
@@ -146,18 +208,20 @@ async def bare_frames(url: str, frame_count: int, frame_bytes: int) -> float:
     return time.perf_counter() - began_s
 
 
-async def fan_out(running: Running, readers: int) -> Rate:
-    """Deliveries a second to many readers of the topic `fan`."""
+async def fan_out(running: Running, readers: int, idle_share: float) -> Pushed:
+    """Deliveries to many readers of the topic `fan`."""
     body = raw_batch(range(FAN_OUT_BATCH))
-    return await _fanned(running, readers, "/topics/fan/partitions/0", body, BATCH_TYPE)
+    return await _fanned(running, readers, "/topics/fan/partitions/0", body, BATCH_TYPE, idle_share)
 
 
-async def bare_fan_out(running: Running, readers: int, frame_bytes: int) -> Rate:
+async def bare_fan_out(running: Running, readers: int, frame_bytes: int) -> Pushed:
     """The same number of frames of that size, from a server that sends on what it gets."""
-    return await _fanned(running, readers, "/topics/fan", b"x" * frame_bytes, "application/octet-stream")
+    return await _fanned(running, readers, "/topics/fan", b"x" * frame_bytes, "application/octet-stream", 0.0)
 
 
-async def _fanned(running: Running, readers: int, path: str, body: bytes, content_type: str) -> Rate:
+async def _fanned(
+    running: Running, readers: int, path: str, body: bytes, content_type: str, idle_share: float
+) -> Pushed:
     wanted = readers * FAN_OUT_BATCHES
     arrived = 0
     done = asyncio.Event()
@@ -180,7 +244,7 @@ async def _fanned(running: Running, readers: int, path: str, body: bytes, conten
     first_bytes = sockets[0].byte_count
     is_counting = True
     async with aiohttp.ClientSession() as session, asyncio.timeout(TIMEOUT_S):
-        before_cpu_s, began_s = running.cpu_s(), time.perf_counter()
+        meter, client_before_s, began_s = CpuMeter(running.cpu_s, idle_share), time.process_time(), time.perf_counter()
         for number in range(FAN_OUT_BATCHES):
             async with session.post(url + path, data=body, headers={"Content-Type": content_type}) as answer:
                 if answer.status != 200:
@@ -189,13 +253,13 @@ async def _fanned(running: Running, readers: int, path: str, body: bytes, conten
             while arrived < readers * (number - 2):  # noqa: ASYNC110
                 await asyncio.sleep(0.0005)
         await done.wait()
-        took_s = time.perf_counter() - began_s
-        cpu_s = running.cpu_s() - before_cpu_s
+        took_s, client_s = time.perf_counter() - began_s, time.process_time() - client_before_s
+        server_s, kernel_s = meter.taken_s()
     frame_bytes = (sockets[0].byte_count - first_bytes) // FAN_OUT_BATCHES
     for socket in sockets:
         socket.close()
     deliveries = readers * FAN_OUT_BATCHES * FAN_OUT_BATCH
-    return Rate(deliveries / took_s, deliveries / max(cpu_s, 0.01), wanted, frame_bytes)
+    return Pushed(deliveries, took_s, took_s, client_s, server_s, kernel_s, wanted, frame_bytes)
 
 
 async def idle_bytes(running: Running, socket_count: int, *, says_hello: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from loadtest.bench.scenario import Comparison, Outcome
 from loadtest.stats import Spread
@@ -16,6 +17,7 @@ class Conditions:
     """What a reader must know to judge the numbers."""
 
     started_at: str
+    commit: str
     machine: Mapping[str, object]
     versions: Mapping[str, str]
     client: str
@@ -28,6 +30,7 @@ def as_json(conditions: Conditions, outcomes: Sequence[Outcome]) -> dict[str, ob
     return {
         "format": FORMAT,
         "started_at": conditions.started_at,
+        "commit": conditions.commit,
         "machine": dict(conditions.machine),
         "versions": dict(conditions.versions),
         "client": conditions.client,
@@ -62,14 +65,15 @@ def _comparison(outcome: Outcome, comparison: Comparison) -> dict[str, object]:
     }
 
 
-def rows(outcome: Outcome) -> list[tuple[str, str, str, str, str]]:
-    """Work, ratio with range, ours, the limit, and what the limit is; a failed scenario has its reason instead."""
+def rows(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Work, ratio with range, ours, the limit, of CPU time what kernel threads took of both, and what the limit is; a
+    failed scenario has its reason instead."""
     if outcome.failure is not None:
         return [
-            (comparison.work, "FAILED", "-", "-", comparison.limit.partition(",")[0])
+            (comparison.work, "FAILED", "-", "-", "-", comparison.limit.partition(",")[0])
             for comparison in outcome.scenario.comparisons
         ]
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for comparison in outcome.scenario.comparisons:
         ours, limit, ratio = outcome.compared(comparison)
         shown = _times if comparison.lower_is_better else _percent
@@ -79,13 +83,21 @@ def rows(outcome: Outcome) -> list[tuple[str, str, str, str, str]]:
                 f"{shown(ratio.median)} ({shown(ratio.low)} - {shown(ratio.high)})",
                 _number(ours, comparison.measure),
                 _number(limit, comparison.measure),
+                _kernel_threads(outcome, comparison),
                 comparison.limit.partition(",")[0],
             )
         )
     return lines
 
 
-HEADINGS = ("work", "ours / limit", "ours", "limit", "the limit is")
+def _kernel_threads(outcome: Outcome, comparison: Comparison) -> str:
+    if comparison.measure != "cpu_us":
+        return "-"
+    ours, limit = (median(outcome.values(side, "kernel_us")) for side in (comparison.ours, comparison.limit))
+    return f"{ours:.0f} µs, {limit:.0f} µs"
+
+
+HEADINGS = ("work", "ours / limit", "ours", "limit", "of them kernel threads", "the limit is")
 
 
 def as_markdown(conditions: Conditions, outcomes: Sequence[Outcome]) -> str:
@@ -95,16 +107,18 @@ def as_markdown(conditions: Conditions, outcomes: Sequence[Outcome]) -> str:
         "# Our speed beside its limits",
         "",
         "Written by `make bench`; every run is in `latest.json`. Ratios are medians of rounds (and their range), each",
-        "round measuring ours and the limit in turn. Throughput: more is better, 100% is the limit itself.",
+        "round measuring ours and the limit in turn. Throughput: more is better, 100% is the limit's speed. A limit is",
+        "what the same machine does without our work, not an upper bound (loadtest/bench/__init__.py).",
         "Latency: less is better, 1.0x is the limit itself. k/s, M/s: thousands, millions of records a second.",
         "",
         f"| {' | '.join(HEADINGS)} |",
-        "|---|---:|---:|---:|---|",
+        "|---|---:|---:|---:|---:|---|",
         *(f"| {' | '.join(row)} |" for outcome in outcomes for row in rows(outcome)),
         "",
         "## Conditions",
         "",
-        f"- {conditions.started_at}; {conditions.rounds} rounds of {conditions.run_s:g} s a run.",
+        f"- {conditions.started_at}, commit {conditions.commit}.",
+        f"- {conditions.rounds} rounds of {conditions.run_s:g} s a run, after one that is not counted.",
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
         f"{machine['file_system']}; load average at the start {machine['load_average']}.",
         f"- {', '.join(f'{name} {number}' for name, number in versions.items())}.",

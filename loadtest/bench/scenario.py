@@ -45,6 +45,8 @@ class Bench:
 
     client: LoadClient
     directory: Path
+    idle_share: float = 0.0
+    """Seconds of CPU that kernel threads take in a second while nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)

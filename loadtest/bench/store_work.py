@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from crc32c import crc32c
 
 from loadtest.bench.disk import DiskLoop, forget_pages
+from loadtest.kernel_cpu import kernel_cpu_s, kernel_cpu_since
 from loadtest.stats import percentile
 from store import Store
 from store.config import StoreConfig
@@ -35,13 +36,14 @@ IndexKind = Literal["file", "rocksdb"]
 
 
 class Speed(NamedTuple):
-    """Records and bytes of the log in so many seconds, and what processor time of this process, the kernel's part
-    included, they took (0: not measured)."""
+    """Records and bytes of the log in so many seconds, and the CPU time they took: `cpu_s` of this process, in user and
+    kernel mode; `kernel_cpu_s` of kernel threads, machine-wide (0: not measured)."""
 
     record_count: int
     byte_count: int
     duration_s: float
     cpu_s: float = 0.0
+    kernel_cpu_s: float = 0.0
 
     @property
     def records_per_s(self) -> float:
@@ -54,7 +56,17 @@ class Speed(NamedTuple):
             self.byte_count + more.byte_count,
             self.duration_s + more.duration_s,
             self.cpu_s + more.cpu_s,
+            self.kernel_cpu_s + more.kernel_cpu_s,
         )
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time of this process, per record."""
+        return self.cpu_s / self.record_count * 1e6
+
+    def kernel_us(self, idle_share: float) -> float:
+        """CPU time of kernel threads per record, without the share of a second that an idle machine takes."""
+        return max(0.0, self.kernel_cpu_s - idle_share * self.duration_s) / self.record_count * 1e6
 
     @property
     def s_per_gib(self) -> float:
@@ -110,17 +122,29 @@ async def append_calls(
     until: Callable[[], bool],
 ) -> Speed:
     """Append `batches` batches in one durable call, again and again, one call at a time: a write each."""
-    began_s, cpu_began_s = time.perf_counter(), time.process_time()
-    call_count = byte_count = 0
+    spent = _Spent()
+    call_count = await _append_until(store, queues, batch, record_count, batches=batches, until=until)
+    return spent.speed(call_count * batches * record_count, call_count * batches * len(batch))
+
+
+async def _append_until(
+    store: Store,
+    queues: Iterator[QueueKey],
+    batch: bytes,
+    record_count: int,
+    *,
+    batches: int,
+    until: Callable[[], bool],
+) -> int:
+    """The number of calls."""
+    call_count = 0
     while not until():
         appends = [
             Append(queue=next(queues), batch=batch, record_count=record_count, json_values=True) for _ in range(batches)
         ]
         await store.append(appends, acks=Acks.FLUSHED)
         call_count += 1
-    byte_count = call_count * batches * len(batch)
-    duration_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
-    return Speed(call_count * batches * record_count, byte_count, duration_s, cpu_s)
+    return call_count
 
 
 async def append_side_by_side(
@@ -134,13 +158,23 @@ async def append_side_by_side(
 ) -> Speed:
     """Append one batch in a durable call, again and again, by so many callers at the same time: those who come while
     the disk is busy share the next write, as the requests of a server do."""
-    alone = partial(append_calls, store, queues, batch, record_count, batches=1, until=until)
-    began_s, cpu_began_s = time.perf_counter(), time.process_time()
-    speeds = await asyncio.gather(*[alone() for _ in range(callers)])
-    duration_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_began_s
-    return Speed(
-        sum(speed.record_count for speed in speeds), sum(speed.byte_count for speed in speeds), duration_s, cpu_s
-    )
+    alone = partial(_append_until, store, queues, batch, record_count, batches=1, until=until)
+    spent = _Spent()
+    call_count = sum(await asyncio.gather(*[alone() for _ in range(callers)]))
+    return spent.speed(call_count * record_count, call_count * len(batch))
+
+
+class _Spent:
+    """Time and CPU time from here on."""
+
+    def __init__(self) -> None:
+        self._kernel_before = kernel_cpu_s()
+        self._cpu_began_s = time.process_time()
+        self._began_s = time.perf_counter()
+
+    def speed(self, record_count: int, byte_count: int) -> Speed:
+        duration_s, cpu_s = time.perf_counter() - self._began_s, time.process_time() - self._cpu_began_s
+        return Speed(record_count, byte_count, duration_s, cpu_s, kernel_cpu_since(self._kernel_before))
 
 
 def disk_writes(disk: DiskLoop, batch: bytes, record_count: int, *, batches: int, duration_s: float) -> Speed:

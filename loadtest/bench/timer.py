@@ -1,48 +1,57 @@
 """`make bench-timer`: the timer's speed beside its goals, its limit and its peers; writes docs/benchmarks/timer.*.
 
-What is measured: loadtest/bench/timer_work.py. The peers: loadtest/bench/timer_peers.py.
+What is measured in one process: loadtest/bench/timer_work.py. Through a server and beside the peers:
+loadtest/bench/timer_peers.py. Each part is written when it is measured, and `--only` measures one again.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import orjson
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from gateway.app import calm_collector
-from loadtest.bench import machine
-from loadtest.bench.timer_peers import peer_rows
-from loadtest.bench.timer_work import Row, TooSlow, accept_and_busy, flat_and_recovery, lateness
+from loadtest.bench import parts as pages
+from loadtest.bench import timer_peers
+from loadtest.bench.parts import Part, met
+from loadtest.bench.timer_peers import Served
+from loadtest.bench.timer_work import Row, TooSlow, accepting, busy, flat_and_recovery, lateness
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
-HEADINGS = ("work", "measured", "goal", "met")
+HEADINGS = ("work", "measured", "n", "goal", "met")
 FEW = 10_000
+FLATS = (1_000_000, 10_000_000)
+SERVED = "through a server"
 
 
-def cells(row: Row) -> tuple[str, str, str, str]:
+def cells(row: Row) -> tuple[str, ...]:
     """A row for people."""
-    return row.work, row.measured, row.goal or "-", "-" if row.is_met is None else "yes" if row.is_met else "**no**"
+    return row.work, row.measured, str(row.n), row.goal or "-", met(row.is_met)
 
 
-def as_markdown(conditions: dict[str, object], rows: list[Row]) -> str:
-    """One page: the table, what the words mean, the conditions."""
+def as_markdown(parts: Mapping[str, Part]) -> str:
+    """One page: in one process, through a server beside the peers, the conditions."""
+    own = [Row(**row) for name, part in parts.items() if name != SERVED for row in part.rows]  # type: ignore[arg-type]
+    served = [Served(**row) for row in parts[SERVED].rows] if SERVED in parts else []  # type: ignore[arg-type]
     lines = [
         "# The timer, beside its goals, its limit and what others use",
         "",
-        "Written by `make bench-timer` (with `PENDING='1000000 10000000'` for the large run); the numbers for programs",
-        "are in `timer.json`. One process, a real disk, no HTTP; accepted and delivered means: durable, after an",
-        "fdatasync.",
+        "Written by `make bench-timer`; the numbers for programs are in `timer.json`. A real disk; accepted and",
+        "delivered means: durable, after an fdatasync. *n*: rounds; n = 1 has no range.",
+        "",
+        "## In one process, without wire or reader",
+        "",
+        "The store and the timer alone: no HTTP, nobody who reads what is delivered. Not to be compared with the",
+        "second table.",
         "",
         f"| {' | '.join(HEADINGS)} |",
-        "|---|---|---|---|",
-        *(f"| {' | '.join(cells(row))} |" for row in rows),
+        "|---|---|---:|---|---|",
+        *(f"| {' | '.join(cells(row))} |" for row in own),
         "",
         "- *accept*: batches of 1,000 delayed records of 100 bytes, eight at a time.",
         "- *busy*: from the first millisecond of the second until the last record is delivered. *others*: meanwhile",
@@ -52,17 +61,38 @@ def as_markdown(conditions: dict[str, object], rows: list[Row]) -> str:
         "- *lateness*: from the due millisecond until durably delivered. *The limit* only writes the same bytes at",
         "  the same pace (one pwrite and fdatasync every 4 ms, from a thread), in turn with ours: what it is late, the",
         "  disk and the machine are.",
-        "- *flat*: CPU of accepting one schedule. *recovery*: opening what a killed process left.",
-        "- Redis: a sorted set, polled every 10 ms by a script that moves what is due to a list; one client.",
-        "  beanstalkd: delayed jobs, reserved and deleted by one pipelined client; its delays are whole seconds. Late:",
-        "  5,000 a second (beanstalkd -f 0: 500), from the due time until the client that hands them on has them.",
+        "- *flat*: CPU of accepting one schedule, of this process. *recovery*: opening what a killed process left.",
         "",
+        *_served_lines(served),
         "## Conditions",
         "",
-        *(f"- {name.replace('_', ' ')}: {value}" for name, value in conditions.items()),
+        *pages.condition_lines(parts),
         "",
     ]
     return "\n".join(lines)
+
+
+def _served_lines(rows: list[Served]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "## Through a server, from a client that sends to a client that gets the record",
+        "",
+        "Ours over HTTP and a WebSocket, beside a Redis sorted set and beanstalkd; all in every round, each with a new",
+        "server. Medians of rounds, and their range; a ratio is the median of the rounds' ratios.",
+        "",
+        *timer_peers.table(rows),
+        "",
+        "- *accept*: batches of 1,000 records of 100 bytes, one at a time over one connection: the time between a",
+        "  batch and its answer.",
+        "- *busy*: from the beginning of the second in which the records are due until the client has the last one.",
+        "- *late*: from the due time until the client has the record, of records due evenly over four seconds.",
+        "- Redis: the client moves what is due from the sorted set to a list by a script, which also returns the next",
+        "  due time; the client sleeps until then. beanstalkd: reserves are on their way when jobs get due; its delays",
+        "  are whole seconds, so for *late* jobs are put two seconds before they are due.",
+        "- Ours is pushed to a reader as JSON frames, after it was stored durably.",
+        "",
+    ]
 
 
 def _flat(many: int) -> Callable[[Path], list[Row]]:
@@ -72,45 +102,39 @@ def _flat(many: int) -> Callable[[Path], list[Row]]:
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.timer", description="The speed of the timer.")
-    parser.add_argument("--count", type=int, default=100_000, help="records of accept and busy, a multiple of 1,000")
-    parser.add_argument(
-        "--many", type=int, nargs="+", default=[1_000_000], metavar="COUNT", help="pending ones of flat and recovery"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of busy and lateness")
-    parser.add_argument("--only", default="", metavar="NAME", help="busy, lateness, flat or peers; writes no results")
+    parser.add_argument("--count", type=int, default=100_000, help="records of busy, a multiple of 1,000")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, but for flat and recovery, which have one")
+    parser.add_argument("--only", default="", metavar="NAME", help="parts named like this")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="must be a disk, not memory")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     options = parser.parse_args()
-    parts: dict[str, Callable[[Path], list[Row]]] = {
-        **{f"flat {many:,}": _flat(many) for many in options.many},  # first: its memory is the process's
-        "busy": lambda root: uvloop.run(accept_and_busy(root, options.count, options.rounds)),
-        "lateness": lambda root: uvloop.run(lateness(root, options.rounds)),
-        "peers": lambda root: peer_rows(root, options.count),
-    }
-    calm_collector()
     console = Console(highlight=False, width=160)
-    started = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    conditions: dict[str, object] = {"started": started, **machine.facts(options.dir), "rounds": options.rounds}
-    rows: list[Row] = []
-    for name, part in parts.items():
-        if options.only in name:
-            with tempfile.TemporaryDirectory(prefix="mq-timer-", dir=options.dir) as directory, console.status(name):
+    own: dict[str, Callable[[Path], list[Row]]] = {
+        **{f"flat {many:,}": _flat(many) for many in FLATS},  # first: its memory is the process's
+        "accept": lambda root: uvloop.run(accepting(root, options.count, options.rounds)),
+        "busy": lambda root: uvloop.run(busy(root, options.count, options.rounds)),
+        "lateness": lambda root: uvloop.run(lateness(root, options.rounds)),
+    }
+    order = (*own, SERVED)
+    names = [name for name in order if options.only in name]
+    if not names:
+        sys.exit(f"nothing is named like {options.only!r}; there are: {', '.join(order)}")
+    calm_collector()
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="mq-timer-", dir=options.dir) as directory, console.status(name) as now:
+            root = Path(directory)
+            conditions = pages.conditions(root, rounds=1 if name.startswith("flat") else options.rounds)
+            rows: list[dict[str, object]]
+            if name == SERVED:
+                served = timer_peers.measure(root, options.count, options.rounds, now.update)
+                rows = [row._asdict() for row in served]
+            else:
                 try:
-                    rows += part(Path(directory))
+                    rows = [row._asdict() for row in own[name](root)]
                 except TooSlow as error:
-                    rows.append(Row(name, f"not measured: {error}"))
-    table = Table(*HEADINGS, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*cells(row))
-    console.print(table)
-    if not options.only:
-        options.out.mkdir(parents=True, exist_ok=True)
-        versions = dict(machine.versions())
-        content = {"conditions": conditions, "versions": versions, "rows": [row._asdict() for row in rows]}
-        (options.out / "timer.json").write_bytes(
-            orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        )
-        (options.out / "timer.md").write_text(as_markdown(conditions, rows))
+                    rows = [Row(name, f"not measured: {error}")._asdict()]
+        pages.write(options.out, "timer", order, {name: Part(conditions, rows)}, as_markdown)
+    console.print((options.out / "timer.md").read_text(), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.kernel_cpu import kernel_cpu_s, kernel_cpu_since
+from loadtest import kernel_cpu
+from loadtest.kernel_cpu import CpuMeter, kernel_cpu_s, kernel_cpu_since
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -50,3 +51,15 @@ def test_a_thread_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> None
     (tmp_path / "12").mkdir()
     thread(tmp_path, 9, 2, ns=1_000_000_000)
     assert kernel_cpu_s(tmp_path) == {9: 1.0}
+
+
+def test_a_meter_takes_off_what_an_idle_machine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([100.0, 104.0, 108.0])
+    threads = {9: 1.0}
+    process_s = iter([3.0, 5.5, 6.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times_s))
+    monkeypatch.setattr(kernel_cpu, "kernel_cpu_s", lambda *_: dict(threads))
+    meter = CpuMeter(lambda: next(process_s), 0.1)
+    threads[9] = 1.75
+    assert meter.taken_s() == pytest.approx((2.5, 0.35))
+    assert meter.taken_s() == pytest.approx((3.0, 0.0)), "never below 0"

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench import store_work as work
-from loadtest.bench.disk import disk_loop
-from loadtest.bench.store import Options, Row, append_rows, as_markdown, cells, queue_rows
+from loadtest.bench.disk import DiskLoop, disk_loop
+from loadtest.bench.parts import Part, Row, as_dicts
+from loadtest.bench.store import Options, append_rows, as_markdown, queue_rows
 from store.config import StoreConfig
 from store.types import QueueKey
 
@@ -63,20 +64,26 @@ async def test_the_log_lets_go_of_its_pages_up_to_its_tail(tmp_path: Path, monke
     assert {(at, advice) for at, _, advice in asked} == {(0, os.POSIX_FADV_DONTNEED)}
 
 
-async def test_an_append_is_judged_beside_the_limit_of_its_own_round(
+async def test_the_limit_of_an_append_merges_as_many_batches_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtest.bench.disk.FILE_BYTES", 64 * MiB)
+    merged: list[int] = []
+
+    def disk_writes(disk: DiskLoop, batch: bytes, count: int, *, batches: int, duration_s: float) -> work.Speed:
+        merged.append(batches)
+        return work.Speed(1_000, 0, 1.0)
+
+    monkeypatch.setattr(work, "disk_writes", disk_writes)
     options = Options(tmp_path, rounds=2, queue_rounds=1, run_s=0.05, scan_bytes=0, append_bytes=0)
     rows = await append_rows(options)
-    assert [row.work.split(", ")[1].split(" of ")[0].split(" x ")[0] for row in rows] == [
-        "1", "8", "64", "4 callers", "16 callers",
-    ]  # fmt: skip
-    for row in rows:
-        ratio = float(row.note.rsplit(" ", 1)[1].rstrip("%")) / 100
-        assert row.limit is not None
-        assert row.limit > 0 < row.value
-        assert row.is_met == (ratio >= 0.6 and row.value >= 1e6) or abs(ratio - 0.6) < 0.01
+    assert merged == [1, 1, 8, 8, 64, 64, 4, 4, 16, 16]
+    for row, batches in zip(rows, merged[::2], strict=True):
+        assert row.note.endswith(f", of the limit {batches}")
+        assert 1 <= float(row.note.split(": ")[1].split(",")[0]) <= batches, "what ours merged"
+        assert len(row.ours) == len(row.limit) == len(row.cpu_us) == len(row.kernel_us) == 2
+        assert min(*row.ours, *row.cpu_us) > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_many_queues_are_timed_beside_few_of_the_same_store(tmp_path: Path) -> None:
@@ -102,11 +109,19 @@ async def test_an_append_over_many_queues_is_judged_beside_few(tmp_path: Path, m
     monkeypatch.setattr(work, "over_queues", over_queues)
     options = Options(tmp_path, rounds=1, queue_rounds=3, run_s=0.1, scan_bytes=0, append_bytes=0)
     rows = await queue_rows(options, "file", (1, 10, 100))
-    assert [row.is_met for row in rows] == [None, True, False], "the fewest beside themselves are not judged"
-    assert [row.limit for row in rows] == [1250, 1250, 1250]
-    assert rows[1].value == 1e6 / 640
-    assert "80% of the speed with 1 of them" in rows[1].note
-    assert "1.25x" in rows[1].note, "processor time a record"
+    assert [row.is_met() for row in rows] == [None, True, False], "the fewest beside themselves are not judged"
+    assert [row.limit for row in rows] == [[1250] * 3] * 3
+    assert rows[1].ours == [1e6 / 640] * 3
+    assert rows[1].share().median == 0.8
+    assert "1.25x" in rows[1].note, "CPU a record, beside that of few"
+    assert rows[1].cpu_us == [0.5e6 / 640] * 3
+
+
+def test_kernel_threads_are_charged_without_what_an_idle_machine_takes() -> None:
+    speed = work.Speed(1_000, 0, duration_s=2.0, cpu_s=0.5, kernel_cpu_s=0.3)
+    assert speed.kernel_us(0.1) == pytest.approx(100)
+    assert speed.kernel_us(0.2) == 0.0, "never less than nothing"
+    assert speed.cpu_us == 500
 
 
 async def test_reading_and_recovery_go_through_everything_that_was_filled_in(tmp_path: Path) -> None:
@@ -129,8 +144,9 @@ def test_the_limit_writes_the_same_bytes(tmp_path: Path) -> None:
     assert speed.record_count == speed.byte_count // 1000 * 10
 
 
-def test_a_row_says_whether_its_goal_was_met() -> None:
-    row = Row("append", 2.5e6, "records/s", 5e6, ">= 60 %", False)
-    assert cells(row) == ("append", "2.50 M/s", "5.00 M/s (50%)", ">= 60 %", "**no**")
-    assert cells(row._replace(limit=None, is_met=None, goal=""))[2:] == ("-", "-", "-")
-    assert "| append | 2.50 M/s |" in as_markdown({"cores": 2}, [row])
+def test_the_page_says_which_part_is_of_which_commit() -> None:
+    row = Row("append", "records/s", [2.5e6], [5e6])
+    page = as_markdown({"append": Part({"commit": "aaa"}, as_dicts([row])), "read": Part({"commit": "bbb"}, [])})
+    assert "| append | 2.50 M/s, n = 1 | 5.00 M/s | 50% |" in page
+    assert "- **append**: commit aaa" in page
+    assert "- **read**: commit bbb" in page
