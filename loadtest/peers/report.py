@@ -145,6 +145,9 @@ class Ratio(NamedTuple):
         return self.value.high < 1
 
 
+OF_THE_WINDOW = ("records_per_s", "p99_ms")
+"""Measures of what happens within the window of which CPU and limit are taken."""
+
 COSTS: Sequence[tuple[str, Callable[[Mapping[str, Any]], float]]] = (
     ("server CPU, µs a record", lambda result: result["server_cpu_s"] / result["records"] * 1e6),
     ("kernel threads, µs a record", lambda result: result["kernel_cpu_s"] / result["records"] * 1e6),
@@ -213,7 +216,7 @@ def _opening(about: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Written by `make bench-peers` from the files of the run (all of them: `peers.json`). Servers and clients are"
     yield "processes of their own on one machine, on loopback. Only rows of the same durability and the same work are"
-    yield f"compared. A cell is the median of {about['rounds']} rounds and their range; *n = 1*: measured once."
+    yield f"compared. A cell is the median of {about['rounds']} round(s) and their range; *n = 1*: measured once."
     yield ""
     yield "- **mq / it**: how many times better the row of mq that the work names (in bold) is, taken round by round:"
     yield "  median and range. For times it is theirs divided by ours. *level*: the range holds 1, so the rounds do not"
@@ -221,8 +224,9 @@ def _opening(about: Mapping[str, Any]) -> Iterator[str]:
     yield "- **CPU** is taken within the measured window. Kernel threads (syncs, writeback) are counted for the whole"
     yield "  machine, for every row alike. **client CPU / wall** above 1 is several threads."
     yield "- **limit**: *client*: it took 95 % of a core or more; *server*: its busiest thread did; *machine*: all"
-    yield "  cores were used up; *disk*: it was busy for half of the time or more; *timetable*: sent at a fixed rate;"
-    yield "  *latency*: none of these. A row limited by its client says what that client can do, not the server."
+    yield "  cores were used up (*disturbed*: by other programs too); *disk*: it was busy for half of the time or more;"
+    yield "  *timetable*: sent at a fixed rate; *latency*: none of these. A row limited by its client says what that"
+    yield "  client can do, not the server. CPU and limit are left out where the window is not what the table is about."
     yield ""
 
 
@@ -258,7 +262,8 @@ def _table_row(line: Line, row: Row, rows: Sequence[Row], limits: Sequence[str])
     is_named = row.peer == OURS and row.client == line.ours
     name, client = _label(row, rows), row.client
     compared = "no queue" if row.peer in limits else _times(ratio(line, row, rows))
-    costs = [_number(spread(found).median) if (found := row.costs(cost)) else "" for _, cost in COSTS]
+    is_of_window = line.measure in OF_THE_WINDOW
+    costs = [_number(spread(found).median) if is_of_window and (found := row.costs(cost)) else "" for _, cost in COSTS]
     peak = row.costs(lambda result: result["server_peak_mb"])
     cells = [
         f"**{name}**" if is_named else name,
@@ -266,7 +271,7 @@ def _table_row(line: Line, row: Row, rows: Sequence[Row], limits: Sequence[str])
         _value(line, row),
         compared,
         *costs,
-        row.limits(),
+        row.limits() if is_of_window else "",
         _number(max(peak)) if peak else "",
     ]
     return f"| {' | '.join(cells)} |"
@@ -296,7 +301,8 @@ def _behind(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]], why:
 
 
 def _listed(line: Line, row: Row, found: Ratio) -> str:
-    return f"- {line.title}, {row.durability}: {row.key}: {_shown(found)}; limit: {row.limits() or 'not taken'}"
+    limits = row.limits() if line.measure in OF_THE_WINDOW else ""
+    return f"- {line.title}, {row.durability}: {row.key}: {_shown(found)}{f'; limit: {limits}' if limits else ''}"
 
 
 def _conditions(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -127,7 +127,8 @@ def taken(looks: Sequence[Look], began_s: float, ended_s: float) -> Taken:
 
 
 def limit(used: Taken, *, is_paced: bool) -> str:
-    """What keeps a row from being faster; `is_paced`: it was sent on a timetable."""
+    """What keeps a row from being faster; `is_paced`: it was sent on a timetable. "disturbed": programs that have
+    nothing to do with it took what was left of the machine."""
     wall_s = used.wall_s
     bound = [
         name
@@ -136,8 +137,10 @@ def limit(used: Taken, *, is_paced: bool) -> str:
     ]
     if bound:
         return ", ".join(bound)
-    if used.server_cpu_s + used.client_cpu_s + used.kernel_cpu_s >= MACHINE_BOUND * (os.cpu_count() or 1) * wall_s:
-        return "machine"
+    bound_s = MACHINE_BOUND * (os.cpu_count() or 1) * wall_s
+    own_s = used.server_cpu_s + used.client_cpu_s + used.kernel_cpu_s
+    if own_s + used.others_cpu_s >= bound_s:
+        return "machine" if own_s >= bound_s else "disturbed"
     if is_paced:
         return "timetable"
     return "disk" if used.disk_busy_s >= DISK_BOUND * wall_s else "latency"

@@ -109,7 +109,7 @@ def test_where_we_are_behind_is_said_and_a_range_that_holds_1_is_no_claim(
 ) -> None:
     page = markdown(ABOUT, [*rounds("mq", ours), *rounds("kafka", theirs)])
     behind, level = page.partition("## Where we are behind")[2].partition("Level, so neither")[::2]
-    entry = f"- Batches of 1,000, synced: kafka, always, {PROGRAMS}: {shown}; limit: not taken"
+    entry = f"- Batches of 1,000, synced: kafka, always, {PROGRAMS}: {shown}"
     assert (entry in behind) == (place == "behind")
     assert (entry in level.partition("## Conditions")[0]) == (place == "level")
     (row,) = lines_of(page, "| kafka")
@@ -139,6 +139,14 @@ def test_costs_are_those_of_the_window_and_the_limit_is_named_with_its_rounds() 
     assert line.endswith("| 2 | 0.5 | 0.8 | client (2), disk (1) | 102 |")
     assert "10 % of one core at the median" in page
     assert "Idle servers, synced: 2.1 % of one core in all (kafka, always 2.1 %)" in page
+
+
+def test_what_the_window_is_not_about_has_no_costs() -> None:
+    used = {"records": 10, "server_cpu_s": 2.0, "kernel_cpu_s": 0.5, "client_cpu_s": 4.0, "window_s": 5.0}
+    told = result(0, "mq", "delayed", "aiohttp, JSON", p99_ms=7, accepted_per_s=9, limit="timetable", **used)
+    lateness, accepted = lines_of(markdown(ABOUT, [told]), "| **mq**")
+    assert lateness.endswith("| 7 (n = 1) |  | 200,000 | 50,000 | 0.8 | timetable |  |")
+    assert accepted.endswith("| 9 (n = 1) |  |  |  |  |  |  |")
 
 
 def test_a_level_is_named_where_a_peer_has_several_of_one_durability() -> None:

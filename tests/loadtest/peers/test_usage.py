@@ -53,6 +53,7 @@ def test_a_window_reaches_no_further_than_the_looks() -> None:
         (NOTHING._replace(client_cpu_s=9.4, server_thread_s=9.6, server_cpu_s=10), "server"),
         (NOTHING._replace(client_cpu_s=9.9, server_thread_s=9.6), "client, server"),
         (NOTHING._replace(client_cpu_s=9.4, server_cpu_s=9.4 * ((os.cpu_count() or 1) - 1)), "machine"),
+        (NOTHING._replace(client_cpu_s=5, others_cpu_s=10.0 * (os.cpu_count() or 1) - 5), "disturbed"),
         (NOTHING._replace(disk_busy_s=6), "disk"),
         (NOTHING, "latency"),
     ],
