@@ -142,7 +142,14 @@ def test_costs_are_those_of_the_window_and_the_limit_is_named_with_its_rounds() 
 
 
 def test_what_the_window_is_not_about_has_no_costs() -> None:
-    used = {"records": 10, "server_cpu_s": 2.0, "kernel_cpu_s": 0.5, "client_cpu_s": 4.0, "window_s": 5.0}
+    used = {
+        "records": 10,
+        "server_cpu_s": 2.0,
+        "kernel_cpu_s": 0.5,
+        "client_cpu_s": 4.0,
+        "window_s": 5.0,
+        "others_cpu_s": 0,
+    }
     told = result(0, "mq", "delayed", "aiohttp, JSON", p99_ms=7, accepted_per_s=9, limit="timetable", **used)
     lateness, accepted = lines_of(markdown(ABOUT, [told]), "| **mq**")
     assert lateness.endswith("| 7 (n = 1) |  | 200,000 | 50,000 | 0.8 | timetable |  |")
