@@ -57,7 +57,7 @@ routes: $(STAMP) ## docs/routes.md from the route table
 fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: make fuzz-api MINUTES=5
 	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(BIN)/python -m pytest -s -q tests/e2e/test_schemathesis.py
 
-bench: $(STAMP) ## Our speed beside the physical limits, measured in one run; results in docs/benchmarks/
+bench: $(STAMP) ## Our speed beside a bare HTTP server and a bare disk loop, in one run; results in docs/benchmarks/
 	@$(BIN)/python -m loadtest.bench
 
 LOAD = $(BIN)/python -m loadtest.load $(if $(PROFILE),--profile $(PROFILE)) $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(if $(URL),--url $(URL)) $(if $(WORKERS),--workers $(WORKERS))
