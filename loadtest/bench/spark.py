@@ -352,10 +352,10 @@ class WrongLayout(Exception):
 
 def _layout(value_bytes: int, count: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """So many rows in batches of BATCH_ROWS, each with the partition it goes to."""
-    for number_, start in enumerate(range(0, count, CHUNK_ROWS)):
+    for index, start in enumerate(range(0, count, CHUNK_ROWS)):
         rows = chunk(["key", "value"], value_bytes, start)
         for first in range(0, min(CHUNK_ROWS, count - start), BATCH_ROWS):
-            yield number_ % PARTITIONS, rows.slice(first, BATCH_ROWS)
+            yield index % PARTITIONS, rows.slice(first, BATCH_ROWS)
 
 
 def read_partition(url: str, topic: str) -> bytes:
