@@ -46,7 +46,6 @@ def killed_in_the_middle(server: Server, topic: str) -> Thread:
             with suppress(OSError), urlopen(f"{server.endpoint}/mq/v1/topics/{topic}") as answer:
                 if orjson.loads(answer.read())["offsets"][0]["end_offset"] >= 1_000:
                     break
-            time.sleep(0.01)
         server.kill()
 
     thread = Thread(target=kill)
