@@ -1,7 +1,8 @@
 """A peer's own benchmark tool as a client: a child process of the client process.
 
 Most tools send a number of records and then say a rate, start-up and slow first batches included. Here such a tool is
-told to send without an end, and a window is cut out of its run by what the server has counted at both its ends.
+told to send without an end, and a window is cut out of its run by what the server has counted at both its ends. So
+it is with a tool that consumes, by what is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from loadtest.peers.peer import Numbers, WorkFailed
+from loadtest.peers.peer import Numbers, Options, WorkFailed
 
 START_TIMEOUT_S = 30.0
 """From the start of a tool to its first record."""
@@ -36,9 +37,14 @@ class Running:
         self._process = process
         self._output = output
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
     def check(self) -> None:
         """Raises WorkFailed when it has ended."""
-        if self._process.returncode is not None:
+        if not self.is_alive:
             raise self.failed(f"ended with exit code {self._process.returncode}")
 
     def failed(self, why: str) -> WorkFailed:
@@ -83,14 +89,12 @@ async def ran(command: Sequence[str], environment: Mapping[str, str] | None = No
 
 
 async def window(
-    command: Sequence[str],
-    counted: Counted,
-    *,
-    duration_s: float,
-    warm_s: float,
-    environment: Mapping[str, str] | None = None,
+    command: Sequence[str], counted: Counted, options: Options, environment: Mapping[str, str] | None = None
 ) -> Numbers:
-    """The rate of a tool that does not end, from `warm_s` after its first record on. Raises WorkFailed."""
+    """The rate of a tool that does not end: for `duration_s`, from `warm_s` after its first record on.
+
+    Raises WorkFailed.
+    """
     before = await counted()
     async with running(command, environment) as tool:
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -99,9 +103,9 @@ async def window(
             if time.monotonic() > deadline_s:
                 raise tool.failed(f"did nothing for {START_TIMEOUT_S:g} s")
             await asyncio.sleep(LOOK_S)
-        await asyncio.sleep(warm_s)
+        await asyncio.sleep(options["warm_s"])
         first, began_s = await _look(counted)
-        await asyncio.sleep(duration_s)
+        await asyncio.sleep(options["duration_s"])
         last, ended_s = await _look(counted)
         tool.check()
         if last == first:
@@ -114,6 +118,34 @@ async def window(
         "began_s": began_s,
         "ended_s": ended_s,
         "stored": await counted(),
+    }
+
+
+async def drained(tool: Running, left: Counted, *, count: int, warm_share: float, duration_s: float) -> Numbers:
+    """The rate at which a tool consumes `count` records: until none is left, or for `duration_s`.
+
+    The clock begins when more than `warm_share` of them are gone. Raises WorkFailed.
+    """
+    looks: list[tuple[int, float]] = []
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not looks or (looks[-1][0] and looks[-1][1] - looks[0][1] < duration_s):
+        tool.check()
+        look = await _look(left)
+        if count - look[0] > warm_share * count:
+            looks.append(look)
+        elif look[1] > deadline_s:
+            raise tool.failed(f"had consumed {count - look[0]:,} of {count:,} records after {START_TIMEOUT_S:g} s")
+        await asyncio.sleep(LOOK_S)
+    (first, began_s), (last, ended_s) = looks[0], looks[-1]
+    if first == last:
+        raise WorkFailed("all was consumed between two looks: too few to take a time")
+    took_s = ended_s - began_s
+    return {
+        "records": first - last,
+        "records_per_s": (first - last) / took_s,
+        "took_s": took_s,
+        "began_s": began_s,
+        "ended_s": ended_s,
     }
 
 
