@@ -190,7 +190,7 @@ async def _batched_by_tool(endpoint: str, topic: str, options: Options) -> Numbe
     pipelined = ["-P", str(work.BATCH_RECORDS), "-c", str(work.IN_FLIGHT)]
     async with _connected(endpoint) as client:
         command = _benchmark(endpoint, pipelined, topic)
-        return await tool.window(command, lambda: client.stored([topic]), **options)
+        return await tool.window(command, lambda: client.stored([topic]), options)
 
 
 async def _singles_by_tool(endpoint: str, topic: str, options: Options) -> Numbers:
@@ -198,7 +198,7 @@ async def _singles_by_tool(endpoint: str, topic: str, options: Options) -> Numbe
     one_by_one = ["-P", "1", "-c", str(work.SINGLES_IN_FLIGHT), "-r", str(work.SINGLES_TOPICS)]
     async with _connected(endpoint) as client:
         command = _benchmark(endpoint, one_by_one, f"{topic}-{RANDOM_KEY}")
-        numbers = await tool.window(command, lambda: client.stored(names), **options)
+        numbers = await tool.window(command, lambda: client.stored(names), options)
         for name in names:
             await client.drop(name)
     return numbers
