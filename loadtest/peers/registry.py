@@ -13,6 +13,7 @@ MODULES = {
     "rocketmq": "rocketmq",
     "nats": "nats",
     "rabbitmq": "rabbitmq",
+    "rabbitmq streams": "rabbitmq",
     "redis streams": "redis",
     "nsqd": "nsq",
     "beanstalkd": "beanstalkd",
