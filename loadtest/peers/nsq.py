@@ -170,18 +170,18 @@ class _Client:
             return answer
 
 
-Stats = Mapping[str, Sequence[Mapping[str, Any]]]
-"""What /stats says of one topic, or of none."""
+Stats = Mapping[str, Sequence[Mapping[str, Any]] | None]
+"""What /stats says of one topic; None of one that is not there yet."""
 
 
 def depth(stats: Stats) -> int:
     """Messages that are in no channel yet. (`message_count` counts those of an MPUB when the last one is written.)"""
-    return sum(topic["depth"] for topic in stats["topics"])
+    return sum(topic["depth"] for topic in stats["topics"] or ())
 
 
 def left(stats: Stats) -> int:
     """Messages of channels that are not finished."""
-    return sum(one["depth"] + one["in_flight_count"] for topic in stats["topics"] for one in topic["channels"])
+    return sum(one["depth"] + one["in_flight_count"] for topic in stats["topics"] or () for one in topic["channels"])
 
 
 def publish(topic: str, values: Sequence[bytes]) -> bytes:
