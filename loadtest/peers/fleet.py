@@ -71,16 +71,19 @@ class Fleet:
 
     def __enter__(self) -> Self:
         """Start and warm all servers. One that does not start is lost, and does not keep the others away."""
-        for place in self._levels:
-            try:
-                self._server(place)
-            except Died as error:
-                print(f"    {place.peer}, {place.level}: {str(error)[:200]}", flush=True)
+        try:
+            for place in self._levels:
+                try:
+                    self._server(place)
+                except Died as error:
+                    print(f"    {place.peer}, {place.level}: {str(error)[:200]}", flush=True)
+        except BaseException:  # told to end meanwhile: what is up already must not stay
+            self._stop_all()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for place in list(self._up):
-            self._stop(place)
+        self._stop_all()
 
     def idle(self, for_s: float) -> dict[str, float]:
         """How much of one core each server takes when nothing is asked of it."""
@@ -173,6 +176,11 @@ class Fleet:
         self._up[place] = _Up(server, data, stack)
         self._warm(place)
         return server
+
+    def _stop_all(self) -> None:
+        with ExitStack() as stack:
+            for place in self._up:
+                stack.callback(self._stop, place)
 
     def _stop(self, place: Place) -> None:
         up = self._up.pop(place)

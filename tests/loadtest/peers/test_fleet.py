@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from loadtest.peers import fleet as fleets
 from loadtest.peers.fleet import Fleet
-from loadtest.peers.peer import Durability, Options, Peer
+from loadtest.peers.peer import Durability, Level, Options, Peer
 from loadtest.peers.plan import Row, Step, Turn
+from loadtest.peers.servers import Died, Server
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper, saying
 
 BATCHED, SCAN, PUSH = Step("batched", "batched"), Step("scan", "scan"), Step("push_200", "push")
@@ -125,3 +127,18 @@ def test_a_scan_of_what_could_not_be_sent_has_failed(tmp_path: Path, clients: Cl
     with written(tmp_path, Sleeper("sleeper", {"batched": ["tool"], "scan": ["tool"]})) as fleet:
         fleet.result(turn(BATCHED))
         assert fleet.result(turn(SCAN)) == {"failed": "batched by tool failed: nothing to go on with"}
+
+
+def test_a_fleet_that_is_told_to_end_while_it_starts_leaves_nothing_behind(tmp_path: Path, clients: Clients) -> None:
+    class Ending(Sleeper):
+        """One that is starting when the program is told to end."""
+
+        def serve(self, tools: Path, data: Path, level: Level) -> AbstractContextManager[Server]:
+            raise SystemExit("told to end")
+
+    first = Sleeper("first", {})
+    fleet = written(tmp_path, first, Ending("second", {}))  # kept, so that not the garbage collector stops it
+    with pytest.raises(SystemExit), fleet:
+        pass
+    with pytest.raises(Died):
+        first.started[0].check()
