@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from loadtest.bench import machine, report
+from loadtest.bench.parts import OtherPrograms
 from loadtest.bench.raw_client import RawClient
 from loadtest.bench.scenario import Bench, Outcome, Scenario, measure
 from loadtest.bench.scenarios import scenarios
@@ -45,9 +47,12 @@ def main() -> None:
             client=client.name,
             rounds=rounds,
             run_s=run_s,
+            other_programs="",
         )
+        others = OtherPrograms()
         bench = Bench(client, Path(directory), idle_kernel_cpu_share())
         outcomes = uvloop.run(_measured(console, bench, chosen, rounds, run_s))
+        conditions = replace(conditions, other_programs=others.said())
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "latest.json").write_bytes(
         orjson.dumps(report.as_json(conditions, outcomes), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -304,8 +304,9 @@ def main() -> None:
     idle_share = idle_kernel_cpu_share()
     with tempfile.TemporaryDirectory(prefix="mq-bench-groups-", dir=asked.dir) as directory:
         settings = {name: getattr(asked, name) for name in ("records", "consumers", "partitions", "rounds")}
-        conditions = pages.conditions(Path(directory), **settings)
+        conditions, others = pages.conditions(Path(directory), **settings), pages.OtherPrograms()
         rows = uvloop.run(measure(Path(directory), asked, idle_share))  # as the server does
+        conditions["other_programs"] = others.said()
     pages.write(asked.out, "groups", ["groups"], {"groups": Part(conditions, pages.as_dicts(rows))}, as_markdown)
     table = Table(*HEADINGS, box=None, pad_edge=False)
     for row in rows:

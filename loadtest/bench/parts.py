@@ -10,7 +10,9 @@ date: the page says which rows are of which.
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import NamedTuple
 import orjson
 
 from loadtest.bench import machine
+from loadtest.peers import usage
 from loadtest.stats import Spread, paired_ratio
 
 FORMAT = 2
@@ -140,6 +143,22 @@ def conditions(directory: Path, **settings: object) -> dict[str, object]:
         **machine.versions(),
         **settings,
     }
+
+
+class OtherPrograms:
+    """What runs beside a benchmark, from its making on: all but this process, its children and kernel threads."""
+
+    def __init__(self) -> None:
+        self._first = self._look()
+
+    def said(self) -> str:
+        """For the conditions of a part."""
+        last = self._look()
+        used = usage.taken([self._first, last], self._first.at_s, last.at_s)
+        return f"{max(0.0, used.others_cpu_s) / used.wall_s:.0%} of a core"
+
+    def _look(self) -> usage.Look:
+        return usage.look(time.monotonic(), (), (os.getpid(),), None)
 
 
 def read(path: Path, order: Sequence[str]) -> dict[str, Part]:

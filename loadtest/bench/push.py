@@ -398,9 +398,10 @@ async def _measured(console: Console, options: Options, names: Sequence[str], ou
             "rounds": options.rounds,
             "kernel_threads_while_idle": f"{options.idle_share:.1%} of a core",
         }
-        conditions = pages.conditions(options.directory, **settings)
+        conditions, others = pages.conditions(options.directory, **settings), pages.OtherPrograms()
         with console.status(name):
             found = await PARTS[name](options)
+        conditions["other_programs"] = others.said()
         new = {one: Part(conditions, rows) for one, rows in found.items()}
         pages.write(out, "push", ORDER, new, as_markdown)
         parts |= new

@@ -23,6 +23,8 @@ class Conditions:
     client: str
     rounds: int
     run_s: float
+    other_programs: str
+    """CPU that they took meanwhile."""
 
 
 def as_json(conditions: Conditions, outcomes: Sequence[Outcome]) -> dict[str, object]:
@@ -36,6 +38,7 @@ def as_json(conditions: Conditions, outcomes: Sequence[Outcome]) -> dict[str, ob
         "client": conditions.client,
         "rounds": conditions.rounds,
         "run_s": conditions.run_s,
+        "other_programs": conditions.other_programs,
         "scenarios": [
             {
                 "name": outcome.scenario.name,
@@ -121,6 +124,7 @@ def as_markdown(conditions: Conditions, outcomes: Sequence[Outcome]) -> str:
         f"- {conditions.rounds} rounds of {conditions.run_s:g} s a run, after one that is not counted.",
         f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
         f"{machine['file_system']}; load average at the start {machine['load_average']}.",
+        f"- Other programs took {conditions.other_programs} meanwhile.",
         f"- {', '.join(f'{name} {number}' for name, number in versions.items())}.",
         f"- Load client: {conditions.client}. Servers are processes of their own, on loopback, started for the run.",
         "- Durable means: answered after an fdatasync that covers the record.",

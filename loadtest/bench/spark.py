@@ -518,10 +518,11 @@ def main() -> None:
                     rounds=options.rounds,
                     kafka=kafka_note,
                 )
-                rows = []
+                others, rows = pages.OtherPrograms(), []
                 for row in part():
                     console.print(*cells(row), sep=" | ")
                     rows.append(row)
+                conditions["other_programs"] = others.said()
                 new = {name: Part(conditions, [row._asdict() for row in rows])}
                 pages.write(options.out, "spark", PARTS, new, as_markdown)
         bench.spark.stop()

@@ -260,9 +260,10 @@ async def _measured(console: Console, options: Options, names: list[str], out: P
             "run_s": options.run_s,
             "kernel_threads_while_idle": f"{options.idle_share:.1%} of a core",
         }
-        conditions = pages.conditions(options.directory, **settings)
+        conditions, others = pages.conditions(options.directory, **settings), pages.OtherPrograms()
         with console.status(name):
             found = await PARTS[name](options)
+        conditions["other_programs"] = others.said()
         rows += found
         pages.write(out, "store", list(PARTS), {name: Part(conditions, pages.as_dicts(found))}, as_markdown)
     return rows

@@ -124,6 +124,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="mq-timer-", dir=options.dir) as directory, console.status(name) as now:
             root = Path(directory)
             conditions = pages.conditions(root, rounds=1 if name.startswith("flat") else options.rounds)
+            others = pages.OtherPrograms()
             rows: list[dict[str, object]]
             if name == SERVED:
                 served = timer_peers.measure(root, options.count, options.rounds, now.update)
@@ -133,6 +134,7 @@ def main() -> None:
                     rows = [row._asdict() for row in own[name](root)]
                 except TooSlow as error:
                     rows = [Row(name, f"not measured: {error}")._asdict()]
+            conditions["other_programs"] = others.said()
         pages.write(options.out, "timer", order, {name: Part(conditions, rows)}, as_markdown)
     console.print((options.out / "timer.md").read_text(), markup=False, soft_wrap=True)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 
 from loadtest.bench import parts
 from loadtest.bench.parts import Goal, Part, Row, cells, condition_lines, rows_of
+from loadtest.peers import usage
 
 ROW = Row("append", "records/s", [2e6, 3e6, 4e6], [4e6, 4e6, 16e6], Goal(at_least=1e6, share=0.6))
 
@@ -81,3 +85,21 @@ def test_a_file_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
 def test_parts_that_there_are_no_more_are_dropped(tmp_path: Path) -> None:
     parts.write(tmp_path, "store", ["gone"], {"gone": Part({}, [])}, page)
     assert parts.read(tmp_path / "store.json", ["one"]) == {}
+
+
+def test_what_other_programs_take_is_told_without_ours_and_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(
+        [
+            usage.Look(10.0, 0, client_s=5.0, machine_s=50.0, disk_s=0, kernel_s={9: 1.0}, threads_s={}),
+            usage.Look(20.0, 0, client_s=9.0, machine_s=58.0, disk_s=0, kernel_s={9: 2.0}, threads_s={}),
+        ]
+    )
+    monkeypatch.setattr(usage, "look", lambda *_: next(looks))
+    assert parts.OtherPrograms().said() == "30% of a core", "of 8 s ours took 4 and the kernel 1, in 10 s"
+
+
+def test_a_child_of_ours_is_no_other_program() -> None:
+    others = parts.OtherPrograms()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
+    seen = usage.taken([others._first, others._look()], others._first.at_s, time.monotonic())
+    assert seen.client_cpu_s >= 0.5
