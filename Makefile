@@ -52,7 +52,7 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 
 routes: $(STAMP) ## docs/routes.md from the route table
-	@$(BIN)/python -m gateway.http.openapi.table > docs/routes.md
+	@$(BIN)/python -m gateway.surfaces.openapi.table > docs/routes.md
 
 published: $(STAMP) ## Every name that users see: settings, metrics, codes, help, API documents; compare two trees with it
 	@$(BIN)/python -m tests.published
@@ -102,7 +102,7 @@ torture-disk: $(STAMP) ## Power cuts, failing fsyncs and full disks on real file
 
 torture-groups: $(STAMP) ## Members killed and stopped for minutes while the server is killed with -9: KILLS=60 MEMBERS=50
 	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(BIN)/python -m pytest -s -q tests/e2e/test_groups.py
-	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/coordinator/test_crash.py
+	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/groups/coordinator/test_crash.py
 
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
 	@MQ_TIMER_PENDING=1000000 $(BIN)/python -m pytest -s -q tests/e2e/test_timer_kill9.py

@@ -4,7 +4,7 @@
                                                                            ├─ tail in memory
                                                                            └─ waiting readers
 
-Opening is recovery: the log is scanned from the checkpoint, the tail is cut or refused (store/recovery.py), consume
+Opening is recovery: the log is scanned from the checkpoint, the tail is cut or refused (store/log/recovery.py), consume
 queues are brought up to date by the same `append` that live records use, then the topic table is rebuilt from `__meta`.
 """
 
@@ -21,19 +21,20 @@ from itertools import pairwise
 import orjson
 
 from store.clock import Clock, SystemClock
-from store.commit_log import CommitLog, Span
 from store.config import StoreConfig
-from store.consume_queue.base import ConsumeQueues, Run, search_time
-from store.consume_queue.opening import open_consume_queues
 from store.data_format import check_format
-from store.entry import Blank, Damage, Header
+from store.dedup.idempotency import Repeats
 from store.errors import AlreadyStored, Corrupt, IndexDamaged, StoreError, StoreLocked
 from store.files import BackgroundSync, File, Files, OsFiles
+from store.index.base import ConsumeQueues, Run, search_time
+from store.index.opening import open_consume_queues
 from store.limits import KiB
+from store.log.commit_log import CommitLog, Span
+from store.log.entry import Blank, Damage, Header
+from store.log.recovery import Progress, RecoveryReport, recover
+from store.log.retention import LogFile, decide_expired
+from store.log.writer import Writer, WriterStats
 from store.record_batch import Record, decode, encode
-from store.recovery import Progress, RecoveryReport, recover
-from store.repeats import Repeats
-from store.retention import LogFile, decide_expired
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import (
     META_QUEUE,
@@ -59,7 +60,6 @@ from store.types import (
     Source,
 )
 from store.uncancelled import to_its_end
-from store.writer import Writer, WriterStats
 
 log = logging.getLogger(__name__)
 
@@ -644,7 +644,7 @@ class Store:
             _wake(waiting)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """Search by store time; see `store.consume_queue.base.search_time`. Raises UnknownQueue, Corrupt."""
+        """Search by store time; see `store.index.base.search_time`. Raises UnknownQueue, Corrupt."""
         bounds = self.bounds(queue)
 
         def time_at(offset: int) -> int:

@@ -22,8 +22,8 @@ from enum import Enum, IntEnum
 from store import record_batch
 from store.record_batch import Record
 from store.types import Append, Delay, Source
-from timer.bodies import Picked
 from timer.delivery import TIMER_QUEUE
+from timer.record_cache import Picked
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, Unit
 
 TOMBSTONE_TOPIC_ID = 0

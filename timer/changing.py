@@ -18,9 +18,9 @@ from typing import NamedTuple
 from store.errors import Corrupt, DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.types import Acks, Appended, QueueKey, Source
 from timer.accepting import Accepting
-from timer.bodies import pick
 from timer.changes import Change, Reason, Standing, encode_changes
 from timer.errors import TimerBusy
+from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
 from timer.state import TimerState

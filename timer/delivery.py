@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from store import record_batch
-from store.entry import packed_sources, unpack_delay
+from store.log.entry import packed_sources, unpack_delay
 from store.record_batch import Headers, Record
 from store.types import Append, Delay, QueueKey
-from timer.bodies import Body, checked_places, record_bytes
 from timer.items import Item, record_index_of, source_of, source_row, unpack_item
+from timer.record_cache import Body, checked_places, record_bytes
 from timer.schedule import spell_schedule_id
 
 TIMER_QUEUE = QueueKey(2, 0)

@@ -85,5 +85,5 @@ def slot_bytes(item: Item) -> bytes:
 
 
 def source_row(item: Item) -> bytes:
-    """The copy as a row of an entry's sources (store/entry.py)."""
+    """The copy as a row of an entry's sources (store/log/entry.py)."""
     return item[_SOURCE_AT:_SLOT_AT]

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from store.errors import Corrupt, StoreError
 from store.limits import MiB
 from store.types import Boundary, Delay, QueueKey, Source
-from timer.bodies import Picked, pick
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
 from timer.errors import TimerBusy
+from timer.record_cache import Picked, pick
 from timer.schedule import ScheduleId
 from timer.state import TimerState
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units

@@ -1,12 +1,12 @@
 """The timer: takes accepted schedules out of `__timer`, and delivers each at its millisecond, exactly once.
 
     accepting        timer/accepting.py      the way in: an append to `__timer`, when there is room
-    enqueue get      timer/enqueueing.py     read `__timer` from the queue offset on
+    enqueue get      timer/intake.py     read `__timer` from the queue offset on
     enqueue put                              unit into the timer log, position into the wheel; into memory too when the
                                              slot is open
-    dequeue get      timer/dequeueing.py     open the slots the clock comes near, walk their chains
-    look ahead       timer/look_ahead.py     read and decode what is due soon
-    dequeue message  timer/dequeueing.py     take what is due, read its records
+    dequeue get      timer/firing.py     open the slots the clock comes near, walk their chains
+    look ahead       timer/prefetch.py     read and decode what is due soon
+    dequeue message  timer/firing.py     take what is due, read its records
     dequeue put                              append one batch for each target queue (or again to `__timer`, when it
                                              rolls), flushed
     changing         timer/changing.py       cancel, move, fire now
@@ -31,19 +31,19 @@ from store.clock import Clock
 from store.files import Files
 from store.types import Acks, Append, Appended
 from timer.accepting import Accepting
-from timer.bodies import Bodies
 from timer.changes import Standing
 from timer.changing import Changing, Outcome
 from timer.checkpoint import CheckpointFile
 from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
-from timer.dequeueing import Dequeueing
-from timer.enqueueing import Enqueueing
-from timer.look_ahead import LookAhead
+from timer.firing import Dequeueing
+from timer.intake import Enqueueing
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
 from timer.ports import Deliver, Log, RunBlocking
+from timer.prefetch import LookAhead
+from timer.record_cache import Bodies
 from timer.recovery import recover
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.schedules import Page, Query, Schedule, Schedules

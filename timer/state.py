@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from store.clock import Clock
 from store.types import QueueKey, Source
-from timer.bodies import Bodies
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
@@ -22,6 +21,7 @@ from timer.items import item_of
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.ports import Log
+from timer.record_cache import Bodies
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from gateway.http.errors import FORBIDDEN, RequestError
+from gateway.errors import FORBIDDEN, RequestError
 
 
 class Permission(Enum):

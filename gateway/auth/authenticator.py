@@ -25,7 +25,7 @@ from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
 from gateway.auth.scopes import NO_RIGHTS, Rights, Scope
 from gateway.auth.tickets import Tickets
-from gateway.http.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
+from gateway.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
 
 log = logging.getLogger(__name__)

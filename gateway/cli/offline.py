@@ -17,7 +17,7 @@ from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, 
 from store.errors import StoreError
 
 if TYPE_CHECKING:
-    from store.verify import Finding
+    from store.offline.verify import Finding
 
 DAMAGED = 1
 CANNOT_CHECK = 2
@@ -37,8 +37,8 @@ def verify(data: Data, as_json: Json = False) -> None:
       mq verify ./backup --json | jq -r 'select(.severity == "damage") | .reason'
     """
     # Here, not at the top: a client command need not load the store.
-    from gateway.offline import verify as verify_own
-    from store.verify import verify as verify_store
+    from gateway.main.offline import verify as verify_own
+    from store.offline.verify import verify as verify_store
     from timer.verify import verify as verify_timer
 
     with progress(DownloadColumn(), TimeRemainingColumn()) as bar:
@@ -105,9 +105,9 @@ def repair(
       mq repair ./data --out ./data-repaired
       mq repair ./data --in-place
     """
-    from gateway.config import ConfigError, load
-    from store.repair import repair as repair_store
-    from store.verify import offsets_text
+    from gateway.settings.config import ConfigError, load
+    from store.offline.repair import repair as repair_store
+    from store.offline.verify import offsets_text
 
     if (out is None) != in_place:
         raise CliError("say either --out NEWDIR or --in-place", USAGE)

@@ -20,7 +20,7 @@ import orjson
 
 from gateway.codec.documents import TOO_LONG, Document
 from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
-from gateway.http.errors import RECORD_TOO_LARGE, RequestError, bad_request
+from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
 
 DOCUMENT_BYTES_MAX = (RECORD_BYTES_MAX + HEADERS_BYTES_MAX) * 4 // 3 + 64 * KiB

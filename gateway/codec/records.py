@@ -34,7 +34,7 @@ from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
-from gateway.http.errors import (
+from gateway.errors import (
     DELAY_ILLEGAL,
     RECORD_PART_ILLEGAL,
     RECORD_TOO_LARGE,
@@ -43,7 +43,7 @@ from gateway.http.errors import (
     bad_request,
     invalid,
 )
-from gateway.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
+from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.types import Entry

@@ -17,7 +17,7 @@ import orjson
 
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.codec.times import parse_time_ms
-from gateway.http.errors import RequestError, bad_request, invalid
+from gateway.errors import RequestError, bad_request, invalid
 
 _OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")
 _KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gateway.brokers.base import Broker
+from gateway.routing.base import TopicView
 from gateway.routing.fault import LatencyFaults
-from gateway.topics import TopicView
 from store.errors import UnknownQueue
 from store.types import QueueKey
 

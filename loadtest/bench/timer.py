@@ -16,7 +16,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from gateway.app import calm_collector
+from gateway.main.wiring import calm_collector
 from loadtest.bench import machine
 from loadtest.bench.timer_peers import peer_rows
 from loadtest.bench.timer_work import Row, TooSlow, accept_and_busy, flat_and_recovery, lateness

@@ -33,7 +33,7 @@ from store.record_batch import Record, encode
 from store.types import Acks, Append, Delay, QueueKey
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
-from timer.dequeueing import PIECE_RECORDS_MAX
+from timer.firing import PIECE_RECORDS_MAX
 from timer.items import Item, fire_ms_of
 from timer.metrics import TimerMetrics
 from timer.schedule import ScheduleId

@@ -1,6 +1,6 @@
 """Consumer groups in memory: the pure machines of stream mode, applied at once, and documents. Nothing is durable.
 
-Implements the parts of `gateway.coordinator.api.Groups` that consumer instances use; queue mode is not here.
+Implements the parts of `gateway.groups.protocol.Groups` that consumer instances use; queue mode is not here.
 """
 
 from __future__ import annotations
@@ -8,21 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.consumer import Consumer
-from gateway.coordinator.api import (
-    CommittedPlace,
-    GroupDescription,
-    GroupView,
-    MemberKey,
-    MemberView,
-    OffsetCommit,
-    TopicPartition,
-)
-from gateway.groups.config import GroupConfig
-from gateway.groups.errors import GroupActive, UnknownGroup
-from gateway.groups.events import MembershipEvent
-from gateway.groups.membership import Membership, Share
-from gateway.groups.progress import (
+from gateway.api.consumer import Consumer
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import GroupActive, UnknownGroup
+from gateway.groups.machines.events import MembershipEvent
+from gateway.groups.machines.membership import Membership, Share
+from gateway.groups.machines.progress import (
     Commit,
     Found,
     OutOfRange,
@@ -33,10 +24,19 @@ from gateway.groups.progress import (
     StartTime,
     where_to_start,
 )
-from gateway.groups.strategies.base import Partition
-from gateway.groups.strategies.sticky import Sticky
-from gateway.groups.subscription import Subscription
-from gateway.topics import Routes
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.strategies.sticky import Sticky
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import (
+    CommittedPlace,
+    GroupDescription,
+    GroupView,
+    MemberKey,
+    MemberView,
+    OffsetCommit,
+    TopicPartition,
+)
+from gateway.routing.base import Routes
 
 
 class FakeGroups:

@@ -23,9 +23,10 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from store.dedup.producers import SEQUENCES_KEPT
 from store.errors import AlreadyStored, SequenceGone, StoreError
 from store.limits import KiB
-from store.producers import SEQUENCES_KEPT
+from store.offline.verify import verify
 from store.record_batch import Record, decode, encode
 from store.store import Store
 from store.types import (
@@ -39,7 +40,6 @@ from store.types import (
     QueueKey,
     RequestPart,
 )
-from store.verify import verify
 from tests.clock import FakeClock
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, entries_of, open_store, with_settings

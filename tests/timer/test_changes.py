@@ -17,8 +17,8 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
-from timer.dequeueing import CATCH_UP_RECORDS_MAX
 from timer.errors import TimerBusy
+from timer.firing import CATCH_UP_RECORDS_MAX
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService

@@ -11,9 +11,9 @@ from store.record_batch import Record, encode
 from store.types import Acks, Append, Delay, Entry, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.bodies import Bodies, pick
 from timer.delivery import TIMER_QUEUE, DueRecords
 from timer.items import pack_item
+from timer.record_cache import Bodies, pick
 
 COUNT = 1000
 

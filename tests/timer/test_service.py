@@ -1,6 +1,6 @@
 """The timer as a whole: on time, in order, once, whatever the clock, the disk and the store do.
 
-Covers timer.enqueueing and timer.dequeueing.
+Covers timer.intake and timer.firing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
-from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
-from timer.enqueueing import BEHIND_UNITS_MAX, BURST_TURNS
+from timer.firing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
+from timer.intake import BEHIND_UNITS_MAX, BURST_TURNS
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store.files import OsFiles
-from store.verify import Finding, Severity
+from store.offline.verify import Finding, Severity
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.dump import dump
 from timer.pending_file import PendingFile

@@ -14,7 +14,7 @@ from gateway.auth.authenticator import ANSWERS_MAX, CACHE_MAX, Anybody, PolicyAu
 from gateway.auth.backoff import FIRST_WAIT_MS, FREE_FAILURES
 from gateway.auth.policy import Policy
 from gateway.auth.tokens import mint
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from tests.clock import START_MS, FakeClock
 from tests.gateway.auth.test_jwt import SECRET, checker, signed
 from tests.gateway.security.kit import policy_of

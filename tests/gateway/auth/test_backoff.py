@@ -12,7 +12,7 @@ from gateway.auth.backoff import (
     WAIT_MS_MAX,
     Backoff,
 )
-from gateway.config import ConfigError, build
+from gateway.settings.config import ConfigError, build
 
 
 def failed(times: int, address: str = "a") -> Backoff:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.cloudevents import binary_headers, check_structured, http_headers
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 
 EVENT = {"id": "1", "source": "/a", "specversion": "1.0", "type": "t"}
 HEADERS = [("CE-Id", "1"), ("ce-source", "/a"), ("ce-specversion", "1.0"), ("ce-type", "t")]

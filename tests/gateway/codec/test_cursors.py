@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.cursors import OFFSET_MAX, parse_cursor, write_cursor
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 
 NAMES = st.text("abz09._%-", min_size=1, max_size=8)
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.filters import FILTER_TAGS_MAX, parse_filter
 from gateway.codec.tags import TAG_HEADER, tag_hash
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from store.limits import TAG_BYTES_MAX
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.records import Format, ProduceRecord, parse_envelope, parse_records, render_records
-from gateway.http.errors import DELAY_ILLEGAL, RECORD_PART_ILLEGAL, RECORD_TOO_LARGE, UNDECODABLE, RequestError
-from gateway.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
+from gateway.errors import DELAY_ILLEGAL, RECORD_PART_ILLEGAL, RECORD_TOO_LARGE, UNDECODABLE, RequestError
+from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.record_batch import Headers, Record

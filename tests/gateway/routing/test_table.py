@@ -1,4 +1,4 @@
-"""gateway/routing/table.py: the list of topics. Chains of segments: tests/gateway/test_consumer.py."""
+"""gateway/routing/table.py: the list of topics. Chains of segments: tests/gateway/api/test_consumer.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,121 @@
+"""The Prometheus collector: reads the plain integers that the parts keep, when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from gateway.api.producer import Producer
+from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
+
+Source = Callable[[], Iterable[Metric]]
+
+
+class Collector:
+    """All metrics of one server; `sources` are the parts below the gateway."""
+
+    def __init__(self, stats: GatewayStats, producer: Producer, sources: Iterable[Source] = ()) -> None:
+        self._stats = stats
+        self._producer = producer
+        self._sources = tuple(sources)
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading of everything."""
+        yield from self._requests()
+        yield from self._records()
+        yield from self._sockets()
+        for source in self._sources:
+            yield from source()
+
+    def _requests(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("mq_http_requests", "Requests answered.", labels=("route", "code"))
+        seconds = HistogramMetricFamily(
+            "mq_http_request_seconds", "Time from a request's headers to its answer.", labels=("route",)
+        )
+        for name, route in self._stats.routes.items():
+            for status, count in route.statuses.items():
+                requests.add_metric((name, str(status)), count)
+            seconds.add_metric((name,), histogram_buckets(LATENCY_BOUNDS_S, route.latency_counts), route.latency_sum_s)
+        yield requests
+        yield seconds
+        yield CounterMetricFamily(
+            "mq_http_malformed_requests", "Requests that were not HTTP.", value=self._stats.malformed_request_count
+        )
+
+    def _records(self) -> Iterator[Metric]:
+        producer = self._producer
+        records = CounterMetricFamily("mq_produce_records", "Records accepted, delayed ones too.", labels=("topic",))
+        for topic, count in producer.record_counts.items():
+            records.add_metric((topic,), count)
+        yield records
+        yield CounterMetricFamily("mq_produce_bytes", "Bytes of accepted batches.", value=producer.byte_count)
+        yield CounterMetricFamily("mq_produce_delayed_records", "Delayed records.", value=producer.scheduled_count)
+        yield CounterMetricFamily(
+            "mq_produce_duplicate_records", "Records sent again and not stored again.", value=producer.duplicate_count
+        )
+        stats = self._stats
+        consumed = CounterMetricFamily("mq_consume_records", "Records handed to clients.", labels=("way",))
+        consumed.add_metric(("http",), stats.fetched_record_count)
+        consumed.add_metric(("socket",), stats.ws_sent_message_count)
+        yield consumed
+        yield CounterMetricFamily("mq_fetch_records", "Records pulled over HTTP.", value=stats.fetched_record_count)
+        yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)
+        yield GaugeMetricFamily("mq_long_polls", "Long polls waiting now.", value=stats.long_poll_count)
+        yield GaugeMetricFamily("mq_streams", "Event streams open now.", value=stats.stream_count)
+        yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
+        refused = CounterMetricFamily(
+            "mq_connections_refused",
+            "Connections refused, for there were too many: of one address, or in all.",
+            labels=("limit",),
+        )
+        refused.add_metric(("address",), stats.address_refused_count)
+        refused.add_metric(("all",), stats.connection_refused_count - stats.address_refused_count)
+        yield refused
+
+    def _sockets(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield GaugeMetricFamily("mq_ws_sockets", "Sockets open now.", value=stats.ws_socket_count)
+        yield GaugeMetricFamily("mq_ws_subscriptions", "Subscriptions open now.", value=stats.ws_subscription_count)
+        yield CounterMetricFamily("mq_ws_received_frames", "Frames from clients.", value=stats.ws_received_frame_count)
+        yield CounterMetricFamily("mq_ws_sent_messages", "Records pushed.", value=stats.ws_sent_message_count)
+        yield CounterMetricFamily("mq_ws_sent_bytes", "Bytes pushed.", value=stats.ws_sent_byte_count)
+        yield CounterMetricFamily(
+            "mq_ws_slow_closes", "Sockets closed because their peer took no bytes.", value=stats.ws_slow_close_count
+        )
+
+
+def histogram_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Prometheus' cumulative buckets from counts of single ones; the last count is of what is above every bound."""
+    return list(zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """A registry with this collector alone: no global one, so two servers in a process do not mix."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+def integers_of(owner: object, prefix: str) -> Iterator[Metric]:
+    """A metric for every integer field of a dataclass of counters since start, `append_count` as `<prefix>_append`.
+
+    For parts below the gateway, which know nothing of Prometheus. Names ending in `_max_ms` are gauges.
+    """
+    for item in fields(owner):  # type: ignore[arg-type]
+        value = getattr(owner, item.name)
+        if isinstance(value, int):
+            name = f"{prefix}_{item.name.removesuffix('_count')}"
+            text = f"{item.name.replace('_', ' ')} since start".capitalize()
+            if item.name.endswith("_max_ms"):
+                yield GaugeMetricFamily(name, text, value=value)
+            else:
+                yield CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,387 @@
+"""From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
+
+One task goes round the places that have something to send. A place that has come to its partition's end leaves the
+round until `Tails` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read again
+later, so a client that returns no credit costs no memory.
+
+Places come and go while it runs (a rebalance); what of a place has been put out before it goes is sent before. A topic
+that is gone ends the subscription, unless somebody else takes its places away (a pattern, a group): then they just lie.
+
+Invariants
+    S1  messages of a partition are pushed in offset order, without a gap; each once
+    S2  at most one read and its encoded messages are held, whatever the client does
+    S3  `caught_up` is pushed once, after every place had nothing more for the first time; once more after a seek, and
+        after a rewind
+    S4  no message of a place is put out after `remove` or `stop` of it has returned
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gateway.api.tail_watcher import Tails
+from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError
+from gateway.groups.protocol import TopicPartition
+from gateway.surfaces.http.context import GatewayStats
+from gateway.surfaces.ws.commands import Form
+from gateway.surfaces.ws.credit import Ledger
+from gateway.surfaces.ws.frame_cache import OutOfRange, Slice, Slices, TopicGone, Wanted
+from gateway.surfaces.ws.journal import Frame, Journal
+from gateway.surfaces.ws.outbox import Outbox
+from gateway.surfaces.ws.protocol import (
+    EPOCH_CHANGED,
+    FRAME_BYTES_TARGET,
+    batch_header,
+    binary_frame,
+    caught_up_push,
+    cursor_of,
+    messages_push,
+)
+from store.errors import UnknownQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What all subscriptions of a server share."""
+
+    slices: Slices
+    tails: Tails
+    stats: GatewayStats
+
+
+class Place:
+    """How far one partition has been sent."""
+
+    __slots__ = (
+        "call_off",
+        "handed",
+        "is_live",
+        "is_ready",
+        "key",
+        "message_bytes",
+        "next_message_bytes",
+        "next_record_count",
+        "number",
+        "offset",
+        "topic_id",
+    )
+
+    def __init__(self, key: TopicPartition, topic_id: int, offset: int) -> None:
+        self.key = key
+        self.topic_id = topic_id
+        self.offset = offset
+        self.handed = offset  # before it, all has been taken by the transport
+        self.is_live = True
+        self.is_ready = False  # waits for its turn
+        self.number = 0
+        self.next_message_bytes = 1  # of what is at `offset`, once known: credit for it must suffice
+        self.next_record_count = 1  # the same; more than 1 for a RecordBatch
+        self.message_bytes = 1  # about what a message has, once known
+        self.call_off: Callable[[], None] | None = None  # of the tail it waits at
+
+    def move(self, offset: int) -> None:
+        """Go on from another offset."""
+        self.offset = self.handed = offset
+        self.next_message_bytes = self.next_record_count = 1
+
+
+class Feed:
+    """Pushes while `run` runs. Everything else may be called while it does, or does not."""
+
+    def __init__(
+        self,
+        name: str,
+        sources: Sources,
+        wanted: Wanted,
+        ledger: Ledger,
+        journal: Journal,
+        *,
+        outlives_topics: bool = False,
+    ) -> None:
+        """`outlives_topics`: somebody removes the places of a topic that is gone."""
+        self.name = name
+        self.ledger = ledger
+        self.journal = journal
+        self.places: dict[TopicPartition, Place] = {}
+        self._slices = sources.slices
+        self._tails = sources.tails
+        self._stats = sources.stats
+        self._wanted = wanted
+        self._outlives_topics = outlives_topics
+        self._changed = asyncio.Event()
+        self._ready: deque[Place] = deque()
+        self._numbered: dict[int, Place] = {}
+        self._next_number = 0
+        self._behind: set[Place] | None = set()  # None once caught up
+
+    # What is
+
+    @property
+    def cursor(self) -> str:
+        """The next offset of every place that is followed."""
+        return self.cursor_of(place for place in self.places.values() if place.is_live)
+
+    def cursor_of(self, places: Iterable[Place]) -> str:
+        """The next offsets of these places."""
+        return cursor_of((*place.key, place.offset) for place in places)
+
+    # What changes
+
+    def add(self, place: Place) -> None:
+        """Follow one more partition."""
+        assert place.key not in self.places
+        self._give_number(place)
+        self.places[place.key] = place
+        self.go(place)
+
+    def go(self, place: Place) -> None:
+        """Send what the place has, from its offset on."""
+        place.is_live = True
+        if self._behind is not None:
+            self._behind.add(place)
+        self._call_off(place)
+        self._wake(place)
+
+    def stop(self, place: Place) -> None:
+        """Send nothing more of this place, until `go`."""
+        place.is_live = False
+        self._call_off(place)
+        if place.is_ready:
+            place.is_ready = False
+            self._ready.remove(place)
+        if self._behind is not None and place in self._behind:
+            self._behind.remove(place)
+            if not self._behind:  # all others have been at their ends: one that looks again says so
+                for other in self.places.values():
+                    if other.is_live:
+                        self._call_off(other)
+                        self._wake(other)
+                        break
+
+    def remove(self, place: Place) -> None:
+        """Forget a place."""
+        self.stop(place)
+        del self.places[place.key], self._numbered[place.number]
+
+    def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Go on from other offsets."""
+        for key, offset in offsets.items():
+            place = self.places[key]
+            del self._numbered[place.number]
+            self._give_number(place)  # frames from before the seek are not its any more: no rewind undoes it
+            place.move(offset)
+        self._behind = {place for place in self.places.values() if place.is_live}
+        for place in self._behind:
+            self._call_off(place)
+            self._wake(place)
+
+    def rewind(self, seen: int) -> None:
+        """Take back the frames after `seen`, as if they had never been sent. Raises Forgotten. Not while it runs.
+
+        A seek that came after them stays where it went.
+        """
+        for frame in self.journal.rewind(seen):
+            self.ledger.unsent(frame.message_count, frame.byte_count)
+            place = self._numbered.get(frame.place)
+            if place is not None:
+                place.move(frame.start)
+        self._behind = {place for place in self.places.values() if place.is_live}
+
+    def credit_changed(self) -> None:
+        """There may be more to send: permit, resume."""
+        self._changed.set()
+
+    # Pushing
+
+    async def run(self, outbox: Outbox) -> NoReturn:
+        """Push for ever. Raises RequestError or StoreError when a partition cannot be read on."""
+        self._ready = deque(place for place in self.places.values() if place.is_live)
+        for place in self.places.values():
+            place.is_ready = place.is_live
+        try:
+            while True:
+                if not self._ready or not self._fits(self._ready[0]):
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                place = self._ready.popleft()
+                place.is_ready = False
+                await self._turn(place, outbox)
+        finally:
+            for place in self.places.values():
+                self._call_off(place)
+
+    def _fits(self, place: Place) -> bool:
+        return self.ledger.fits(place.next_message_bytes, record_count=place.next_record_count)
+
+    async def _turn(self, place: Place, outbox: Outbox) -> None:
+        """Send of one place what is there and fits; then it waits at its end, or for its next turn."""
+        key = place.key
+        seq = self.journal.last
+        if self._tails.is_end(*key, place.offset):
+            end: int | None = place.offset
+        else:
+            try:
+                portion = await self._slices.read(
+                    key.topic,
+                    place.topic_id,
+                    key.partition,
+                    place.offset,
+                    self._wanted,
+                    count_max=self._count_max(place),
+                )
+            except OutOfRange as error:
+                raise out_of_range(key, place.offset, *error.bounds) from None
+            except (UnknownQueue, TopicGone) as error:
+                if self._outlives_topics:
+                    self.stop(place)
+                    return
+                if isinstance(error, UnknownQueue):
+                    raise
+                raise epoch_changed(key.topic) from None
+            end = portion.end
+            for part in portion.slices:
+                # A seek or a rebalance may have come in between.
+                if not place.is_live or part.start != place.offset or not await self._push(place, part, outbox):
+                    break
+        if not place.is_live or place.is_ready:
+            return
+        if end is not None and place.offset >= end:
+            await self._at_end(place, outbox)
+            if place.is_live and not place.is_ready:
+                place.call_off = self._tails.watch(*key, place.offset, lambda: self._wake(place))
+        else:
+            self._make_ready(place)
+            if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
+                await asyncio.sleep(0)
+
+    def _wake(self, place: Place) -> None:
+        place.call_off = None
+        if place.is_live and not place.is_ready:
+            self._make_ready(place)
+        self._changed.set()
+
+    def _make_ready(self, place: Place) -> None:
+        place.is_ready = True
+        self._ready.append(place)
+
+    def _call_off(self, place: Place) -> None:
+        """It does not wait at its end any more."""
+        if place.call_off is not None:
+            place.call_off()
+            place.call_off = None
+
+    def _give_number(self, place: Place) -> None:
+        place.number = self._next_number
+        self._next_number += 1
+        self._numbered[place.number] = place
+
+    def _count_max(self, place: Place) -> int:
+        """How many messages to read: about what credit allows, for the rest would be encoded in vain."""
+        count = self.ledger.message_budget
+        byte_budget = self.ledger.byte_budget
+        if byte_budget is not None:
+            count = min(count, byte_budget // place.message_bytes + 1)
+        return max(count, 1)
+
+    async def _at_end(self, place: Place, outbox: Outbox) -> None:
+        if self._behind is not None:
+            self._behind.discard(place)
+            if not self._behind:
+                self._behind = None
+                await outbox.put(caught_up_push(self.name, self.cursor))
+
+    async def _push(self, place: Place, part: Slice, outbox: Outbox) -> bool:
+        """Send a slice as far as credit goes; whether all of it went."""
+        if not part.ends:  # a stretch that the filter left empty
+            place.move(part.stop)
+            return True
+        is_whole = self._wanted.form is Form.BATCH
+        count = self._count_of_batches(part) if is_whole else self._count_of_messages(part)
+        size_bytes = part.size_bytes(count) if count else part.size_bytes(1)
+        message_count = part.ends[count - 1] - part.start if is_whole and count else max(count, 1)
+        place.next_message_bytes = part.size_bytes(1)
+        place.next_record_count = part.ends[0] - part.start if is_whole else 1
+        place.message_bytes = part.size_bytes(len(part.ends)) // len(part.ends) + 1
+        if not count or not self.ledger.fits(size_bytes, record_count=message_count):
+            return False
+        is_all = count == len(part.ends)
+        stop = part.stop if is_all else part.ends[count - 1]
+        self.ledger.sent(message_count, size_bytes, whole=is_whole)
+        seq = self.journal.sent(Frame(place.number, place.offset, message_count, size_bytes))
+        place.offset = stop
+        place.next_message_bytes = place.next_record_count = 1
+        frame = self._frame(place, part, count, seq, size_bytes)
+        try:
+            await outbox.send(frame, is_binary=self._wanted.form is not Form.JSON)
+        finally:  # a connection that is lost meanwhile has had it; what the client did not see is rewound
+            self.ledger.returned(message_count, size_bytes)
+        if place.offset == stop:
+            place.handed = stop
+        self._stats.ws_sent_message_count += message_count
+        self._stats.ws_sent_byte_count += len(frame)
+        return is_all
+
+    def _frame(self, place: Place, part: Slice, count: int, seq: int, size_bytes: int) -> bytes:
+        ledger = self.ledger
+        credit = ledger.messages.left
+        credit_bytes = None if ledger.bytes is None else ledger.bytes.left
+        if self._wanted.form is Form.BATCH:
+            header = batch_header(
+                self.name, seq, *place.key, part.start, part.ends[count - 1],
+                size_bytes=size_bytes, credit=credit, credit_bytes=credit_bytes,
+            )  # fmt: skip
+        else:
+            body = part.body if count == len(part.ends) else part.body[: part.marks[count - 1]]
+            header = messages_push(
+                self.name, seq, body, size_bytes=size_bytes, credit=credit, credit_bytes=credit_bytes
+            )
+            if self._wanted.form is Form.JSON:
+                return header
+        payload = part.payload if count == len(part.ends) else part.payload[: part.payload_marks[count - 1]]
+        return binary_frame(header, payload)
+
+    def _count_of_messages(self, part: Slice) -> int:
+        budget = self.ledger.message_budget
+        if budget <= 0:
+            return 0
+        byte_budget = self.ledger.byte_budget
+        bytes_max = FRAME_BYTES_TARGET if byte_budget is None else byte_budget
+        return part.count_within(budget, bytes_max)
+
+    def _count_of_batches(self, part: Slice) -> int:
+        """Leading batches that fit, at least one: `fits` then says whether that may exceed the credit."""
+        budget = self.ledger.message_budget
+        byte_budget = self.ledger.byte_budget
+        count = 1
+        while (
+            count < len(part.ends)
+            and part.ends[count] - part.start <= budget
+            and (byte_budget is None or part.payload_marks[count] <= byte_budget)
+        ):
+            count += 1
+        return count
+
+
+def epoch_changed(topic: str) -> RequestError:
+    """The answer when a topic is not the one that was subscribed to."""
+    return RequestError(409, EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
+
+
+def out_of_range(key: TopicPartition, offset: int, beginning_offset: int, end_offset: int) -> RequestError:
+    """The answer when a place is not within its partition's bounds (which then are in the details)."""
+    return RequestError(
+        416,
+        OFFSET_OUT_OF_RANGE,
+        f"Offset {offset} of partition {key.partition} of {key.topic} is out of range.",
+        details={
+            "topic": key.topic,
+            "partition": key.partition,
+            "beginning_offset": beginning_offset,
+            "end_offset": end_offset,
+        },
+    )
