@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from gateway.errors import UnknownPartition, invalid
-from gateway.routing.base import Route, Routes
+from gateway.errors import invalid
+from gateway.routing.base import Route, Routes, UnknownPartition
 from store import record_batch
 from store.types import Boundary, Bounds, Entry, ReadStatus
 

@@ -29,8 +29,8 @@ from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
 from gateway.codec.records import ProduceRecord
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, batch_tag_hashes, tag_hash
-from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, RequestError, UnknownPartition, invalid
-from gateway.routing.base import Route, Routes, Selector, TopicView
+from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, RequestError, invalid
+from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
@@ -424,7 +424,7 @@ class Producer:
         except OffsetMoved as moved:
             end_offset = route.to_logical(moved.next_offset)
             message = f"The partition ends at offset {end_offset} now. Nothing was stored."
-            raise RequestError(412, OFFSET_MOVED, message, details={"end_offset": end_offset}) from None
+            raise RequestError(OFFSET_MOVED, message, details={"end_offset": end_offset}) from None
         ended_s = perf_counter()
         self._routes.answered(broker, (ended_s - started_s) * 1000, ended_s * 1000)
         return answers
@@ -602,7 +602,7 @@ class Producer:
         if (delay_ms is not None and delay_ms < 0) or due_ms - now_ms > delay_ms_max:
             field = "deliver_at" if delay_ms is None else "delay_ms"
             rule = f"{field}: a delay must be between 0 and {delay_ms_max} ms"
-            raise RequestError(422, DELAY_ILLEGAL, rule, validation_errors=[f"records[{place}].{rule}"])
+            raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{place}].{rule}"])
         return due_ms
 
     async def _append(self, send: _Send, lanes: Sequence[_Lane]) -> None:
@@ -832,7 +832,7 @@ def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
         size += sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
         if size > bytes_max:
             rule = f"has {size} bytes of key, value and headers; this topic takes {bytes_max}"
-            raise RequestError(413, RECORD_TOO_LARGE, rule, validation_errors=[f"records[{place}]: {rule}"])
+            raise RequestError(RECORD_TOO_LARGE, rule, validation_errors=[f"records[{place}]: {rule}"])
 
 
 def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:

@@ -46,4 +46,4 @@ class TopicQuota:
 
 def _full(what: str, most: int) -> RequestError:
     message = f"There may be {most} {what} on this server; delete some first, or raise the limit (/mq/v1/limits)."
-    return RequestError(429, TOO_MANY, message)
+    return RequestError(TOO_MANY, message)

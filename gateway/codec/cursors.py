@@ -85,7 +85,6 @@ def _add(cursor: Cursor, topic: str, epoch: str | None, partition: int, offset: 
 
 def _illegal() -> RequestError:
     return RequestError(
-        400,
         CURSOR_ILLEGAL,
         "The cursor is not of the form topic@epoch:partition=offset;..., with each partition once.",
     )

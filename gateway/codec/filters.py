@@ -56,4 +56,4 @@ def parse_filter(text: str | None) -> TagFilter | None:
 
 
 def _illegal(rule: str) -> RequestError:
-    return RequestError(422, FILTER_ILLEGAL, f"filter: {rule}")
+    return RequestError(FILTER_ILLEGAL, f"filter: {rule}")

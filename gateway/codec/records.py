@@ -102,7 +102,7 @@ def open_envelope(body: bytes, *, records_max: int) -> object:
                 raise unrecognized(name)
     records: object = envelope.get("records")
     if isinstance(records, list) and len(records) > records_max:
-        raise RequestError(422, BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
+        raise RequestError(BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
     return records
 
 
@@ -205,7 +205,7 @@ def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
         size += _headers_bytes(headers)
     if size > RECORD_BYTES_MAX:
         raise RequestError(
-            413, RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
+            RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
         )
 
 
@@ -410,18 +410,16 @@ def unrecognized(name: str) -> RequestError:
 
 
 def _part_illegal(part: str, rule: str) -> RequestError:
-    return RequestError(422, RECORD_PART_ILLEGAL, f"{part}: {rule}")
+    return RequestError(RECORD_PART_ILLEGAL, f"{part}: {rule}")
 
 
 def _delay_illegal(part: str, rule: str) -> RequestError:
-    return RequestError(422, DELAY_ILLEGAL, f"{part}: {rule}")
+    return RequestError(DELAY_ILLEGAL, f"{part}: {rule}")
 
 
 def _at_record(error: RequestError, index: int) -> RequestError:
     """The same error with the record's place in `validation_errors`; the message keeps the words clients look for."""
-    return RequestError(
-        error.status, error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"]
-    )
+    return RequestError(error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"])
 
 
 def render_records(

@@ -58,7 +58,7 @@ def parse_v3_record(value: object) -> ProduceRecord | RequestError:
                 raise bad_request(f"timestamp: {error}") from error
         return parse_raw_record(fields, _data("key", value.get("key")), _data("value", value.get("value")))
     except RequestError as error:
-        return RequestError(error.status, error.error_code, error.message)
+        return RequestError(error.error_code, error.message)
 
 
 def receipt_of(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.brokers.base import Broker
+from store.errors import (
+    UnknownQueue,
+)
 from store.topics import TopicConfig
 from store.types import QueueKey
 
@@ -61,3 +64,7 @@ class Selector(Protocol):
 
     def for_key(self, key: bytes, count: int) -> int: ...
     def next(self, topic: str, count: int, selector: str | None = None) -> int: ...
+
+
+class UnknownPartition(UnknownQueue):
+    """The topic exists, but has no partition of this number."""

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.errors import UnknownPartition
 from gateway.groups.coordinator.event_log import EventLog
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.machines.events import Event
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.table import GroupTable
-from gateway.routing.base import Routes, TopicView
+from gateway.routing.base import Routes, TopicView, UnknownPartition
 from store.clock import Clock
 from store.errors import UnknownQueue
 from store.uncancelled import uncancelled

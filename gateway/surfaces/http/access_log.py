@@ -9,7 +9,7 @@ import logging
 
 from aiohttp import web
 
-from gateway.auth.access import access_of
+from gateway.surfaces.http.caller import access_of
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,13 @@ from time import monotonic
 
 from aiohttp import HttpVersion10, hdrs, web
 
-from gateway.auth.access import NOBODY, OPEN, Access, Permission, access_of, grant
+from gateway.auth.access import NOBODY, OPEN, Access, Permission
 from gateway.auth.address import counted_as
 from gateway.auth.authenticator import unauthenticated
 from gateway.auth.rates import Rates
 from gateway.errors import RATE_LIMITED, RequestError
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.caller import access_of, grant
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
 
@@ -68,7 +69,7 @@ def check_version(request: web.BaseRequest) -> None:
     if request.version < HttpVersion10:
         if request.transport is not None:
             request.transport.abort()
-        raise RequestError(505, 505, "HTTP/0.9 is not spoken here.")
+        raise RequestError(505, "HTTP/0.9 is not spoken here.")
 
 
 def payer_of(access: Access, address: str) -> str:
@@ -92,7 +93,6 @@ def charge_bytes(gateway: Gateway, request: web.Request, count: int) -> None:
 def rate_limited(retry_after_ms: int) -> RequestError:
     """The refusal of a caller that sends too much."""
     return RequestError(
-        429,
         RATE_LIMITED,
         "Too many requests or bytes; the limits are at /mq/v1/limits.",
         retriable=True,

@@ -15,6 +15,7 @@ from multidict import istr
 
 from gateway.errors import RequestError
 from gateway.surfaces.http.media import JSON_TYPE, V2_TYPE, json_type
+from gateway.surfaces.http.statuses import status_of
 from store.limits import KiB
 
 REQUEST_ID = istr("X-Request-Id")
@@ -105,7 +106,9 @@ def check_accept(request: web.BaseRequest) -> str:
 def error_answer(error: RequestError, request_id: str) -> web.Response:
     """The answer to a refused request."""
     response = web.Response(
-        body=orjson.dumps(error.body(request_id)), status=error.status, headers={hdrs.CONTENT_TYPE: JSON_TYPE}
+        body=orjson.dumps(error.body(request_id)),
+        status=status_of(error.error_code),
+        headers={hdrs.CONTENT_TYPE: JSON_TYPE},
     )
     if error.retry_after_ms is not None:
         response.headers[hdrs.RETRY_AFTER] = str(-(-error.retry_after_ms // 1000))

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.http_parser import HttpRequestParser
 
-from gateway.errors import RequestError, error_of
+from gateway.api.errors import error_of
+from gateway.errors import RequestError
 from gateway.main.routes import ROUTES, Row, check_table
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.access_log import log_access
@@ -112,10 +113,10 @@ def _refused(request: web.Request, error: Exception, route: str, request_ids: Re
     request_id = request_ids.fixed(request)
     if isinstance(error, Corrupt | IndexDamaged):
         log.error("damage route=%s request_id=%s error=%s", route, request_id, error)
-    elif refusal.status == 500:
+    elif refusal.hides_cause:
         log.error("request failed route=%s request_id=%s", route, request_id, exc_info=error)
     response = error_answer(refusal, request_id)
-    if refusal.status == 401:
+    if response.status == 401:
         response.headers[hdrs.WWW_AUTHENTICATE] = _challenge(request)
     if isinstance(refusal, Unread):
         response.force_close()
@@ -144,10 +145,10 @@ def _unmatched(gateway: Gateway, request_ids: RequestIds, origins: Origins) -> A
             granted = origins.preflight_headers(request.headers, ", ".join(sorted(methods)))
             response = web.Response(status=204 if granted else 403, headers=granted)
         elif methods:
-            response = error_answer(RequestError(405, 405, "HTTP 405 Method Not Allowed"), request_id)
+            response = error_answer(RequestError(405, "HTTP 405 Method Not Allowed"), request_id)
             response.headers[hdrs.ALLOW] = ", ".join(sorted(methods))
         else:
-            response = error_answer(RequestError(404, 404, "HTTP 404 Not Found"), request_id)
+            response = error_answer(RequestError(404, "HTTP 404 Not Found"), request_id)
         answered(response.status, 0.0)
         return response
 

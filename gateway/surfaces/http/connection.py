@@ -206,7 +206,7 @@ class Connection(web.RequestHandler):
         if isinstance(exc, HttpProcessingError):
             text = f"{text[:-1]} ({type(exc).__name__})."
         request_id = self._request_ids.fixed(request)
-        answer = error_answer(RequestError(status, status, text), request_id)
+        answer = error_answer(RequestError(status, text), request_id)
         response = _Anonymous(body=answer.body, status=status, headers=answer.headers)
         response.headers[REQUEST_ID] = request_id
         response.force_close()
@@ -257,7 +257,7 @@ class Site(web.BaseSite):
 
 
 def _refusal() -> bytes:
-    error = RequestError(503, TOO_MANY, "Too many connections are open.", retriable=True)
+    error = RequestError(TOO_MANY, "Too many connections are open.", retriable=True)
     answer = error_answer(error, "none")
     assert isinstance(answer.body, bytes)
     head = (

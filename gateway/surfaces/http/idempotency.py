@@ -21,9 +21,9 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict, istr
 
 from gateway.api.producer import RequestIdentity
-from gateway.auth.access import access_of
 from gateway.errors import bad_request, invalid
 from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYTES_MAX
+from gateway.surfaces.http.caller import access_of
 from store.types import FINGERPRINT_BYTES, ID_BYTES, NO_FINGERPRINT, ProducerSequence
 
 IDEMPOTENCY_KEY = istr("Idempotency-Key")

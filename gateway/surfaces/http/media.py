@@ -58,7 +58,6 @@ def sent_format(content_type: str) -> Format | None:
         return _FORMATS[match[1]]
     raise RequestError(
         415,
-        415,
         "HTTP 415 Unsupported Media Type: send application/vnd.kafka.json.v2+json (or binary, text), "
         f"application/json, or {BATCH_TYPE}.",
     )
@@ -122,4 +121,4 @@ def preferred_types(accept: str) -> list[str]:
 
 
 def _not_acceptable() -> RequestError:
-    return RequestError(406, 406, "HTTP 406 Not Acceptable: no type of the Accept header can be produced here.")
+    return RequestError(406, "HTTP 406 Not Acceptable: no type of the Accept header can be produced here.")

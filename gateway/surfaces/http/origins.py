@@ -60,15 +60,12 @@ class Origins:
             return
         if self._names is not None and host is not None and not self._answers_to(host):
             raise RequestError(
-                403,
                 FORBIDDEN,
                 f"This server does not answer to the name {host[:200]!r}: it asks nobody who they are, and serves "
                 "localhost alone. Use http://127.0.0.1, or enable authentication.",
             )
         if origin is not None and not self.allows(origin, host or ""):
-            raise RequestError(
-                403, FORBIDDEN, f"Pages of {origin[:200]} may not use this server (setting allowed_origins)."
-            )
+            raise RequestError(FORBIDDEN, f"Pages of {origin[:200]} may not use this server (setting allowed_origins).")
         if len(self._known) < KNOWN_MAX:
             self._known.add((origin, host))
 

@@ -21,14 +21,16 @@ from typing import NamedTuple, Protocol
 import orjson
 from aiohttp import web
 
+from gateway.api.errors import error_of
 from gateway.api.producer import Receipt, RequestIdentity
 from gateway.auth.access import Access, Permission
 from gateway.codec.documents import Document, Splitter
 from gateway.codec.native import Parsed
 from gateway.codec.records import ProduceRecord, render_lines
-from gateway.errors import RequestError, draining, error_of
+from gateway.errors import RequestError, draining
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, left_s
+from gateway.surfaces.http.statuses import status_of
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import Headers, traced
 from store.types import Acks
@@ -147,7 +149,7 @@ class ProduceStream:
             async for piece in self._body:
                 await self._dispatch(tasks, self._splitter.feed(piece))
                 if self._splitter.is_broken:
-                    self._ending = RequestError(400, 400, "The stream ends here: what follows cannot be told apart.")
+                    self._ending = RequestError(400, "The stream ends here: what follows cannot be told apart.")
                     break
             else:
                 await self._dispatch(tasks, self._splitter.finish())
@@ -243,9 +245,9 @@ async def _send(sending: Sending, placed: Sequence[tuple[int, ProduceRecord]], o
         )
     except Exception as error:
         refusal = error_of(error)
-        if refusal.status == 500:
+        if refusal.hides_cause:
             log.error("streamed send failed topic=%s", sending.topic, exc_info=error)
-        if refusal.status not in _DIVISIBLE or len(placed) == 1:
+        if status_of(refusal.error_code) not in _DIVISIBLE or len(placed) == 1:
             for place, _ in placed:
                 outcomes[place] = refusal
             return

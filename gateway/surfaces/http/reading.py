@@ -47,9 +47,9 @@ async def read_body(request: web.Request, *, bytes_max: int, timeout_ms: int) ->
                     if size > bytes_max:
                         raise _too_large(bytes_max)
         except TimeoutError:
-            raise Unread(408, 408, f"The body was not complete after {timeout_ms} ms.", retriable=True) from None
+            raise Unread(408, f"The body was not complete after {timeout_ms} ms.", retriable=True) from None
         except web.RequestPayloadError as error:
-            raise Unread(400, 400, f"The body breaks HTTP: {error}") from error
+            raise Unread(400, f"The body breaks HTTP: {error}") from error
         body = b"".join(parts)
     if len(body) > bytes_max:
         raise _too_large(bytes_max)
@@ -96,9 +96,9 @@ class BodyStream:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 return await self._content.readany()
         except TimeoutError:
-            raise Unread(408, 408, f"No byte of the body came for {self._timeout_ms} ms.", retriable=True) from None
+            raise Unread(408, f"No byte of the body came for {self._timeout_ms} ms.", retriable=True) from None
         except web.RequestPayloadError as error:
-            raise Unread(400, 400, f"The body breaks HTTP: {error}") from error
+            raise Unread(400, f"The body breaks HTTP: {error}") from error
 
 
 async def _inflated(inflater: Inflater, body: bytes) -> bytes:
@@ -124,20 +124,20 @@ def _inflater(request: web.Request, bytes_max: int) -> Inflater | None:
         return None
     if encoding not in ENCODINGS:
         accepted = ", ".join(name for name in ENCODINGS if not name.startswith("x-"))
-        raise Unread(415, 415, f"HTTP 415 Unsupported Media Type: Content-Encoding must be one of {accepted}, or none.")
+        raise Unread(415, f"HTTP 415 Unsupported Media Type: Content-Encoding must be one of {accepted}, or none.")
     return Inflater(encoding, bytes_max=bytes_max)
 
 
 def _not_inflated(error: ValueError) -> RequestError:
     if isinstance(error, InflatedTooLarge):
-        return Unread(413, 413, f"The body is too large: {error}.")
+        return Unread(413, f"The body is too large: {error}.")
     if isinstance(error, BadEncoding):
-        return Unread(400, 400, f"Content-Encoding: {error}.")
+        return Unread(400, f"Content-Encoding: {error}.")
     raise error
 
 
 def _too_large(bytes_max: int) -> Unread:
-    return Unread(413, 413, f"The body is too large; the limit is {bytes_max} bytes.")
+    return Unread(413, f"The body is too large; the limit is {bytes_max} bytes.")
 
 
 class Query:
@@ -174,7 +174,7 @@ class Query:
             return most
         if value < least or (most is not None and value > most):
             rule = f"must be at least {least}" if most is None else f"must be between {least} and {most}"
-            raise RequestError(422, LIMIT_ILLEGAL, f"{name}: {rule}")
+            raise RequestError(LIMIT_ILLEGAL, f"{name}: {rule}")
         return value
 
     def time_ms(self, name: str) -> int | None:
@@ -194,5 +194,5 @@ def partition_in(request: web.Request) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise RequestError(404, 404, "HTTP 404 Not Found")
+        raise RequestError(404, "HTTP 404 Not Found")
     return int(text)

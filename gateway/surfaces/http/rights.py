@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from gateway.auth.access import OPEN, Access, access_of
+from gateway.auth.access import OPEN, Access
 from gateway.auth.authenticator import unauthenticated
 from gateway.errors import RequestError
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 
 

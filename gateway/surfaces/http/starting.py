@@ -51,7 +51,7 @@ def build_starting_application(progress: RecoveryProgress) -> web.Application:
 
     async def anything_else(request: web.Request) -> web.Response:
         message = f"The server is starting; {progress}."
-        refusal = RequestError(503, READ_ONLY, message, retriable=True, retry_after_ms=RETRY_AFTER_MS)
+        refusal = RequestError(READ_ONLY, message, retriable=True, retry_after_ms=RETRY_AFTER_MS)
         return error_answer(refusal, request_ids.fixed(request))
 
     async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:

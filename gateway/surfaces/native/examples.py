@@ -50,7 +50,7 @@ async def example_file(_: Gateway, request: web.Request, __: bytes) -> web.Strea
 async def _answer(request: web.Request, name: str) -> web.StreamResponse:
     """Raises RequestError 404."""
     if name not in MEDIA_TYPES:
-        raise RequestError(404, 404, "HTTP 404 Not Found")
+        raise RequestError(404, "HTTP 404 Not Found")
     file = file_of(name)
     return await packed(request, web.Response(body=file.body, headers=file.headers))
 

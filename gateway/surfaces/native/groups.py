@@ -17,7 +17,7 @@ from dataclasses import asdict
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts, unrecognized
@@ -47,6 +47,7 @@ from gateway.groups.protocol import (
     TopicPartition,
 )
 from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
 from gateway.surfaces.http.reading import Query
@@ -175,7 +176,7 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         check_accept(request)
     asked = _receive(gateway, request, _object(body, _RECEIVE))
     if wants_raw and asked.max_messages != 1:
-        raise RequestError(422, LIMIT_ILLEGAL, "max_messages: must be 1 for an answer without JSON")
+        raise RequestError(LIMIT_ILLEGAL, "max_messages: must be 1 for an answer without JSON")
     group = request.match_info["group"]
     gateway.stats.long_poll_count += 1
     try:
@@ -224,7 +225,7 @@ async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     delay_ms = wanted.get("delay_ms")
     delay_ms_max = gateway.limits.delay_ms_max
     if not isinstance(delay_ms, int | None) or isinstance(delay_ms, bool) or not 0 <= (delay_ms or 0) <= delay_ms_max:
-        raise RequestError(422, DELAY_ILLEGAL, f"delay_ms: must be an integer from 0 to {delay_ms_max}")
+        raise RequestError(DELAY_ILLEGAL, f"delay_ms: must be an integer from 0 to {delay_ms_max}")
     receipts = _receipts(wanted)
     group = _group_named(request)
     nacked = await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
@@ -495,7 +496,7 @@ def _whole(wanted: dict[str, object], name: str, default: int, *, least: int, mo
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(f"{name}: must be an integer")
     if not least <= value <= most:
-        raise RequestError(422, LIMIT_ILLEGAL, f"{name}: must be between {least} and {most}")
+        raise RequestError(LIMIT_ILLEGAL, f"{name}: must be between {least} and {most}")
     return value
 
 

@@ -14,13 +14,14 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.consumer import AtTime
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.message_ids import MessageId, parse_message_id
 from gateway.codec.records import render_parts
-from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError, UnknownPartition, invalid
-from gateway.routing.base import TopicView
+from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError, invalid
+from gateway.routing.base import TopicView, UnknownPartition
 from gateway.surfaces.http.answers import json_answer, packed
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import JSON_TYPE, prefers
 from gateway.surfaces.http.reading import Query
@@ -149,9 +150,9 @@ def _start(text: str | None, view: TopicView) -> tuple[int, int] | None:
     cursor = parse_cursor(text)
     places = list(cursor.offsets.get(view.name, {}).items())
     if len(places) != 1 or cursor.epochs.get(view.name) != str(view.topic_id) or len(cursor.offsets) != 1:
-        raise RequestError(400, CURSOR_ILLEGAL, "cursor: not one that a page of this topic has named")
+        raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page of this topic has named")
     return places[0]
 
 
 def _not_found() -> RequestError:
-    return RequestError(404, MESSAGE_NOT_FOUND, "Message not found: no such id, or retention has passed it.")
+    return RequestError(MESSAGE_NOT_FOUND, "Message not found: no such id, or retention has passed it.")

@@ -17,7 +17,6 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.producer import Receipt
-from gateway.auth.access import access_of
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, TooLong
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
@@ -25,6 +24,7 @@ from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.surfaces.http.acks import acks_named
 from gateway.surfaces.http.admission import charge_bytes
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.conditions import refuse_condition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
@@ -89,9 +89,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         pieces = stream.pieces()
         dialect = NativeLines(topic_id)
     else:
-        raise RequestError(
-            415, 415, f"HTTP 415 Unsupported Media Type: send {LINES_TYPE}, or {cloudevents.BATCH_TYPE}."
-        )
+        raise RequestError(415, f"HTTP 415 Unsupported Media Type: send {LINES_TYPE}, or {cloudevents.BATCH_TYPE}.")
     answer = StreamedAnswer(gateway, request, content_type=LINES_TYPE)
     return await ProduceStream(
         gateway,

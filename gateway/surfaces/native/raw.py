@@ -135,7 +135,7 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
         return web.Response(status=204, headers={NEXT_OFFSET: str(offset), **bounds})
     if not fetched.min_offset <= offset < fetched.max_offset:
         details = {"beginning_offset": fetched.min_offset, "end_offset": fetched.max_offset}
-        raise RequestError(416, OFFSET_OUT_OF_RANGE, f"Offset {offset} is out of range.", details=details)
+        raise RequestError(OFFSET_OUT_OF_RANGE, f"Offset {offset} is out of range.", details=details)
     response = raw_answer(record_at(fetched, MessageId(topic_id, partition, offset)))
     response.headers.update({NEXT_OFFSET: str(offset + 1), **bounds})
     return response
@@ -247,11 +247,9 @@ def _own_headers(sent: Iterable[tuple[str, str]]) -> list[tuple[str, bytes | Non
             continue
         own = unquote_to_bytes(name[len(HEADER_PREFIX) :].lower()).decode("utf-8", "replace")
         if not own or not own.isprintable():
-            raise RequestError(422, RECORD_PART_ILLEGAL, f"{name}: a header needs a name of printable characters")
+            raise RequestError(RECORD_PART_ILLEGAL, f"{name}: a header needs a name of printable characters")
         if own.startswith(RESERVED_PREFIX):
-            raise RequestError(
-                422, RECORD_PART_ILLEGAL, f'{name}: names beginning with "{RESERVED_PREFIX}" are reserved'
-            )
+            raise RequestError(RECORD_PART_ILLEGAL, f'{name}: names beginning with "{RESERVED_PREFIX}" are reserved')
         headers.append((own, unquote_to_bytes(value.encode("utf-8", "surrogateescape"))))
     return headers
 

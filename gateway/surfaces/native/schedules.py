@@ -17,11 +17,12 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from gateway.auth.access import OPEN, Permission, access_of
+from gateway.auth.access import OPEN, Permission
 from gateway.codec.tags import TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
 from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
 from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import Query
 from timer.changes import Standing
@@ -175,8 +176,8 @@ def _check(gateway: Gateway, request: web.Request, schedule: Schedule, permissio
 
 def _gone(standing: Standing) -> RequestError:
     if standing is Standing.DELIVERED:
-        return RequestError(409, SCHEDULE_DELIVERED, "The schedule has been delivered already.")
-    return RequestError(404, SCHEDULE_NOT_FOUND, "Schedule not found: cancelled, moved, or never accepted.")
+        return RequestError(SCHEDULE_DELIVERED, "The schedule has been delivered already.")
+    return RequestError(SCHEDULE_NOT_FOUND, "Schedule not found: cancelled, moved, or never accepted.")
 
 
 def _done(outcome: Outcome) -> Outcome:
@@ -223,7 +224,7 @@ def _cursor(text: str | None) -> int:
     if text is None:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise RequestError(400, CURSOR_ILLEGAL, "cursor: not one that a page has named")
+        raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page has named")
     return int(text)
 
 
@@ -288,12 +289,12 @@ def _due_ms(gateway: Gateway, body: bytes) -> int:
         try:
             due_ms = parse_time_ms(asked["deliver_at"])
         except ValueError as error:
-            raise RequestError(422, DELAY_ILLEGAL, f"deliver_at: {error}") from error
+            raise RequestError(DELAY_ILLEGAL, f"deliver_at: {error}") from error
     else:
         delay_ms = asked["delay_ms"]
         if delay_ms.__class__ is not int or delay_ms < 0:
-            raise RequestError(422, DELAY_ILLEGAL, "delay_ms: must be an integer of at least 0")
+            raise RequestError(DELAY_ILLEGAL, "delay_ms: must be an integer of at least 0")
         due_ms = now_ms + delay_ms
     if due_ms - now_ms > delay_ms_max:
-        raise RequestError(422, DELAY_ILLEGAL, f"a delay must be between 0 and {delay_ms_max} ms")
+        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {delay_ms_max} ms")
     return due_ms

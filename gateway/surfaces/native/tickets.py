@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiohttp import hdrs, web
 
-from gateway.auth.access import access_of
 from gateway.auth.tickets import TICKET_MS
 from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 
 

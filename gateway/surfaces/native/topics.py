@@ -11,12 +11,13 @@ from collections.abc import Iterable
 import orjson
 from aiohttp import web
 
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.codec.records import unrecognized
-from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError, UnknownPartition, bad_request, invalid
-from gateway.routing.base import TopicView
+from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
+from gateway.routing.base import TopicView, UnknownPartition
 from gateway.routing.select import SELECTORS
 from gateway.surfaces.http.answers import check_accept, json_answer, v2_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import Query, partition_in
 from store.errors import TopicExists, UnknownQueue
@@ -49,7 +50,7 @@ async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> we
     try:
         view = _topic(gateway, request)
     except UnknownQueue:
-        raise RequestError(404, TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
+        raise RequestError(TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
     body = {
         "name": view.name,
         "configs": kafka_configs(view.config),
@@ -183,12 +184,12 @@ def kafka_changes(configs: Iterable[tuple[str, object]]) -> dict[str, int | str 
         if ours is not None:
             text = str(value)
             if value is not None and not (text.isascii() and text.isdigit() and len(text) <= 18):
-                raise RequestError(400, CONFIG_ILLEGAL, f"{name}: must be a positive integer, not {text[:40]}")
+                raise RequestError(CONFIG_ILLEGAL, f"{name}: must be a positive integer, not {text[:40]}")
             changes[ours] = None if value is None else int(text)
         elif name != "cleanup.policy" or value not in ("delete", None):
             known = ", ".join(_OUR_NAMES)
             raise RequestError(
-                400, CONFIG_ILLEGAL, f"{name}={value} cannot be set here; there are {known}, and cleanup.policy=delete"
+                CONFIG_ILLEGAL, f"{name}={value} cannot be set here; there are {known}, and cleanup.policy=delete"
             )
     return changes
 

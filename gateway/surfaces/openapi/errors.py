@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-FETCH_MIN_BYTES_ILLEGAL = 40001
+from gateway.surfaces.http.statuses import status_of
 
 MEANINGS: dict[int, str] = {
     400: "Cannot be read: not HTTP, not JSON, a value of the wrong type, bad base64, not a RecordBatch.",
@@ -68,13 +68,6 @@ MEANINGS: dict[int, str] = {
     50351: "Too much waits to be written, a group is being read, or the timer is behind: try again.",
     50750: "The disk is full: nothing was stored, reads go on.",
 }
-
-
-def status_of(error_code: int) -> int:
-    """The HTTP status that goes with a code."""
-    if error_code == FETCH_MIN_BYTES_ILLEGAL:
-        return 422  # as Confluent's REST Proxy has it
-    return error_code if error_code < 1000 else error_code // 100
 
 
 def by_status(error_codes: Iterable[int]) -> dict[int, list[int]]:

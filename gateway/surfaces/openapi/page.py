@@ -17,7 +17,8 @@ from typing import Any
 
 import orjson
 
-from gateway.surfaces.openapi.errors import MEANINGS, status_of
+from gateway.surfaces.http.statuses import status_of
+from gateway.surfaces.openapi.errors import MEANINGS
 
 _STYLE = files(__package__).joinpath("page.css").read_text("utf-8")
 _SCRIPT = files(__package__).joinpath("page.js").read_text("utf-8")

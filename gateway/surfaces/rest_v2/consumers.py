@@ -19,7 +19,7 @@ from urllib.parse import quote
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
 from gateway.codec.times import parse_time_ms
@@ -27,6 +27,7 @@ from gateway.errors import PARTITION_NOT_FOUND, RequestError, bad_request, inval
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPlace, OffsetCommit, TopicPartition
 from gateway.surfaces.http.answers import check_accept, v2_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
 from gateway.surfaces.http.reading import Query, partition_in
@@ -87,7 +88,6 @@ async def subscribe(gateway: Gateway, request: web.Request, body: bytes) -> web.
         topics = []
     if topics and pattern is not None:
         raise RequestError(
-            409,
             SUBSCRIPTION_CONFLICT,
             "Illegal state: subscribe either to topics by name or to a pattern, not to both.",
         )
@@ -148,7 +148,7 @@ async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     query = Query(request)
     kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
     if kind.fmt is None:
-        raise RequestError(406, 406, "HTTP 406 Not Acceptable: raw batches are read at …/records.")
+        raise RequestError(406, "HTTP 406 Not Acceptable: raw batches are read at …/records.")
     topic = request.match_info["topic"]
     partition = partition_in(request)
     assert partition is not None
@@ -216,7 +216,6 @@ async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web
         places = _places(_object(body).get("partitions"), "partitions")
     else:
         raise RequestError(
-            404,
             PARTITION_NOT_FOUND,
             "Partition not found: name one with ?topic=orders&partition=0, or several in a POST to offsets:query.",
         )
@@ -278,7 +277,6 @@ async def _check_own(request: web.Request, places: Sequence[TopicPartition]) -> 
     for topic, partition in places:
         if (topic, partition) not in owned:
             raise RequestError(
-                409,
                 SUBSCRIPTION_CONFLICT,
                 f"Illegal state: no current assignment for partition {partition} of topic {topic}.",
             )
@@ -324,9 +322,8 @@ def _records_type(request: web.Request, fmt: Format) -> str:
             return own
         differs = True
     if not differs:
-        raise RequestError(406, 406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
+        raise RequestError(406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
     raise RequestError(
-        406,
         FORMAT_DIFFERS,
         f"The requested embedded data format does not match the deserializer for this consumer instance: accept {own}.",
     )

@@ -16,12 +16,14 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from gateway.api.consumer import AtTime, Fetched, OffsetSpec
-from gateway.auth.access import Permission, access_of
+from gateway.api.errors import error_of
+from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.texts import render_texts
-from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError, draining, error_of, invalid
+from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.surfaces.http.answers import packed
 from gateway.surfaces.http.buffers_body import Parts, body_of
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import (
     BATCH_TYPE,
@@ -161,7 +163,6 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
         raise invalid('reset: must be "earliest" or "latest"')
     place = f"below the first offset {low}" if offset < low else f"above the end offset {high}"
     raise RequestError(
-        416,
         OFFSET_OUT_OF_RANGE,
         f"Offset {offset} is {place}.",
         details={"beginning_offset": low, "end_offset": high},

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from aiohttp import web
 
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
 from gateway.surfaces.http.answers import json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
 from gateway.surfaces.rest_v3.resources import BROKER_ID, Links, links
@@ -134,7 +135,7 @@ def _member(group: GroupDescription, request: web.Request) -> MemberView:
     for member in group.members:
         if member.member.member_id == wanted:
             return member
-    raise RequestError(404, 404, "Consumer not found.")
+    raise RequestError(404, "Consumer not found.")
 
 
 def _owned(member: MemberView) -> Iterable[tuple[str, int]]:
@@ -143,7 +144,7 @@ def _owned(member: MemberView) -> Iterable[tuple[str, int]]:
 
 
 def _no_lag() -> RequestError:
-    return RequestError(404, 404, "Consumer group lag not found: nothing is committed there.")
+    return RequestError(404, "Consumer group lag not found: nothing is committed there.")
 
 
 def _group_row(to: Links, group: GroupDescription) -> dict[str, object]:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from gateway.api.producer import Receipt
-from gateway.auth.access import access_of
 from gateway.codec.documents import Document, Values
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
@@ -21,6 +20,7 @@ from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, rec
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.conditions import refuse_condition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
@@ -130,18 +130,18 @@ def _entries(body: bytes) -> list[dict[str, object]]:
     """The entries of a batch, each an object with an id of its own. Raises RequestError."""
     entries = json_object(body, '{"entries": [{"id": "1", "value": {"type": "JSON", "data": 1}}]}').get("entries")
     if not isinstance(entries, list) or not entries:
-        raise RequestError(422, BATCH_REFUSED, "entries: a batch needs at least one")
+        raise RequestError(BATCH_REFUSED, "entries: a batch needs at least one")
     if len(entries) > ENTRIES_MAX:
-        raise RequestError(422, BATCH_REFUSED, f"entries: {len(entries)} in one batch; the limit is {ENTRIES_MAX}")
+        raise RequestError(BATCH_REFUSED, f"entries: {len(entries)} in one batch; the limit is {ENTRIES_MAX}")
     seen: set[str] = set()
     for entry in entries:
         name = entry.get("id") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not 1 <= len(name) <= ENTRY_ID_CHARS_MAX:
             raise RequestError(
-                422, BATCH_REFUSED, f"entries: each needs an id, a string of 1 to {ENTRY_ID_CHARS_MAX} characters"
+                BATCH_REFUSED, f"entries: each needs an id, a string of 1 to {ENTRY_ID_CHARS_MAX} characters"
             )
         if name in seen:
-            raise RequestError(422, BATCH_REFUSED, f"entries: the id {name} occurs more than once")
+            raise RequestError(BATCH_REFUSED, f"entries: the id {name} occurs more than once")
         seen.add(name)
     return entries
 

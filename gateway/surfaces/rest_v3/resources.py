@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from gateway.auth.access import Permission, access_of
+from gateway.auth.access import Permission
 from gateway.codec.records import unrecognized
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
 from gateway.surfaces.native.topics import (
@@ -75,7 +76,7 @@ class Links:
 def links(gateway: Gateway, request: web.Request) -> Links:
     """The addresses for a request below a cluster. Raises RequestError 404 when it is another's."""
     if request.match_info.get("cluster", gateway.cluster_id) != gateway.cluster_id:
-        raise RequestError(404, 404, f"Cluster not found. The one here is {gateway.cluster_id}.")
+        raise RequestError(404, f"Cluster not found. The one here is {gateway.cluster_id}.")
     return Links(gateway, request)
 
 
@@ -156,7 +157,7 @@ def _broker(to: Links, request: web.Request) -> dict[str, object]:
 def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
     to = links(gateway, request)
     if request.match_info["broker"] != str(BROKER_ID):
-        raise RequestError(404, 404, f"Broker not found. The one here is {BROKER_ID}.")
+        raise RequestError(404, f"Broker not found. The one here is {BROKER_ID}.")
     return to
 
 
@@ -193,14 +194,14 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     configs = [] if shape.get("configs") is None else shape["configs"]
     config = TopicConfig().changed(_changes(configs, with_operations=False))
     if any(view.name == name for view in gateway.routes_table.topics()):
-        raise RequestError(400, CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
+        raise RequestError(CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
     if shape.get("validate_only") is True:
         fields = _topic_fields(to, name, count)
         return json_answer(request, to.resource("KafkaTopic", ["topics", name], f"/topic={name}", fields), status=201)
     try:
         view = await gateway.admin.create_topic(name, count, config)
     except (IllegalTopic, TopicExists) as error:
-        raise RequestError(400, CONFIG_ILLEGAL, str(error)) from error
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
     response = json_answer(request, _topic_row(to, view), status=201)
     response.headers[hdrs.LOCATION] = to.to(to.cluster_id, "topics", name)
     return response
@@ -219,7 +220,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     try:
         grown = await gateway.admin.grow_topic(view.name, count)
     except IllegalTopic as error:
-        raise RequestError(400, CONFIG_ILLEGAL, str(error)) from error
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
     return json_answer(request, _topic_row(to, grown))
 
 
@@ -235,7 +236,7 @@ def topic_of(gateway: Gateway, request: web.Request) -> TopicView:
     try:
         return gateway.routes_table.topic(request.match_info["topic"])
     except UnknownQueue:
-        raise RequestError(404, TOPIC_METADATA_NOT_FOUND, "This server does not host this topic-partition.") from None
+        raise RequestError(TOPIC_METADATA_NOT_FOUND, "This server does not host this topic-partition.") from None
 
 
 def _topic_row(to: Links, view: TopicView) -> dict[str, object]:
@@ -304,7 +305,7 @@ async def _configure(gateway: Gateway, request: web.Request, changes: Changes) -
         if changes:
             await gateway.admin.configure_topic(view.name, changes)
     except IllegalTopic as error:
-        raise RequestError(400, CONFIG_ILLEGAL, str(error)) from error
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
 
 
 def _changes(rows: object, *, with_operations: bool) -> dict[str, int | str | None]:
@@ -329,7 +330,7 @@ def _config_names() -> list[str]:
 def _config_name(request: web.Request) -> str:
     name = request.match_info["name"]
     if name not in _config_names():
-        raise RequestError(404, 404, f"Config {name} not found. There are {', '.join(_config_names())}.")
+        raise RequestError(404, f"Config {name} not found. There are {', '.join(_config_names())}.")
     return name
 
 
@@ -418,7 +419,7 @@ def _partition(gateway: Gateway, request: web.Request) -> tuple[TopicView, int]:
     number = partition_in(request)
     assert number is not None
     if number >= view.partitions:
-        raise RequestError(404, PARTITION_NOT_FOUND, "Partition not found.")
+        raise RequestError(PARTITION_NOT_FOUND, "Partition not found.")
     return view, number
 
 

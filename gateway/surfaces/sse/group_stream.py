@@ -16,9 +16,10 @@ from dataclasses import replace
 import orjson
 from aiohttp import web
 
+from gateway.api.errors import error_of
 from gateway.api.stream_leases import Hand
 from gateway.auth.access import Access, Permission
-from gateway.errors import RequestError, error_of
+from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.protocol import Delivered, Receive
 from gateway.surfaces.http.context import Gateway

@@ -32,23 +32,17 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.consumer import AtTime, OffsetSpec
-from gateway.auth.access import Access, Permission, access_of
+from gateway.api.errors import error_of
+from gateway.auth.access import Access, Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
-from gateway.errors import (
-    EPOCH_CHANGED,
-    LIMIT_ILLEGAL,
-    OFFSET_OUT_OF_RANGE,
-    TOO_MANY,
-    RequestError,
-    UnknownPartition,
-    error_of,
-    invalid,
-)
+from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, OFFSET_OUT_OF_RANGE, TOO_MANY, RequestError, invalid
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Receive, StartSpec
+from gateway.routing.base import UnknownPartition
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, prefers
 from gateway.surfaces.http.reading import Query
@@ -160,7 +154,7 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
         return answer.response
     stats = gateway.stats
     if stats.stream_count >= gateway.limits.streams_max:
-        raise RequestError(429, TOO_MANY, "Too many streams are open.", retriable=True, retry_after_ms=5000)
+        raise RequestError(TOO_MANY, "Too many streams are open.", retriable=True, retry_after_ms=5000)
     stats.stream_count += 1
     try:
         if group is not None:
@@ -299,7 +293,7 @@ class Stream:
         )
         self._access.check(Permission.RECEIVE, topic=place.topic)  # rules may have changed since the stream began
         if self._gateway.routes_table.topic(place.topic).topic_id != place.topic_id:
-            raise RequestError(409, EPOCH_CHANGED, f"Topic {place.topic} was deleted and made again.")
+            raise RequestError(EPOCH_CHANGED, f"Topic {place.topic} was deleted and made again.")
         if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
             raise _out_of_range(place, fetched.min_offset, fetched.max_offset)
         for records, high in rendered_pieces(
@@ -405,7 +399,6 @@ def _check_cursor_size(places: list[Place]) -> None:
     size += sum(len(str(after.topic_id)) + 1 for before, after in pairwise(places) if before.topic != after.topic)
     if size > CURSOR_BYTES_MAX:
         raise RequestError(
-            422,
             LIMIT_ILLEGAL,
             f"{len(places)} partitions are too many for one stream: its cursor may have {CURSOR_BYTES_MAX} bytes; "
             "choose some of them with partitions=",
@@ -420,7 +413,7 @@ def _topics(request: web.Request, query: Query) -> list[str]:
             access_of(request).check(Permission.RECEIVE, topic=name)
             names.append(name)
     if len(names) > TOPICS_MAX:
-        raise RequestError(422, LIMIT_ILLEGAL, f"topics: at most {TOPICS_MAX} in one stream")
+        raise RequestError(LIMIT_ILLEGAL, f"topics: at most {TOPICS_MAX} in one stream")
     return names
 
 
@@ -453,12 +446,11 @@ async def _epoch_changed(gateway: Gateway, name: str, topic_id: int, count: int)
         ],
     }
     message = f"Topic {name} was deleted and made again since this cursor was written: begin anew, without it."
-    return RequestError(409, EPOCH_CHANGED, message, details=details)
+    return RequestError(EPOCH_CHANGED, message, details=details)
 
 
 def _out_of_range(place: Place, beginning_offset: int, end_offset: int) -> RequestError:
     return RequestError(
-        416,
         OFFSET_OUT_OF_RANGE,
         f"Offset {place.offset} of partition {place.partition} of {place.topic} is out of range.",
         details={

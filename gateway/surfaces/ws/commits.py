@@ -121,7 +121,7 @@ class Commits:
             if owned is None or end_offset is None or place.next_offset < owned.begins_at:
                 answer = _not_owner(key)  # or what it had been sent as an owner before: the group has come further
             elif place.next_offset > end_offset:
-                answer = RequestError(422, INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
+                answer = RequestError(INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
             else:
                 commits[key] = OffsetCommit(*key, place.next_offset)
             answers.append(answer)
@@ -162,7 +162,6 @@ class Commits:
 
 def _not_owner(key: TopicPartition) -> RequestError:
     return RequestError(
-        409,
         NOT_OWNER,
         f"Partition {key.partition} of {key.topic} is not this member's; what was sent goes to its owner.",
     )

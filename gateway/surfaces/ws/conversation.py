@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import NoReturn, assert_never
 
+from gateway.api.errors import error_of
 from gateway.auth.access import NOBODY, Access
-from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, error_of, invalid
+from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
@@ -206,7 +207,7 @@ class Conversation:
     async def refuse(self, id_: int | None, error: Refusal) -> None:
         """Answer a command that cannot be done; without id, by a push."""
         answer = error_of(error)
-        if answer.status == 500:  # the answer hides the cause
+        if answer.hides_cause:
             log.error("socket=%s command failed", self.session.name[:12], exc_info=error)
         await self._outbox.put(protocol.error_push(answer) if id_ is None else protocol.refusal(id_, answer))
 
@@ -225,7 +226,7 @@ class Conversation:
 
     async def _hello(self, command: commands.Hello) -> None:
         if not self._is_first:
-            raise RequestError(409, protocol.HELLO_ORDER, "hello is the first command, and comes once.")
+            raise RequestError(protocol.HELLO_ORDER, "hello is the first command, and comes once.")
         if command.token is not None and self._gateway.authenticator.is_required:
             self._renew(command.token)
         if self._rights.access is NOBODY:
@@ -347,7 +348,7 @@ class Conversation:
         try:
             subscription.ledger.permit(command.messages, command.bytes)
         except CreditRefused as error:
-            raise RequestError(422, LIMIT_ILLEGAL, f"permit: {error}") from None
+            raise RequestError(LIMIT_ILLEGAL, f"permit: {error}") from None
         subscription.credit_changed()
 
     def _seen(self, command: commands.Seen) -> None:

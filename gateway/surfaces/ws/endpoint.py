@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from aiohttp import WebSocketError, WSMsgType, web
 
-from gateway.auth.access import NOBODY, access_of
+from gateway.auth.access import NOBODY
 from gateway.errors import READ_ONLY, RequestError, bad_request
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway
 from gateway.surfaces.ws.conversation import Conversation
 from gateway.surfaces.ws.in_flight import StartTask
@@ -159,14 +160,12 @@ class _Socket:
         """Refuse, with a plain HTTP answer, who may not open a socket here and now."""
         gateway = self.gateway
         if gateway.draining.is_set():
-            raise RequestError(
-                503, READ_ONLY, "The server is stopping.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
-            )
+            raise RequestError(READ_ONLY, "The server is stopping.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS)
         if gateway.stats.ws_socket_count >= gateway.limits.ws_sockets_max or (
             is_stranger and self._sessions.stranger_count >= STRANGERS_MAX
         ):
             raise RequestError(
-                429, TOO_MANY, "Too many sockets are open.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
+                TOO_MANY, "Too many sockets are open.", retriable=True, retry_after_ms=RECONNECT_AFTER_MS
             )
 
     async def serve(self, begin: Callable[[Conversation], Awaitable[_Take]]) -> web.StreamResponse:

@@ -369,13 +369,12 @@ class Feed:
 
 def epoch_changed(topic: str) -> RequestError:
     """The answer when a topic is not the one that was subscribed to."""
-    return RequestError(409, EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
+    return RequestError(EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
 
 
 def out_of_range(key: TopicPartition, offset: int, beginning_offset: int, end_offset: int) -> RequestError:
     """The answer when a place is not within its partition's bounds (which then are in the details)."""
     return RequestError(
-        416,
         OFFSET_OUT_OF_RANGE,
         f"Offset {offset} of partition {key.partition} of {key.topic} is out of range.",
         details={

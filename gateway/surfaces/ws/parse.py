@@ -171,7 +171,7 @@ class _Fields:
         if value is None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise RequestError(422, code, f"{name}: must be an integer between {low} and {high}")
+            raise RequestError(code, f"{name}: must be an integer between {low} and {high}")
         return value
 
     def count(self, name: str, default: int, low: int, high: int, code: int = 422) -> int:

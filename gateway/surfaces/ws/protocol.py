@@ -90,10 +90,10 @@ def parse_cursor(cursor: str) -> dict[str, dict[int, int]]:
     for part in cursor.split(";"):
         match = _PLACE.fullmatch(part)
         if match is None or int(match[3]) > OFFSET_MAX:
-            raise RequestError(400, CURSOR_SYNTAX, "The cursor is not of the form topic:partition=offset;...")
+            raise RequestError(CURSOR_SYNTAX, "The cursor is not of the form topic:partition=offset;...")
         offsets = places.setdefault(match[1], {})
         if int(match[2]) in offsets:
-            raise RequestError(400, CURSOR_SYNTAX, f"The cursor names partition {match[2]} of {match[1]} twice.")
+            raise RequestError(CURSOR_SYNTAX, f"The cursor names partition {match[2]} of {match[1]} twice.")
         offsets[int(match[2])] = int(match[3])
     return places
 

@@ -185,7 +185,6 @@ class Reader:
                 continue
             bounds = [await self._consumer.bounds(topic.name, partition) for partition in range(topic.partitions)]
             raise RequestError(
-                409,
                 EPOCH_CHANGED,
                 f"Topic {topic.name} was created anew: its offsets are not those of the cursor.",
                 details={
@@ -201,7 +200,7 @@ class Reader:
 
 def too_many_places() -> RequestError:
     """The answer to one partition too many."""
-    return RequestError(429, TOO_MANY, f"A socket may follow {PLACES_MAX} partitions; use another one.")
+    return RequestError(TOO_MANY, f"A socket may follow {PLACES_MAX} partitions; use another one.")
 
 
 def check_all_named(start: Start, partition_counts: Mapping[str, int], field: str) -> None:
@@ -211,7 +210,7 @@ def check_all_named(start: Start, partition_counts: Mapping[str, int], field: st
             for partition in offsets:
                 if partition >= partition_counts.get(topic, 0):
                     raise RequestError(
-                        404, PARTITION_NOT_FOUND, f"{field}: topic {topic} has no partition {partition} here."
+                        PARTITION_NOT_FOUND, f"{field}: topic {topic} has no partition {partition} here."
                     )
 
 
@@ -241,7 +240,7 @@ async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
         named = {TopicPartition(topic, number) for topic, offsets in to.offsets.items() for number in offsets}
         for topic, number in sorted(named - has):
             raise RequestError(
-                404, PARTITION_NOT_FOUND, f"to: this subscription does not have partition {number} of {topic}."
+                PARTITION_NOT_FOUND, f"to: this subscription does not have partition {number} of {topic}."
             )
         places = [place for place in places if place.key in named]
     offsets_of = {place.key: await offset_at(consumer, place.key, to, place.offset) for place in places}

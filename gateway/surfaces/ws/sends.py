@@ -22,7 +22,7 @@ def records_of(command: Produce, payload: memoryview | None, count_max: int) -> 
             raise invalid("format: batch needs a binary frame whose payload is RecordBatches, and no records")
         return bytes(payload)
     if isinstance(records, list) and len(records) > count_max:
-        raise RequestError(422, BATCH_REFUSED, f"{len(records)} records in one command; the limit is {count_max}.")
+        raise RequestError(BATCH_REFUSED, f"{len(records)} records in one command; the limit is {count_max}.")
     if payload is None:
         return parse_records(records, command.format)
     return _binary_records(records, payload)
@@ -91,7 +91,6 @@ def _binary_records(records: object, payload: memoryview) -> list[ProduceRecord]
             parsed.append(parse_raw_record(record, parts[0], parts[1]))
         except RequestError as error:
             raise RequestError(
-                error.status,
                 error.error_code,
                 error.message,
                 validation_errors=[f"records[{number}]: {error.message}"],

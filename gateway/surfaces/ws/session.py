@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gateway.api.errors import error_of
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
-from gateway.errors import LIMIT_ILLEGAL, RequestError, error_of
+from gateway.errors import LIMIT_ILLEGAL, RequestError
 from gateway.groups.machines.errors import GroupError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
@@ -105,7 +106,7 @@ class Session:
             try:
                 await running.subscription.rewind(seen.get(name, 0))
             except Forgotten as error:
-                refusal = RequestError(409, protocol.CANNOT_RESUME, f"Subscription {name} cannot go on: {error}.")
+                refusal = RequestError(protocol.CANNOT_RESUME, f"Subscription {name} cannot go on: {error}.")
                 await self._end(name, refusal)
             except REFUSALS as error:
                 await self._end(name, error)
@@ -125,7 +126,7 @@ class Session:
         try:
             return self._running[name].subscription
         except KeyError:
-            raise RequestError(404, protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
+            raise RequestError(protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
 
     async def subscribe(self, command: Subscribe) -> tuple[Subscription, dict[str, object]]:
         """Make a subscription; it and the fields of the answer. Nothing is pushed before `start`.
@@ -134,12 +135,9 @@ class Session:
         """
         limits = self._gateway.limits
         if command.sub in self._running:
-            raise RequestError(
-                409, protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {command.sub} already."
-            )
+            raise RequestError(protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {command.sub} already.")
         if len(self._running) >= limits.ws_subscriptions_max:
             raise RequestError(
-                429,
                 protocol.TOO_MANY,
                 f"A socket may have {limits.ws_subscriptions_max} subscriptions; use another one.",
             )
@@ -221,7 +219,7 @@ class Session:
         gateway = self._gateway
         form = command.form or (Form.BINARY if self.binary else Form.JSON)
         if form is not Form.JSON and not self.binary:
-            raise RequestError(422, 422, f'format: {form.value} needs "binary": true in hello.')
+            raise RequestError(422, f'format: {form.value} needs "binary": true in hello.')
         ledger = ledger_of(command, gateway.limits)
         journal = Journal(FRAMES_MAX if self.is_resumable else 0)
         wanted = Wanted(form, command.batch, command.filter)
@@ -346,5 +344,5 @@ def ledger_of(command: Subscribe, limits: Limits) -> Ledger:
         messages = Credit(credit_max).widened(wanted)
         bytes_ = None if command.credit_bytes is None else Credit(credit_bytes_max).widened(command.credit_bytes)
     except CreditRefused as error:
-        raise RequestError(422, LIMIT_ILLEGAL, f"credit: {error}") from None
+        raise RequestError(LIMIT_ILLEGAL, f"credit: {error}") from None
     return Ledger(messages, bytes_, auto=command.auto_credit)

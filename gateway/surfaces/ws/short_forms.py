@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import orjson
 
+from gateway.api.errors import error_of
 from gateway.auth.access import NOBODY, Access, Permission
 from gateway.codec.records import ProduceRecord, parse_raw_record
-from gateway.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, error_of, invalid
+from gateway.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, invalid
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.commands import Subscribe
 from gateway.surfaces.ws.conversation import Conversation
@@ -83,7 +84,7 @@ def produce_target(query: Mapping[str, str], gateway: Gateway, access: Access) -
     view = gateway.routes_table.topic(topic)
     partition = _number("partition", query["partition"]) if "partition" in query else None
     if partition is not None and partition >= view.partitions:
-        raise RequestError(404, PARTITION_NOT_FOUND, "Partition not found.")
+        raise RequestError(PARTITION_NOT_FOUND, "Partition not found.")
     acks_name = query.get("acks")
     if acks_name not in (None, "written", "flushed"):
         raise invalid('acks: must be "written" or "flushed"')
@@ -141,7 +142,7 @@ def _record(target: Target, value: bytes) -> ProduceRecord:
 
 def _check_known(query: Mapping[str, str], known: tuple[str, ...], access: Access) -> None:
     if access is NOBODY:
-        raise RequestError(401, UNAUTHENTICATED, "Say who you are: by header, by ticket, or by subprotocol.")
+        raise RequestError(UNAUTHENTICATED, "Say who you are: by header, by ticket, or by subprotocol.")
     for name in query:
         if name not in known and name not in _TICKETS:
             raise invalid(f"Unrecognized parameter: {name}")

@@ -224,7 +224,7 @@ class Stream:
             except StaleGeneration:
                 await self._lose(list(self._owned))
                 raise RequestError(
-                    409, NOT_OWNER, f"Another process has joined group {self.group} as member {self._member_id}."
+                    NOT_OWNER, f"Another process has joined group {self.group} as member {self._member_id}."
                 ) from None
 
     async def _beat(self) -> NoReturn:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.api.consumer import AtTime, Consumer, OffsetSpec
-from gateway.errors import RequestError, UnknownPartition
+from gateway.errors import INVALID, RequestError
+from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
 from gateway.surfaces.http.context import Gateway
 from store import record_batch
@@ -71,7 +72,7 @@ async def test_offsets_are_resolved(gateway: Gateway, broker: FakeBroker, spec: 
 async def test_other_words_are_no_offsets(gateway: Gateway, text: str) -> None:
     with pytest.raises(RequestError) as caught:
         await gateway.consumer.resolve_offset("orders", 0, text)
-    assert caught.value.status == 422
+    assert caught.value.error_code == INVALID
 
 
 async def test_unknown_topics_and_partitions_are_told_apart(gateway: Gateway) -> None:

@@ -23,7 +23,7 @@ def test_there_is_room_up_to_the_limits_and_what_is_coming_counts() -> None:
         with quota.room_for(topics=1, partitions=4):
             with pytest.raises(RequestError, match="3 topics") as refusal, quota.room_for(topics=1, partitions=0):
                 pass
-            assert (refusal.value.status, refusal.value.error_code) == (429, 42950)
+            assert refusal.value.error_code == 42950
             with pytest.raises(RequestError, match="10 partitions"), quota.room_for(topics=0, partitions=1):
                 pass
         with pytest.raises(RequestError, match="10 partitions"), quota.room_for(topics=1, partitions=5):

@@ -58,7 +58,7 @@ def test_required_attributes_are_required(name: str) -> None:
 def test_what_is_no_event_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         check_structured(body)
-    assert caught.value.status == 400
+    assert caught.value.error_code == 400
 
 
 def test_the_partition_key_is_the_records_key() -> None:

@@ -128,7 +128,6 @@ class Gathering:
 
 def _undecodable(place: Partition, offset: int, fmt: Format) -> RequestError:
     return RequestError(
-        408,
         UNDECODABLE,
         f"value deserialization error for format {fmt.value}: the record at offset {offset} of partition "
         f"{place.partition} of {place.topic} is not {fmt.value}. Seek behind it, read it with a binary instance, or "

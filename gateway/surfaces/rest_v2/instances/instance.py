@@ -235,4 +235,4 @@ def decode_instance(group: str, name: str, content: bytes) -> Instance:
 
 
 def _illegal_state(what: str) -> RequestError:
-    return RequestError(409, ILLEGAL_STATE, f"Illegal state: {what}.")
+    return RequestError(ILLEGAL_STATE, f"Illegal state: {what}.")

@@ -25,13 +25,13 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 
 from gateway.api.consumer import Consumer
-from gateway.errors import TOO_MANY, RequestError, UnknownPartition
+from gateway.errors import TOO_MANY, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownGroup, UnknownMember
 from gateway.groups.machines.membership import Share
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPlace, Groups, MemberKey, OffsetCommit, TopicPartition
-from gateway.routing.base import Routes
+from gateway.routing.base import Routes, UnknownPartition
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, RecordShown
 from gateway.surfaces.rest_v2.instances.instance import Instance, decode_instance
@@ -138,13 +138,11 @@ class Instances:
         name = name or f"rest-consumer-{uuid.uuid4()}"
         if (group, name) in self._lives or self._has_member(group, name):
             raise RequestError(
-                409,
                 INSTANCE_EXISTS,
                 "Consumer with specified consumer ID already exists in the specified consumer group.",
             )
         if len(self._lives) >= self._limits.consumer_instances_max:
             raise RequestError(
-                429,
                 TOO_MANY,
                 f"This server holds {self._limits.consumer_instances_max} consumer instances, which is its limit; "
                 "delete some, or raise limits.consumer_instances_max.",
@@ -339,7 +337,7 @@ class Instances:
         if wish is None:
             await self._subscribe(live, Subscription(frozenset((topic,))))
         elif not wish.matches(topic) or wish.topics - {topic}:
-            raise RequestError(409, OTHER_TOPIC, "Consumer instance is subscribed to other topics already.")
+            raise RequestError(OTHER_TOPIC, "Consumer instance is subscribed to other topics already.")
 
     async def _join(self, live: _Live) -> None:
         """Join, or say again what is wanted. A member that is out comes in anew, without its partitions."""
@@ -474,7 +472,6 @@ class Instances:
         live = self._find(group, name)
         if live.waiting_count >= CALLS_WAITING_MAX:
             raise RequestError(
-                429,
                 TOO_MANY,
                 f"{CALLS_WAITING_MAX} calls wait for this consumer instance; one instance is for one client.",
                 retriable=True,
@@ -564,4 +561,4 @@ class Instances:
 
 
 def _not_found() -> RequestError:
-    return RequestError(404, INSTANCE_NOT_FOUND, "Consumer instance not found.")
+    return RequestError(INSTANCE_NOT_FOUND, "Consumer instance not found.")

@@ -22,11 +22,10 @@ from enum import Enum
 from typing import TypeVar
 
 from gateway.codec.records import Format
-from gateway.errors import RequestError, invalid
+from gateway.errors import CONFIG_CONSTRAINT, RequestError, invalid
 from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
 from gateway.groups.machines.progress import Start
 
-CONFIG_CONSTRAINT = 40001
 CONFIG_ILLEGAL = 42204
 
 FETCH_MIN_BYTES_MAX = 10_000_000
@@ -141,7 +140,7 @@ def _parse_fetch_min_bytes(body: Mapping[str, object]) -> int:
     try:
         value = _integer(body, ("fetch.min.bytes", "responseMinBytes"), least=-1, most=FETCH_MIN_BYTES_MAX)
     except RequestError as error:
-        raise RequestError(422, CONFIG_CONSTRAINT, error.message) from None
+        raise RequestError(CONFIG_CONSTRAINT, error.message) from None
     return 1 if value is None else max(value, 1)
 
 
@@ -168,4 +167,4 @@ def _integer(body: Mapping[str, object], keys: tuple[str, ...], *, least: int, m
 
 
 def _illegal(rule: str) -> RequestError:
-    return RequestError(422, CONFIG_ILLEGAL, f"Invalid consumer configuration: {rule}")
+    return RequestError(CONFIG_ILLEGAL, f"Invalid consumer configuration: {rule}")

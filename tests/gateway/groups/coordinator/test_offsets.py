@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.errors import UnknownPartition
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
 from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX, COMMITS_MAX, OutOfRange, Start, StartTime
 from gateway.groups.protocol import OffsetCommit, TopicPartition
+from gateway.routing.base import UnknownPartition
 from store.errors import UnknownQueue
 from tests.gateway.groups.coordinator.test_queue import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world

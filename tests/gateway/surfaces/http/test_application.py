@@ -1,4 +1,5 @@
-"""gateway.surfaces.http (application, reading, answers) and gateway.main.routes: what happens around every handler."""
+"""gateway.surfaces.http.application with gateway.surfaces.http.reading and the route table: what happens around every
+handler."""
 
 from __future__ import annotations
 

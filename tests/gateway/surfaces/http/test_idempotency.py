@@ -8,9 +8,10 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from gateway.api.producer import BatchReceipt, RequestIdentity
-from gateway.auth.access import OPEN, grant
+from gateway.auth.access import OPEN
 from gateway.errors import RequestError
 from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYTES_MAX
+from gateway.surfaces.http.caller import grant
 from gateway.surfaces.http.idempotency import SEQUENCE_MAX, mark_replayed, producer_sequence, request_identity
 from store.types import NO_FINGERPRINT, Acks, ProducerSequence
 
@@ -69,7 +70,7 @@ def test_the_fingerprint_is_of_body_and_query() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "status"),
+    ("key", "code"),
     [
         ("", 400),
         ('""', 422),
@@ -82,10 +83,10 @@ def test_the_fingerprint_is_of_body_and_query() -> None:
         ("k" * (IDEMPOTENCY_KEY_BYTES_MAX + 1), 422),
     ],
 )
-def test_what_is_no_key_is_refused(key: str | list[str], status: int) -> None:
+def test_what_is_no_key_is_refused(key: str | list[str], code: int) -> None:
     with pytest.raises(RequestError) as refusal:
         identity(key)
-    assert refusal.value.status == status
+    assert refusal.value.error_code == code
 
 
 def test_limits_at_n() -> None:
@@ -96,7 +97,7 @@ def test_limits_at_n() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("headers", "code"),
     [
         ({"Mq_Producer": "p"}, 422),
         ({"Mq_Sequence": "1"}, 422),
@@ -108,10 +109,10 @@ def test_limits_at_n() -> None:
         ({"Mq_Producer": "p", "Mq_Sequence": str(SEQUENCE_MAX + 1)}, 400),
     ],
 )
-def test_what_is_no_numbered_producer_is_refused(headers: dict[str, str], status: int) -> None:
+def test_what_is_no_numbered_producer_is_refused(headers: dict[str, str], code: int) -> None:
     with pytest.raises(RequestError) as refusal:
         sequence(**headers)
-    assert refusal.value.status == status
+    assert refusal.value.error_code == code
 
 
 def test_an_answer_is_a_replay_only_when_all_of_it_is() -> None:

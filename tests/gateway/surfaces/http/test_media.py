@@ -52,7 +52,7 @@ def test_accepted_content_types(content_type: str, fmt: Format | None) -> None:
 def test_refused_content_types(content_type: str) -> None:
     with pytest.raises(RequestError) as caught:
         sent_format(content_type)
-    assert (caught.value.status, caught.value.error_code) == (415, 415)
+    assert caught.value.error_code == 415
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_refused_accepts(accept: str) -> None:
     for negotiate in (lambda: json_type(accept, V2_TYPE), lambda: records_type(accept)):
         with pytest.raises(RequestError) as caught:
             negotiate()
-        assert (caught.value.status, caught.value.error_code) == (406, 406)
+        assert caught.value.error_code == 406
 
 
 @pytest.mark.parametrize(

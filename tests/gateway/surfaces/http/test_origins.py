@@ -54,7 +54,7 @@ def test_pages_of_this_server_and_of_listed_origins_are_let_in(
         else:
             with pytest.raises(RequestError) as refusal:
                 origins.check(headers)
-            assert refusal.value.status == 403
+            assert refusal.value.error_code == 40301
 
 
 def test_any_origin_can_be_allowed_and_any_name_answered_to() -> None:

@@ -18,9 +18,10 @@ from openapi_spec_validator import validate
 
 from gateway.main.routes import ROUTES, SMALL_BODY_BYTES_MAX
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.statuses import status_of
 from gateway.surfaces.openapi import operations, parameters, shapes
 from gateway.surfaces.openapi.document import KAFKA_PREFIX, build_document, words_of
-from gateway.surfaces.openapi.errors import MEANINGS, by_status, status_of
+from gateway.surfaces.openapi.errors import MEANINGS, by_status
 from gateway.surfaces.openapi.schemas import schemas
 from gateway.surfaces.openapi.schemas.groups import groups
 from gateway.surfaces.openapi.schemas.instances import instances

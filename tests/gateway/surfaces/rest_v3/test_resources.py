@@ -1,4 +1,4 @@
-"""gateway.surfaces.rest_v3 (resources, records, groups): the shapes of the REST Proxy's v3 API."""
+"""gateway.surfaces.rest_v3.resources, records.py and gateway.surfaces.rest_v3.groups: the REST Proxy's v3 shapes."""
 
 from __future__ import annotations
 

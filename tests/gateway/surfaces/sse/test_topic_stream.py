@@ -353,7 +353,7 @@ async def test_rights_that_end_end_the_stream(client: Client, monkeypatch: pytes
 
         def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
             if topic == "secret":
-                raise RequestError(403, 40301, "no")
+                raise RequestError(40301, "no")
 
         def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
             ends.append(on_end)

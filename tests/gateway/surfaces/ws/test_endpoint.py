@@ -69,7 +69,7 @@ class Tokens:
         try:
             return self.known[token]
         except KeyError:
-            raise RequestError(401, 40101, "unknown token") from None
+            raise RequestError(40101, "unknown token") from None
 
     def issue_ticket(self, access: Access) -> str:
         raise NotImplementedError

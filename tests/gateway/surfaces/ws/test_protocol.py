@@ -33,7 +33,7 @@ def test_frames_are_json() -> None:
     assert "credit_bytes" not in orjson.loads(
         protocol.messages_push("s", 1, b"1", size_bytes=1, credit=3, credit_bytes=None)
     )
-    error = RequestError(404, 40401, "Topic not found.")
+    error = RequestError(40401, "Topic not found.")
     assert orjson.loads(protocol.refusal(9, error)) == {
         "id": 9, "ok": False, "error_code": 40401, "message": "Topic not found.", "retriable": False,
     }  # fmt: skip

@@ -76,7 +76,7 @@ def test_what_can_be_said(body: dict[str, object], expected: InstanceSettings) -
 def test_what_cannot(body: dict[str, object], code: int) -> None:
     with pytest.raises(RequestError) as refused:
         parse_settings(body)
-    assert (refused.value.status, refused.value.error_code) == (422, code)
+    assert refused.value.error_code == code
 
 
 def test_names() -> None:
