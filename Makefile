@@ -52,7 +52,7 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 
 routes: $(STAMP) ## docs/routes.md from the route table
-	@$(BIN)/python -m gateway.surfaces.openapi.table > docs/routes.md
+	@$(BIN)/python -m gateway.main.routes > docs/routes.md
 
 published: $(STAMP) ## Every name that users see: settings, metrics, codes, help, API documents; compare two trees with it
 	@$(BIN)/python -m tests.published

@@ -47,18 +47,7 @@ from store.topics import (
     decode_events,
     encode_event,
 )
-from store.types import (
-    Acks,
-    Append,
-    Appended,
-    Boundary,
-    Bounds,
-    Entry,
-    QueueKey,
-    ReadResult,
-    ReadStatus,
-    Source,
-)
+from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, NewType, Protocol
 
+OFFSET_MAX = 2**63 - 1
+"""The largest offset that a read may name."""
+
+RECORD_OFFSET_MAX = OFFSET_MAX - 1
+"""The largest offset of a record: the one behind it is an offset, too."""
+
 Buffer = bytes | bytearray | memoryview
 
 Offset = NewType("Offset", int)

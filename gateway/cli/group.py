@@ -17,16 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from gateway.cli.client import JSON, Client, connected
-from gateway.cli.terminal import (
-    URL_DEFAULT,
-    USAGE,
-    CliError,
-    Json,
-    Url,
-    escaped,
-    parse_duration_ms,
-    print_json,
-)
+from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, escaped, parse_duration_ms, print_json
 
 app = typer.Typer(help="Consumer groups: how far they are, and moving them.", no_args_is_help=True)
 

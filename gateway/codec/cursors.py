@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from gateway.errors import CURSOR_ILLEGAL, RequestError
+from store.types import OFFSET_MAX
 
-OFFSET_MAX = 2**63 - 1
 _PLACE = re.compile(r"([A-Za-z0-9._%-]{1,249})(?:@([0-9]{1,10}))?:([0-9]{1,9})=([0-9]{1,19})", re.ASCII)
 
 

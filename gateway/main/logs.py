@@ -8,11 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Literal
 
 import orjson
 
-LogFormat = Literal["text", "json"]
+from gateway.settings.config import LogFormat
 
 
 class TextFormatter(logging.Formatter):

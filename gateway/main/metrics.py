@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.api.producer import Producer
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
+from store import Store
+from timer.metrics import LATENESS_BOUNDS_MS
+from timer.service import TimerService
+
+log = logging.getLogger(__name__)
 
 Source = Callable[[], Iterable[Metric]]
 
@@ -119,3 +120,42 @@ def integers_of(owner: object, prefix: str) -> Iterator[Metric]:
                 yield GaugeMetricFamily(name, text, value=value)
             else:
                 yield CounterMetricFamily(name, text, value=value)
+
+
+def store_metrics(store: Store) -> Iterator[Metric]:
+    """What the store counts."""
+    yield from integers_of(store.stats, "mq_store")
+    yield GaugeMetricFamily("mq_store_waiting_bytes", "Bytes accepted and not yet written.", value=store.waiting_bytes)
+    yield GaugeMetricFamily("mq_store_log_end_bytes", "End of the readable log.", value=store.end_position)
+    ids, producers = store.remembered
+    yield GaugeMetricFamily("mq_store_dedup_ids", "Ids of recent sends that are remembered.", value=ids)
+    yield GaugeMetricFamily("mq_store_producers", "Numbered producers that are remembered.", value=producers)
+    failed = 0 if store.failure is None else 1
+    yield GaugeMetricFamily("mq_store_failed", "1 when records are refused until a restart.", value=failed)
+
+
+def timer_metrics(timer: TimerService) -> Iterator[Metric]:
+    """What the timer counts."""
+    counts = timer.metrics
+    yield from integers_of(counts, "mq_schedule")
+    yield GaugeMetricFamily("mq_schedule_pending", "Delayed records not delivered yet.", value=timer.pending_count)
+    yield GaugeMetricFamily("mq_schedule_read_lag_ms", "How far delivery is behind the clock.", value=timer.read_lag_ms)
+    yield GaugeMetricFamily(
+        "mq_schedule_write_lag_ms", "How far the open slots are behind the clock.", value=timer.write_lag_ms
+    )
+    by_topic = GaugeMetricFamily(
+        "mq_schedule_pending_by_topic",
+        "Delayed records hung into the wheel, by the id of their topic.",
+        labels=["topic_id"],
+    )
+    for topic_id, count in sorted(timer.pending_counts().items()):
+        by_topic.add_metric([str(topic_id)], count)
+    yield by_topic
+    lateness = HistogramMetricFamily(
+        "mq_schedule_fire_lateness_seconds", "Time from the due time to the durable delivery."
+    )
+    buckets = histogram_buckets([bound / 1000 for bound in LATENESS_BOUNDS_MS], counts.late_counts)
+    lateness.add_metric((), buckets, counts.late_sum_ms / 1000)
+    yield lateness
+    lag = timer.enqueue_lag_count
+    yield GaugeMetricFamily("mq_schedule_enqueue_lag", "Accepted records that are not in the wheel yet.", value=lag)

@@ -7,72 +7,22 @@ a GET route answers HEAD.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from gateway.auth.access import Permission
-from gateway.settings.limits import Limits
-from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.routes import Body, Handler, Row
 from gateway.surfaces.native import examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
 from gateway.surfaces.openapi import served
+from gateway.surfaces.openapi.table import routes_page
 from gateway.surfaces.rest_v2 import consumers, fetch, produce
+from gateway.surfaces.rest_v2 import topics as v2_topics
 from gateway.surfaces.rest_v3 import groups as v3_groups
 from gateway.surfaces.rest_v3 import records, resources
 from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.ws.endpoint import consume_handler, produce_handler, websocket_handler
 from gateway.surfaces.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY
-from store.limits import KiB
-
-Handler = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
-
-SMALL_BODY_BYTES_MAX = 64 * KiB
-METHODS = (hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE)
-
-
-class Body(Enum):
-    """How much of a request's body a route reads. What a route does not read is drained, not refused."""
-
-    NONE = "none"
-    SMALL = "small"
-    RECORDS = "records"
-    STREAM = "stream"
-    """Of any length: the handler reads it piece by piece."""
-
-    def bytes_max(self, limits: Limits) -> int:
-        """0 when the body is not read before the handler runs."""
-        return {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}.get(self, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One route. `name` labels its metrics."""
-
-    method: str
-    path: str
-    name: str
-    handler: Handler
-    permission: Permission
-    body: Body = Body.NONE
-    query: Sequence[str] = ()
-
-    @property
-    def reads_body(self) -> bool:
-        """Whether a request's body means anything."""
-        return self.body is not Body.NONE
-
-    def body_bytes_max(self, limits: Limits) -> int:
-        """The largest body; 0: of any length, as it is read piece by piece."""
-        return self.body.bytes_max(limits)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.permission, Permission):
-            raise ValueError(f"route {self.method} {self.path} has no permission")
-        if self.method not in METHODS:
-            raise ValueError(f"route {self.path} has the unknown method {self.method}")
 
 
 def _get(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
@@ -159,14 +109,14 @@ ROUTES: tuple[Row, ...] = (
     _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
     _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, fetch.QUERY),
     # REST Proxy metadata
-    _get("/", "root", topics.root, Permission.PUBLIC),
-    _post("/", "root", topics.root, Permission.PUBLIC, Body.NONE),
-    _get("/brokers", "brokers", topics.brokers, Permission.DESCRIBE),
-    _get("/topics", "topic_names", topics.topic_names, Permission.DESCRIBE),
-    _get(_TOPIC, "topic_metadata", topics.topic_metadata, Permission.DESCRIBE),
-    _get(f"{_TOPIC}/partitions", "partitions", topics.partitions, Permission.DESCRIBE),
-    _get(_PARTITION, "partition", topics.partition, Permission.DESCRIBE),
-    _get(f"{_PARTITION}/offsets", "partition_offsets", topics.partition_offsets, Permission.DESCRIBE),
+    _get("/", "root", v2_topics.root, Permission.PUBLIC),
+    _post("/", "root", v2_topics.root, Permission.PUBLIC, Body.NONE),
+    _get("/brokers", "brokers", v2_topics.brokers, Permission.DESCRIBE),
+    _get("/topics", "topic_names", v2_topics.topic_names, Permission.DESCRIBE),
+    _get(_TOPIC, "topic_metadata", v2_topics.topic_metadata, Permission.DESCRIBE),
+    _get(f"{_TOPIC}/partitions", "partitions", v2_topics.partitions, Permission.DESCRIBE),
+    _get(_PARTITION, "partition", v2_topics.partition, Permission.DESCRIBE),
+    _get(f"{_PARTITION}/offsets", "partition_offsets", v2_topics.partition_offsets, Permission.DESCRIBE),
     # REST Proxy v2: consumer instances
     _get(f"{_INSTANCE}/records", "instance_records", consumers.records, Permission.RECEIVE, consumers.RECORDS_QUERY),
     _post("/consumers/{group}", "create_instance", consumers.create, Permission.RECEIVE),
@@ -294,14 +244,6 @@ ROUTES: tuple[Row, ...] = (
     _get("/openapi", "openapi", served.openapi, Permission.PUBLIC),
 )
 
-_PARAMETER = re.compile(r"\{\w+\}")
 
-
-def check_table(rows: Sequence[Row]) -> None:
-    """Raises ValueError when two rows answer the same requests."""
-    seen: set[tuple[str, str]] = set()
-    for row in rows:
-        place = (row.method, _PARAMETER.sub("{}", row.path))
-        if place in seen:
-            raise ValueError(f"two routes for {row.method} {row.path}")
-        seen.add(place)
+if __name__ == "__main__":  # `make routes`
+    print(routes_page(ROUTES), end="")

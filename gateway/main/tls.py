@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import logging
 import ssl
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Literal
 
 from cryptography.x509 import load_pem_x509_certificate
 
 from gateway.auth.policy import signature_of
+from gateway.settings.tls import TlsConfig
 
 log = logging.getLogger(__name__)
 
-HANDSHAKE_TIMEOUT_S = 10.0
 EXPIRY_WARNING_DAYS = 14
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -28,28 +25,6 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 class TlsError(ValueError):
     """The certificate or its key cannot be used. The message names the file and says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
-    """HTTPS instead of HTTP, when the two files are given."""
-
-    cert_file: Path | None = None
-    """The certificate and those between it and the root, in PEM."""
-
-    key_file: Path | None = None
-    """Its private key in PEM, without a password."""
-
-    minimum: Literal["1.2", "1.3"] = "1.2"
-    """Older versions of TLS are refused."""
-
-    def __post_init__(self) -> None:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("tls.cert_file and tls.key_file go together")
-
-    @property
-    def is_on(self) -> bool:
-        return self.cert_file is not None
 
 
 class ServerTls:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.brokers.base import Broker
-from store.errors import (
-    UnknownQueue,
-)
+from store.errors import UnknownQueue
 from store.topics import TopicConfig
 from store.types import QueueKey
 

@@ -23,18 +23,21 @@ from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from gateway.auth.config import AuthConfig
-from gateway.main.logs import LogFormat
-from gateway.main.tls import TlsConfig
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.origins import check_origin_text
+from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
 from timer.config import TimerConfig, check_retention
 
 ENVIRONMENT_PREFIX = "MQ_"
 CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONFIG"))
 """Variables of the command-line client; they say nothing about a server."""
+
+LogFormat = Literal["text", "json"]
+ANY = "*"
+"""In `allowed_origins`: pages of any origin."""
 
 TIMER_DIRECTORY = "timer"
 """Where the timer's files are in the data directory."""
@@ -319,3 +322,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def check_origin_text(text: str) -> None:
+    """Raises ValueError for a setting that is no origin as browsers write it, and so would never match."""
+    if text == ANY:
+        return
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError(f"{text!r} is no origin such as https://app.example.org")
+    if text != (written := f"{parts.scheme}://{parts.netloc.lower()}"):
+        raise ValueError(f"{text!r}: write {written!r}")

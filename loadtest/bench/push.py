@@ -26,15 +26,7 @@ from loadtest.bench import machine
 from loadtest.bench.payloads import JSON_TYPE
 from loadtest.bench.push_latency import Latency, bare_push_path, our_push_path
 from loadtest.bench.push_peer import nats_push
-from loadtest.bench.push_work import (
-    FAN_OUT_BATCH,
-    bare_fan_out,
-    bare_frames,
-    fan_out,
-    fill,
-    idle_bytes,
-    one_subscriber,
-)
+from loadtest.bench.push_work import FAN_OUT_BATCH, bare_fan_out, bare_frames, fan_out, fill, idle_bytes, one_subscriber
 from loadtest.bench.scenarios import running_bare_server
 from loadtest.peers.peer import Unavailable
 from loadtest.process import Running, running_server

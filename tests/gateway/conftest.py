@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request
 
-from gateway.surfaces.http.application import build_application
+from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway

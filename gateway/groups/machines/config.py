@@ -146,3 +146,6 @@ def _checked(name: str, value: object, default: GroupConfig) -> object:
 
 
 _TYPE_NAMES: dict[type, str] = {int: "whole number", bool: "boolean", str: "string"}
+
+
+INVISIBLE_MS_MAX = 43_200_000

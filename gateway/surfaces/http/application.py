@@ -18,7 +18,6 @@ from aiohttp.http_parser import HttpRequestParser
 
 from gateway.api.errors import error_of
 from gateway.errors import RequestError
-from gateway.main.routes import ROUTES, Row, check_table
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.access_log import log_access
 from gateway.surfaces.http.admission import admission, charge_bytes
@@ -26,8 +25,7 @@ from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.origins import ORIGIN, Origins
 from gateway.surfaces.http.reading import Unread, read_body
-from gateway.surfaces.openapi.served import DOCUMENTS, Documents
-from gateway.surfaces.ws.endpoint import install_sockets
+from gateway.surfaces.http.routes import Row, check_table
 from store.errors import Corrupt, IndexDamaged
 
 log = logging.getLogger(__name__)
@@ -41,13 +39,11 @@ UNMATCHED = "unmatched"
 """The metrics label of requests that no route answers."""
 
 
-def build_application(gateway: Gateway, rows: Sequence[Row] = ROUTES) -> web.Application:
-    """The application of one gateway. Raises ValueError for an illegal route table."""
+def application_of(gateway: Gateway, rows: Sequence[Row]) -> web.Application:
+    """An application that serves these routes. Raises ValueError for an illegal route table."""
     check_table(rows)
     application = web.Application()
     application[GATEWAY] = gateway
-    application[DOCUMENTS] = Documents(gateway, rows)
-    install_sockets(application, gateway)
     request_ids = RequestIds()
     origins = origins_of(gateway.config)
     endpoints = [(row, _endpoint(gateway, row, request_ids, origins)) for row in rows]

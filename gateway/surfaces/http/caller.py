@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.auth.access import NOBODY, Access
+from gateway.auth.access import NOBODY, Access, Permission
+from gateway.routing.base import TopicView
+from gateway.surfaces.http.context import Gateway
 
 _ACCESS = web.RequestKey("mq.access", Access)
 
@@ -18,3 +20,9 @@ def access_of(request: web.BaseRequest) -> Access:
 def grant(request: web.BaseRequest, access: Access) -> None:
     """Remember whose request this is. Called once, before the handler."""
     request[_ACCESS] = access
+
+
+def visible_topics(gateway: Gateway, request: web.Request) -> list[TopicView]:
+    """The topics that the caller may describe, by name."""
+    access = access_of(request)
+    return [view for view in gateway.routes_table.topics() if access.allows(Permission.DESCRIBE, topic=view.name)]

@@ -14,23 +14,23 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from gateway.api.producer import Begun
 from gateway.auth.address import counted_as
 from gateway.errors import TOO_MANY, RequestError
-from gateway.main.tls import HANDSHAKE_TIMEOUT_S
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
-from gateway.surfaces.http.context import GatewayStats
-from gateway.surfaces.rest_v2.fast_path import Express, Journey
+from gateway.surfaces.http.context import GatewayStats, RouteStats
 from store.types import Appended
 
 RETRY_AFTER_S = 1
+HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class Door:
@@ -62,6 +62,32 @@ class Door:
             self._by_address[address] = count
         else:
             del self._by_address[address]
+
+
+class Journey(NamedTuple):
+    """One request that the lane has taken."""
+
+    begun: Begun
+    content_type: str
+    request_id: str
+    stats: RouteStats
+    started_s: float
+
+
+class Express(Protocol):
+    """A way to answer some requests without aiohttp's tasks, requests and responses."""
+
+    def is_for(self, message: RawRequestMessage) -> bool:
+        """Whether a request may be one for it, by its first line and its headers' names."""
+        ...
+
+    def begin(self, message: RawRequestMessage, body: bytes) -> Journey | None:
+        """Begin to serve a request; None, and nothing has happened, when aiohttp must."""
+        ...
+
+    def answer(self, journey: Journey) -> bytes:
+        """The whole answer to a request whose append has ended. Raises what the append raises."""
+        ...
 
 
 class Connection(web.RequestHandler):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,48 +13,14 @@ from prometheus_client import CollectorRegistry
 from gateway.api.consumer import Consumer
 from gateway.api.producer import Producer
 from gateway.api.stream_leases import Hands
+from gateway.api.topics import TopicAdmin
 from gateway.auth.authenticator import Anybody, Authenticator
 from gateway.auth.rates import Rates
 from gateway.groups.protocol import Groups
-from gateway.routing.base import Routes, TopicView
+from gateway.routing.base import Routes
 from gateway.settings.config import GatewayConfig
 from gateway.settings.limits import Limits
 from store.clock import Clock
-from store.topics import Changes, TopicConfig
-
-
-class TopicAdmin(Protocol):
-    """Creating topics, and whether the broker can take records."""
-
-    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
-        """Create a topic, durable on return; one of the same shape (and `config`, if given) is returned as it is.
-
-        Raises TopicExists, IllegalTopic, or another StoreError.
-        """
-        ...
-
-    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
-        """Choose other settings, by the names of TopicConfig; None takes a choice back. Durable and in force on return.
-
-        Raises UnknownQueue, IllegalTopic, or another StoreError.
-        """
-        ...
-
-    async def grow_topic(self, name: str, partitions: int) -> TopicView:
-        """Give a topic more partitions, durable on return; as many as it has changes nothing.
-
-        Raises UnknownQueue, IllegalTopic, or another StoreError.
-        """
-        ...
-
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records, durable on return. Raises UnknownQueue, or another StoreError."""
-        ...
-
-    def ready(self) -> Sequence[str]:
-        """Why this broker cannot take records now; empty when it can."""
-        ...
-
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds (inclusive) of the latency buckets; one more bucket holds everything above."""
@@ -138,6 +103,9 @@ class Gateway:
     authenticator: Authenticator = field(default_factory=Anybody)
     hands: Hands = field(default_factory=Hands)
     """What event streams of groups have handed out."""
+
+    on_group_deleted: list[Callable[[str], None]] = field(default_factory=list)
+    """Called with the name of a group that a request has deleted."""
 
     rates: Rates | None = None
     """None: nobody is limited."""

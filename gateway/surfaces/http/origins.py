@@ -19,6 +19,7 @@ from aiohttp import hdrs
 from multidict import istr
 
 from gateway.errors import FORBIDDEN, RequestError
+from gateway.settings.config import ANY
 
 ORIGIN = istr("Origin")
 HOST = istr("Host")
@@ -35,8 +36,6 @@ EXPOSED = ", ".join(
      "Mq-Schedule-Id", "Mq-Deliver-At", "Idempotent-Replayed")
 )  # fmt: skip
 """Headers of answers that pages may read. With a token in a request "*" would do in most browsers, but not in all."""
-
-ANY = "*"
 
 
 class Origins:
@@ -117,14 +116,3 @@ class Origins:
         except ValueError:
             return False
         return True
-
-
-def check_origin_text(text: str) -> None:
-    """Raises ValueError for a setting that is no origin as browsers write it, and so would never match."""
-    if text == ANY:
-        return
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError(f"{text!r} is no origin such as https://app.example.org")
-    if text != (written := f"{parts.scheme}://{parts.netloc.lower()}"):
-        raise ValueError(f"{text!r}: write {written!r}")

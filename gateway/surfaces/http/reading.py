@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
+import orjson
 from aiohttp import web
 from multidict import istr
 
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
 from gateway.codec.times import parse_time_ms
 from gateway.errors import LIMIT_ILLEGAL, RequestError, bad_request, invalid
+from gateway.routing.base import TopicView
+from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
 
 _CONTENT_ENCODING = istr("Content-Encoding")
@@ -196,3 +199,19 @@ def partition_in(request: web.Request) -> int | None:
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise RequestError(404, "HTTP 404 Not Found")
     return int(text)
+
+
+def json_object(body: bytes, example: str) -> dict[str, object]:
+    """The JSON object of a body. Raises RequestError 400."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise bad_request(f"The body must be a JSON object such as {example}.")
+    return value
+
+
+def topic_in(gateway: Gateway, request: web.Request) -> TopicView:
+    """The topic of the path. Raises UnknownQueue."""
+    return gateway.routes_table.topic(request.match_info["topic"])

@@ -17,13 +17,14 @@ from dataclasses import asdict
 import orjson
 from aiohttp import hdrs, web
 
+from gateway.api.render import delivered_as_json
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts, unrecognized
 from gateway.codec.times import parse_time_ms
 from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, bad_request, invalid
-from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.config import INVISIBLE_MS_MAX, GroupConfig
 from gateway.groups.machines.copies import (
     DEAD_LETTERED_AT,
     REASON,
@@ -53,10 +54,10 @@ from gateway.surfaces.http.media import preferred_types
 from gateway.surfaces.http.reading import Query
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
-from gateway.surfaces.rest_v2.consumers import INSTANCES, OFFSET_MAX
 from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
+from store.types import RECORD_OFFSET_MAX
 
 RECEIVE_MESSAGES_MAX = 1000
 """Records of one receive."""
@@ -88,7 +89,6 @@ _RECEIVE = (
     "start",
 )
 _STARTS = {"earliest": Start.FIRST, "latest": Start.LAST}
-INVISIBLE_MS_MAX = 43_200_000
 
 
 # Groups
@@ -116,7 +116,8 @@ async def delete_group(gateway: Gateway, request: web.Request, _: bytes) -> web.
     """Forget a group, its offsets and leases: 204. Refused with 409 while it has members."""
     group = request.match_info["group"]
     await gateway.groups.delete(group)
-    request.app[INSTANCES].forget_group(group)
+    for forget in gateway.on_group_deleted:
+        forget(group)
     return web.Response(status=204)
 
 
@@ -275,7 +276,7 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
         return json_answer(request, {"messages": [], "next_offset": None, "total": 0})
     (committed,) = await gateway.groups.committed(group, [place])
     first = max(bounds.min_offset, committed.offset or 0)
-    start = max(query.integer("offset", first, least=0, most=OFFSET_MAX), bounds.min_offset)
+    start = max(query.integer("offset", first, least=0, most=RECORD_OFFSET_MAX), bounds.min_offset)
     shown: list[dict[str, object]] = []
     while start < bounds.max_offset and len(shown) < limit:
         fetched = await gateway.consumer.fetch(*place, start, max_bytes=gateway.limits.fetch_bytes_default)
@@ -309,25 +310,6 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 
 
 # Rendering
-
-
-def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, object]:
-    """A record on lease, in the native form."""
-    item: dict[str, object] = {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
-        "message_id": None if topic_id is None else MessageId(topic_id, message.partition, message.offset).text,
-        **render_parts(message.key, message.value, message.headers, None, json_values=message.json_value),
-        "timestamp": message.timestamp_ms,
-        "store_timestamp": message.store_time_ms,
-        "delivery_attempt": message.attempt,
-        "receipt": message.receipt,
-        "visible_until": message.until_ms,
-    }
-    if message.message_group is not None:
-        item["message_group"] = message.message_group
-    return item
 
 
 def _raw(gateway: Gateway, message: Delivered) -> web.Response:
@@ -486,7 +468,7 @@ def _object(body: bytes, known: Sequence[str] | None = None) -> dict[str, object
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= OFFSET_MAX
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= RECORD_OFFSET_MAX
 
 
 def _whole(wanted: dict[str, object], name: str, default: int, *, least: int, most: int) -> int:

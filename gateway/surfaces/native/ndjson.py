@@ -22,7 +22,6 @@ from gateway.codec.documents import Document, Lines, TooLong
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
-from gateway.surfaces.http.acks import acks_named
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.conditions import refuse_condition
@@ -31,6 +30,7 @@ from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
 from gateway.surfaces.http.produce_stream import ProduceStream
 from gateway.surfaces.http.reading import BodyStream, Query, read_body
+from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER, receipt_fields

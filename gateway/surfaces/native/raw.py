@@ -27,23 +27,16 @@ from gateway.api.producer import Receipt
 from gateway.codec import cloudevents
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
-from gateway.codec.tags import (
-    DELIVER_AT_HEADER,
-    MESSAGE_GROUP_HEADER,
-    RESERVED_PREFIX,
-    SCHEDULE_ID_HEADER,
-    TAG_HEADER,
-)
+from gateway.codec.tags import DELIVER_AT_HEADER, MESSAGE_GROUP_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.errors import OFFSET_OUT_OF_RANGE, RECORD_PART_ILLEGAL, RequestError, invalid
-from gateway.surfaces.http.acks import MQ_ACKS, acks_named, name_of_acks
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
 from gateway.surfaces.http.idempotency import mark_replayed, request_identity
 from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.send_options import MQ_ACKS, acks_named, name_of_acks, selector_named
 from gateway.surfaces.http.tracing import TRACEPARENT, TRACESTATE, trace_headers, traced
-from gateway.surfaces.rest_v2.fetch import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
-from gateway.surfaces.rest_v2.produce import selector_named
 from store import record_batch
 from store.record_batch import Headers
 

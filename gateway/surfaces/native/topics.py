@@ -1,4 +1,4 @@
-"""Topics and their offsets: the REST Proxy's metadata, the native form, and Strimzi's `POST /admin/topics`.
+"""Topics and their offsets: the native form, and Strimzi's `POST /admin/topics`.
 
 Settings of a topic are `retention_ms`, `max_message_bytes` and `selector` here; where Kafka's names are spoken the
 first two are `retention.ms` and `max.message.bytes`; what was not chosen is left out, and null takes a choice back.
@@ -6,81 +6,22 @@ first two are `retention.ms` and `max.message.bytes`; what was not chosen is lef
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import orjson
 from aiohttp import web
 
 from gateway.auth.access import Permission
 from gateway.codec.records import unrecognized
-from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
-from gateway.routing.base import TopicView, UnknownPartition
+from gateway.codec.topic_configs import kafka_changes, partition_count
+from gateway.errors import bad_request, invalid
+from gateway.routing.base import TopicView
 from gateway.routing.select import SELECTORS
-from gateway.surfaces.http.answers import check_accept, json_answer, v2_answer
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.reading import Query, json_object, topic_in
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 
 OFFSETS_QUERY = ("timestamp",)
-CONFIG_ILLEGAL = 40002
-KAFKA_NAMES = {"retention_ms": "retention.ms", "max_message_bytes": "max.message.bytes"}
-_OUR_NAMES = {kafka: ours for ours, kafka in KAFKA_NAMES.items()}
-_BROKER_ID = 0  # one broker answers for all partitions
-
-
-async def root(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """Nothing to see: old clients probe it."""
-    return v2_answer(request, {})
-
-
-async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The broker ids of the REST Proxy's metadata."""
-    return v2_answer(request, {"brokers": [_BROKER_ID]})
-
-
-async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The names of all topics that the caller may describe."""
-    return v2_answer(request, [view.name for view in visible_topics(gateway, request)])
-
-
-async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One topic with its partitions, in the REST Proxy's shape."""
-    try:
-        view = _topic(gateway, request)
-    except UnknownQueue:
-        raise RequestError(TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
-    body = {
-        "name": view.name,
-        "configs": kafka_configs(view.config),
-        "partitions": [_partition(number) for number in range(view.partitions)],
-    }
-    return v2_answer(request, body)
-
-
-async def partitions(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The partitions of a topic."""
-    view = _topic(gateway, request)
-    return v2_answer(request, [_partition(number) for number in range(view.partitions)])
-
-
-async def partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One partition of a topic."""
-    number = partition_in(request)
-    view = _topic(gateway, request)
-    assert number is not None
-    if number >= view.partitions:
-        raise UnknownPartition
-    return v2_answer(request, _partition(number))
-
-
-async def partition_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The first readable offset of a partition, and the one the next record will get."""
-    number = partition_in(request)
-    assert number is not None
-    bounds = await gateway.consumer.bounds(request.match_info["topic"], number)
-    return v2_answer(request, {"beginning_offset": bounds.min_offset, "end_offset": bounds.max_offset})
 
 
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -110,7 +51,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     wanted, changes = _wanted_shape(body, gateway.limits.partitions_max)
     if wanted is None and not changes:
         raise invalid(f"partitions: must be given, or {', or '.join(CONFIG_NAMES)}")
-    view = _topic(gateway, request)
+    view = topic_in(gateway, request)
     if changes:
         view = await gateway.admin.configure_topic(view.name, changes)
     if wanted is not None:
@@ -129,7 +70,9 @@ async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes
     if not isinstance(name, str):
         raise invalid("topic_name: must be a string")
     access_of(request).check(Permission.CREATE, topic=name)
-    count = gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway)
+    count = (
+        gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway.limits.partitions_max)
+    )
     configs = {} if shape.get("config") is None else shape["config"]
     if not isinstance(configs, dict):
         raise bad_request("config: must be an object of names and values")
@@ -140,7 +83,7 @@ async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes
 
 async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Delete a topic and its records: 204. One made again under its name begins empty."""
-    await gateway.admin.delete_topic(_topic(gateway, request).name)
+    await gateway.admin.delete_topic(topic_in(gateway, request).name)
     return web.Response(status=204)
 
 
@@ -151,7 +94,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 
 async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One topic with the bounds of its partitions."""
-    view = _topic(gateway, request)
+    view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, None)
     return json_answer(request, {**_native(view), "offsets": offsets})
 
@@ -159,48 +102,9 @@ async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> we
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The bounds of all partitions. With `timestamp` the offsets of the first records from that time on, too."""
     time_ms = Query(request, known=OFFSETS_QUERY).time_ms("timestamp")
-    view = _topic(gateway, request)
+    view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, time_ms)
     return json_answer(request, {"topic": view.name, "epoch": str(view.topic_id), "partitions": offsets})
-
-
-def visible_topics(gateway: Gateway, request: web.Request) -> list[TopicView]:
-    """The topics that the caller may describe, by name."""
-    access = access_of(request)
-    return [view for view in gateway.routes_table.topics() if access.allows(Permission.DESCRIBE, topic=view.name)]
-
-
-def kafka_configs(config: TopicConfig) -> dict[str, str]:
-    """A topic's settings under Kafka's names; never empty, as old clients want it."""
-    chosen = {KAFKA_NAMES[name]: str(value) for name, value in config.chosen().items() if name in KAFKA_NAMES}
-    return {"cleanup.policy": "delete", **chosen}
-
-
-def kafka_changes(configs: Iterable[tuple[str, object]]) -> dict[str, int | str | None]:
-    """Settings under Kafka's names as changes of a TopicConfig; None takes one back. Raises RequestError 400/40002."""
-    changes: dict[str, int | str | None] = {}
-    for name, value in configs:
-        ours = _OUR_NAMES.get(name)
-        if ours is not None:
-            text = str(value)
-            if value is not None and not (text.isascii() and text.isdigit() and len(text) <= 18):
-                raise RequestError(CONFIG_ILLEGAL, f"{name}: must be a positive integer, not {text[:40]}")
-            changes[ours] = None if value is None else int(text)
-        elif name != "cleanup.policy" or value not in ("delete", None):
-            known = ", ".join(_OUR_NAMES)
-            raise RequestError(
-                CONFIG_ILLEGAL, f"{name}={value} cannot be set here; there are {known}, and cleanup.policy=delete"
-            )
-    return changes
-
-
-def _topic(gateway: Gateway, request: web.Request) -> TopicView:
-    return gateway.routes_table.topic(request.match_info["topic"])
-
-
-def _partition(number: int) -> dict[str, object]:
-    replica = {"broker": _BROKER_ID, "leader": True, "in_sync": True}
-    return {"partition": number, "leader": _BROKER_ID, "replicas": [replica]}
 
 
 def _native(view: TopicView) -> dict[str, object]:
@@ -243,22 +147,3 @@ def _wanted_shape(body: bytes, partitions_max: int) -> tuple[int | None, dict[st
         raise invalid(f"partitions: must be an integer from 1 to {partitions_max}")
     assert isinstance(wanted, int)
     return wanted, changes
-
-
-def partition_count(wanted: object, gateway: Gateway) -> int:
-    """A number of partitions within its limit. Raises RequestError 422."""
-    partitions_max = gateway.limits.partitions_max
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= partitions_max:
-        raise invalid(f"partitions_count: must be an integer from 1 to {partitions_max}")
-    return wanted
-
-
-def json_object(body: bytes, example: str) -> dict[str, object]:
-    """The JSON object of a body. Raises RequestError 400."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise bad_request(f"The body must be a JSON object such as {example}.")
-    return value

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.codec.times import TIME_MS_MAX
+from store.types import OFFSET_MAX
 
 Schema = dict[str, object]
 
-OFFSET_MAX = 2**63 - 1
 DIGITS_MAX = 10**18 - 1
 """The largest integer that a query parameter may be."""
 

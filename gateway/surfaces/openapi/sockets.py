@@ -19,7 +19,6 @@ from gateway.surfaces.openapi.shapes import (
     BOOLEAN,
     COUNT,
     OFFSET,
-    OFFSET_MAX,
     PARTITION,
     STRING,
     TIME_MS,
@@ -37,6 +36,7 @@ from gateway.surfaces.openapi.shapes import (
     with_example,
     words,
 )
+from store.types import OFFSET_MAX
 
 ASYNCAPI_VERSION = "3.0.0"
 ID: Schema = said(integer(0, 2**53 - 1), "Echoed by the answer. Without it there is none.")

@@ -26,9 +26,3 @@ def routes_page(routes: Sequence[Route]) -> str:
                 summary, _ = words_of(route)
                 parts.append(f"| `{route.method} {route.path}` | {route.permission.value} | {summary} |\n")
     return "".join(parts)
-
-
-if __name__ == "__main__":
-    from gateway.main.routes import ROUTES
-
-    print(routes_page(ROUTES), end="")

@@ -35,13 +35,13 @@ from gateway.surfaces.http.rights import ended
 from gateway.surfaces.rest_v2.instances.polling import Poll
 from gateway.surfaces.rest_v2.instances.service import Instances
 from gateway.surfaces.rest_v2.instances.settings import parse_settings
+from store.types import RECORD_OFFSET_MAX
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
 PLACES_MAX = 10_000
 """Partitions of one request."""
 
-OFFSET_MAX = 2**63 - 2
 
 RECORDS_QUERY = ("timeout", "max_bytes", "max_records", "filter")
 V1_RECORDS_QUERY = ("timeout", "max_bytes", "max_records")
@@ -50,6 +50,13 @@ OFFSETS_QUERY = ("topic", "partition")
 MESSAGES_QUERY = ("offset", "count")
 
 INSTANCES = web.AppKey("consumer_instances", Instances)
+
+
+def install_instances(application: web.Application, gateway: Gateway, instances: Instances) -> None:
+    """Give an application its consumer instances; those of a group that is deleted are forgotten."""
+    application[INSTANCES] = instances
+    gateway.on_group_deleted.append(instances.forget_group)
+
 
 _HOST = re.compile(
     r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?)(:[0-9]{1,5})?", re.ASCII
@@ -154,7 +161,7 @@ async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     assert partition is not None
     if query.text("offset") is None:
         raise invalid("offset: must be given")
-    start = query.integer("offset", 0, least=0, most=OFFSET_MAX)
+    start = query.integer("offset", 0, least=0, most=RECORD_OFFSET_MAX)
     count = query.integer("count", 1, least=1, most=gateway.limits.fetch_records_max, clamp=True)
     fetched = await gateway.consumer.fetch(topic, partition, start, max_bytes=gateway.limits.fetch_bytes_default)
     shown = render_records(topic, partition, fetched.entries, kind.fmt, start=start, stop=start + count)
@@ -385,8 +392,8 @@ def _place(item: dict[str, object], name: str, number: int) -> TopicPartition:
 
 def _integer(item: dict[str, object], field: str, name: str, number: int) -> int:
     value = item.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= OFFSET_MAX:
-        raise invalid(f"{name}[{number}].{field}: must be an integer from 0 to {OFFSET_MAX}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= RECORD_OFFSET_MAX:
+        raise invalid(f"{name}[{number}].{field}: must be an integer from 0 to {RECORD_OFFSET_MAX}")
     return value
 
 

@@ -20,14 +20,14 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
 from multidict import istr
 
-from gateway.api.producer import Begun
 from gateway.auth.access import Permission
 from gateway.codec.records import Format, parse_envelope
-from gateway.surfaces.http.acks import acks_named, name_of_acks
 from gateway.surfaces.http.answers import RequestIds
+from gateway.surfaces.http.connection import Journey
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
 from gateway.surfaces.http.origins import Origins
+from gateway.surfaces.http.send_options import acks_named, name_of_acks
 from store.limits import KiB
 from store.types import Acks
 
@@ -67,16 +67,6 @@ class _Target(NamedTuple):
     partition: int | None
     acks: Acks | None
     stats: RouteStats
-
-
-class Journey(NamedTuple):
-    """One request that the lane has taken."""
-
-    begun: Begun
-    content_type: str
-    request_id: str
-    stats: RouteStats
-    started_s: float
 
 
 class Express:

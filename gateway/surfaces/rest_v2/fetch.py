@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import orjson
 from aiohttp import hdrs, web
-from multidict import istr
 
 from gateway.api.consumer import AtTime, Fetched, OffsetSpec
 from gateway.api.errors import error_of
@@ -25,6 +24,7 @@ from gateway.surfaces.http.answers import packed
 from gateway.surfaces.http.buffers_body import Parts, body_of
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
 from gateway.surfaces.http.media import (
     BATCH_TYPE,
     LINES_TYPES,
@@ -35,17 +35,11 @@ from gateway.surfaces.http.media import (
     records_type,
 )
 from gateway.surfaces.http.reading import Query, partition_in
-from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.http.streaming import StreamedAnswer, pieces, rendered_pieces
 from store.limits import MiB
-
-NEXT_OFFSET = istr("Mq-Next-Offset")
-BEGINNING_OFFSET = istr("Mq-Beginning-Offset")
-END_OFFSET = istr("Mq-End-Offset")
-EPOCH = istr("Mq-Epoch")
+from store.types import OFFSET_MAX
 
 QUERY = ("offset", "timestamp", "timeout", "max_bytes", "max_records", "end_offset", "reset", "format", "filter")
-OFFSET_MAX = 2**63 - 1
 FILTERED_READS_MAX = 16
 """Reads of the index (65,536 records each) that one filtered request makes in search of a first match."""
 
@@ -183,50 +177,6 @@ async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms
         end_offset=min(pull.stop, pull.start + pull.max_records) if pull.tag_filter is None else None,
         tag_hashes=None if pull.tag_filter is None else pull.tag_filter.hashes,
     )
-
-
-async def fetch_or_wait(
-    gateway: Gateway,
-    request: web.Request,
-    topic: str,
-    partition: int,
-    offset: int,
-    *,
-    max_bytes: int,
-    timeout_ms: int,
-    end_offset: int | None = None,
-    tag_hashes: frozenset[int] | None = None,
-) -> Fetched:
-    """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
-
-    Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
-    """
-    fetch = gateway.consumer.fetch
-    fetched = await fetch(topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes)
-    if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or gateway.draining.is_set():
-        return fetched
-    waiting = asyncio.ensure_future(
-        fetch(
-            topic,
-            partition,
-            offset,
-            max_bytes=max_bytes,
-            wait_ms=timeout_ms,
-            end_offset=end_offset,
-            tag_hashes=tag_hashes,
-        )
-    )
-    stopping = asyncio.ensure_future(gateway.draining.wait())
-    gateway.stats.long_poll_count += 1
-    try:
-        async with while_allowed(gateway, request):
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        access_of(request).check(Permission.RECEIVE, topic=topic)
-        return await waiting if waiting.done() else fetched
-    finally:
-        gateway.stats.long_poll_count -= 1
-        waiting.cancel()
-        stopping.cancel()
 
 
 async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | Parts, int]:

@@ -14,15 +14,13 @@ from aiohttp import hdrs, web
 from gateway.api.producer import BatchReceipt, Placed, Receipt
 from gateway.codec.columns import columns_of
 from gateway.codec.records import Format, open_envelope, parse_records
-from gateway.errors import invalid
-from gateway.routing.select import SELECTORS
-from gateway.surfaces.http.acks import MQ_ACKS, acks_named, name_of_acks
 from gateway.surfaces.http.answers import check_accept
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.surfaces.http.media import format_named, sent_format
 from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.send_options import MQ_ACKS, acks_named, name_of_acks, selector_named
 from gateway.surfaces.http.tracing import trace_headers, traced
 from store.types import Acks
 
@@ -90,13 +88,6 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if identity is not None or sequence is not None:
         mark_replayed(response.headers, receipts)
     return response
-
-
-def selector_named(name: str | None) -> str | None:
-    """The selector of a `?selector=` parameter. Raises RequestError 422."""
-    if name is None or name in SELECTORS:
-        return name
-    raise invalid(f"selector: must be one of {', '.join(SELECTORS)}")
 
 
 def _answer(

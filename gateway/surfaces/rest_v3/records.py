@@ -26,10 +26,9 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
-from gateway.surfaces.http.reading import BodyStream
+from gateway.surfaces.http.reading import BodyStream, json_object
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
-from gateway.surfaces.native.topics import json_object
 from gateway.surfaces.rest_v3.resources import links, topic_of
 
 ENTRIES_MAX = 1000

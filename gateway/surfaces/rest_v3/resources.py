@@ -14,21 +14,13 @@ from aiohttp import hdrs, web
 
 from gateway.auth.access import Permission
 from gateway.codec.records import unrecognized
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, partition_count
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import partition_in
-from gateway.surfaces.native.topics import (
-    CONFIG_ILLEGAL,
-    KAFKA_NAMES,
-    json_object,
-    kafka_changes,
-    kafka_configs,
-    partition_count,
-    visible_topics,
-)
+from gateway.surfaces.http.reading import json_object, partition_in
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.topics import Changes, TopicConfig
 
@@ -190,7 +182,9 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
         raise invalid("topic_name: must be a string")
     access_of(request).check(Permission.CREATE, topic=name)
     wanted = shape.get("partitions_count")
-    count = gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway)
+    count = (
+        gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway.limits.partitions_max)
+    )
     configs = [] if shape.get("configs") is None else shape["configs"]
     config = TopicConfig().changed(_changes(configs, with_operations=False))
     if any(view.name == name for view in gateway.routes_table.topics()):
@@ -216,7 +210,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     for field in shape:
         if field != "partitions_count":
             raise unrecognized(field)
-    count = partition_count(shape.get("partitions_count"), gateway)
+    count = partition_count(shape.get("partitions_count"), gateway.limits.partitions_max)
     try:
         grown = await gateway.admin.grow_topic(view.name, count)
     except IllegalTopic as error:

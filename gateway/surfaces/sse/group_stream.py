@@ -17,6 +17,7 @@ import orjson
 from aiohttp import web
 
 from gateway.api.errors import error_of
+from gateway.api.render import delivered_as_json
 from gateway.api.stream_leases import Hand
 from gateway.auth.access import Access, Permission
 from gateway.errors import RequestError
@@ -25,7 +26,6 @@ from gateway.groups.protocol import Delivered, Receive
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, while_allowed
 from gateway.surfaces.http.streaming import StreamedAnswer
-from gateway.surfaces.native.groups import delivered_as_json
 from store.errors import UnknownQueue
 from store.limits import MiB
 

@@ -38,6 +38,7 @@ from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
 from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, OFFSET_OUT_OF_RANGE, TOO_MANY, RequestError, invalid
+from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Receive, StartSpec
@@ -48,7 +49,6 @@ from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, p
 from gateway.surfaces.http.reading import Query
 from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, rendered_pieces
-from gateway.surfaces.native.groups import INVISIBLE_MS_MAX
 from gateway.surfaces.sse.group_stream import CREDIT_DEFAULT, CREDIT_MAX, GroupStream
 from store.limits import KiB
 from store.types import ReadStatus

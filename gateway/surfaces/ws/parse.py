@@ -47,16 +47,8 @@ from gateway.surfaces.ws.commands import (
     Unsubscribe,
     UpTo,
 )
-from gateway.surfaces.ws.protocol import (
-    BATCH_DEFAULT,
-    BATCH_MAX,
-    ID_MAX,
-    OFFSET_MAX,
-    PARTITION_NUMBER,
-    BadFrame,
-    parse_cursor,
-)
-from store.types import Acks
+from gateway.surfaces.ws.protocol import BATCH_DEFAULT, BATCH_MAX, ID_MAX, PARTITION_NUMBER, BadFrame, parse_cursor
+from store.types import OFFSET_MAX, Acks
 
 COMMANDS_MAX = 10_000
 """Commands of one frame."""

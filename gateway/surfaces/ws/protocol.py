@@ -24,13 +24,13 @@ from enum import IntEnum
 import orjson
 
 from gateway.errors import STALE_GENERATION, RequestError, bad_request
+from store.types import OFFSET_MAX
 
 SUBPROTOCOL = "mq.v1.json"
 
 ID_MAX = 2**53 - 1
 """Largest command id: the largest integer every JSON parser keeps exact."""
 
-OFFSET_MAX = 2**63 - 1
 BATCH_DEFAULT = 256
 BATCH_MAX = 10_000
 CREDIT_DEFAULT = 1_000

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.backoff import (
-    ADDRESSES_MAX,
-    FIRST_WAIT_MS,
-    FORGET_MS,
-    FREE_FAILURES,
-    WAIT_MS_MAX,
-    Backoff,
-)
+from gateway.auth.backoff import ADDRESSES_MAX, FIRST_WAIT_MS, FORGET_MS, FREE_FAILURES, WAIT_MS_MAX, Backoff
 from gateway.settings.config import ConfigError, build
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.cursors import OFFSET_MAX, parse_cursor, write_cursor
+from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.errors import RequestError
+from store.types import OFFSET_MAX
 
 NAMES = st.text("abz09._%-", min_size=1, max_size=8)
 

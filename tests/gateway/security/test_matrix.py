@@ -15,8 +15,9 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.auth.access import Permission
-from gateway.main.routes import ROUTES, Row
+from gateway.main.routes import ROUTES
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from tests import contract
 from tests.gateway.security.kit import Secured, secured, served

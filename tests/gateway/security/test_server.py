@@ -1,6 +1,6 @@
 """The whole server with authentication and TLS on: real store, real files, real certificates.
 
-Covers gateway.surfaces.native.tickets, gateway.surfaces.http.access_log and gateway.main.tls.
+Covers gateway.surfaces.native.tickets, gateway.surfaces.http.access_log, gateway.main.tls and gateway.settings.tls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from gateway.auth.policy import PolicyError
 from gateway.auth.tokens import change_tokens, mint
-from gateway.main import wiring
+from gateway.main import reload, wiring
 from gateway.main.tls import TlsError
 from gateway.settings.config import GatewayConfig, build
 from tests.gateway.security.certificates import write_certificate
@@ -62,7 +62,7 @@ def client_of(url: str, token: str | None, **options: object) -> aiohttp.ClientS
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "RELOAD_INTERVAL_S", 0.02)
+    monkeypatch.setattr(reload, "RELOAD_INTERVAL_S", 0.02)
 
 
 async def until(condition: object) -> None:

@@ -13,10 +13,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from gateway.auth.access import Permission
-from gateway.main.routes import ROUTES, Body, Row, check_table
+from gateway.main.application import build_application
+from gateway.main.routes import ROUTES
 from gateway.settings.config import ConfigError
-from gateway.surfaces.http.application import build_application, uses_c_parser
+from gateway.surfaces.http.application import uses_c_parser
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.routes import Body, Row, check_table
 from store.errors import Corrupt
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client

@@ -9,9 +9,10 @@ from aiohttp.test_utils import TestClient
 from aiohttp.web import Application, Request
 
 from gateway.errors import RequestError
+from gateway.settings.config import check_origin_text
 from gateway.surfaces.http.application import origins_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.origins import KNOWN_MAX, PREFLIGHT_S, Origins, check_origin_text
+from gateway.surfaces.http.origins import KNOWN_MAX, PREFLIGHT_S, Origins
 from tests.gateway.security.kit import served, talk
 
 APP = "https://app.example"

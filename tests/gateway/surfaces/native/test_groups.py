@@ -1,4 +1,5 @@
-"""gateway/surfaces/native/groups.py, through HTTP on a whole server: groups as resources, and queue mode."""
+"""gateway/surfaces/native/groups.py and gateway.api.render, through HTTP on a whole server: groups as resources,
+queue mode."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.main.test_wiring import config_of, serving
 
-OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+OPERATIONS = Path(__file__).resolve().parents[4] / "docs" / "operations.md"
 
 PROMISED = {
     "mq_http_requests_total": {"route", "code"},

@@ -12,8 +12,8 @@ from multidict import CIMultiDict
 
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
-from gateway.surfaces.http.acks import acks_named, name_of_acks
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.send_options import acks_named, name_of_acks
 from gateway.surfaces.http.tracing import TRACESTATE_CHARS_MAX, traced
 from gateway.surfaces.native.raw import add_record_headers
 from store import record_batch

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from gateway.main.wiring import LocalAdmin, build_gateway
+from gateway.main.admin import LocalAdmin
+from gateway.main.application import build_application
+from gateway.main.wiring import build_gateway
 from gateway.settings.config import build
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.application import build_application
 from gateway.surfaces.native.schedules import SCHEDULES
 from store import Store
 from store.files import OsFiles

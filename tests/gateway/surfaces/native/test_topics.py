@@ -1,11 +1,12 @@
-"""gateway/surfaces/native/topics.py, through HTTP."""
+"""gateway.surfaces.native.topics, gateway.surfaces.rest_v2.topics and gateway.codec.topic_configs, through HTTP; what
+they ask of gateway.api.topics."""
 
 from __future__ import annotations
 
 import pytest
 
+from gateway.surfaces.http import caller
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.native import topics
 from store import record_batch
 from store.record_batch import Record
 from store.types import Acks, Append, QueueKey
@@ -219,7 +220,7 @@ async def test_lists_show_what_may_be_described(
         def allows(self, permission: object, *, topic: str) -> bool:
             return topic != "secret"
 
-    monkeypatch.setattr(topics, "access_of", lambda request: Some())
+    monkeypatch.setattr(caller, "access_of", lambda request: Some())
     assert await (await client.get("/topics")).json() == ["orders"]
     listed = await (await client.get("/mq/v1/topics")).json()
     assert [topic["topic"] for topic in listed["topics"]] == ["orders"]

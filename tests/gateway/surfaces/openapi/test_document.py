@@ -16,8 +16,9 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 from openapi_spec_validator import validate
 
-from gateway.main.routes import ROUTES, SMALL_BODY_BYTES_MAX
+from gateway.main.routes import ROUTES
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.http.statuses import status_of
 from gateway.surfaces.openapi import operations, parameters, shapes
 from gateway.surfaces.openapi.document import KAFKA_PREFIX, build_document, words_of

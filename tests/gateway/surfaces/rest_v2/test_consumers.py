@@ -15,9 +15,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from gateway.codec.tags import batch_tag_hashes
-from gateway.surfaces.http.application import build_application
+from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, INSTANCES, PLACES_MAX
+from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, PLACES_MAX, install_instances
 from gateway.surfaces.rest_v2.instances import service
 from gateway.surfaces.rest_v2.instances.instance import ILLEGAL_STATE
 from gateway.surfaces.rest_v2.instances.polling import Poll
@@ -80,7 +80,7 @@ class Proxy:
         self._tasks.append(asyncio.create_task(self.instances.run()))
         await asyncio.sleep(0)
         application = build_application(self.gateway)
-        application[INSTANCES] = self.instances
+        install_instances(application, self.gateway, self.instances)
         server = TestServer(application)
         await server.start_server(auto_decompress=False)
         self.client = await make_client(server)

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Connection
+from gateway.surfaces.http.connection import Connection, Journey
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, Express, Journey
+from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, Express
 from store.errors import DiskFull, StoreStopped
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock

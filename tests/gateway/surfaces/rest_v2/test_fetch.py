@@ -1,4 +1,4 @@
-"""gateway/surfaces/rest_v2/fetch.py, through HTTP."""
+"""gateway.surfaces.rest_v2.fetch and gateway.surfaces.http.fetching, through HTTP."""
 
 from __future__ import annotations
 

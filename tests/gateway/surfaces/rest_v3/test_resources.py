@@ -15,7 +15,7 @@ from gateway.groups.machines.membership import Member, Share
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
-from gateway.surfaces.http.application import build_application
+from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.rest_v3.records import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
 from tests.gateway.conftest import Client

@@ -16,8 +16,8 @@ from aiohttp.test_utils import TestServer
 from gateway.auth.access import OPEN, Access, Permission
 from gateway.codec.cursors import write_cursor
 from gateway.errors import RequestError
+from gateway.main.application import build_application
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.application import build_application
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, Place

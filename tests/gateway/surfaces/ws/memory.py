@@ -18,18 +18,7 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
 from store.errors import StoreError
-from store.types import (
-    Acks,
-    Append,
-    Appended,
-    Boundary,
-    Bounds,
-    Delay,
-    Entry,
-    QueueKey,
-    ReadResult,
-    ReadStatus,
-)
+from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import NO_GROUPS, FakeTopic
 

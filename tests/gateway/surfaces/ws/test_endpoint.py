@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestServer
 from gateway.auth.access import NOBODY, Access, Permission, forbidden
 from gateway.auth.rates import Rates
 from gateway.errors import RequestError
+from gateway.main.application import build_application
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.application import build_application
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.conversation import REFUSED_IN_A_ROW_MAX
 from gateway.surfaces.ws.protocol import SUBPROTOCOL, binary_frame, split_binary

@@ -13,7 +13,7 @@ import orjson
 import websockets
 from aiohttp.test_utils import TestServer
 
-from gateway.surfaces.http.application import build_application
+from gateway.main.application import build_application
 from gateway.surfaces.ws.protocol import split_binary
 from store import record_batch
 from tests import contract

@@ -5,6 +5,7 @@ from __future__ import annotations
 from multidict import istr
 
 from gateway.errors import invalid
+from gateway.routing.select import SELECTORS
 from store.types import Acks
 
 MQ_ACKS = istr("Mq-Acks")
@@ -25,3 +26,10 @@ def acks_named(name: str | None) -> Acks | None:
 def name_of_acks(level: Acks) -> str:
     """The level as `Mq-Acks` names it."""
     return _NAMES[level]
+
+
+def selector_named(name: str | None) -> str | None:
+    """The selector of a `?selector=` parameter. Raises RequestError 422."""
+    if name is None or name in SELECTORS:
+        return name
+    raise invalid(f"selector: must be one of {', '.join(SELECTORS)}")
