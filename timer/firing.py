@@ -55,7 +55,7 @@ _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
 
-class Dequeueing:
+class Firing:
     """Delivers what is due, oldest first."""
 
     def __init__(self, state: TimerState, deliver: Deliver | None) -> None:
@@ -104,7 +104,7 @@ class Dequeueing:
         return min(_IDLE_MS_MAX, max(1, self._state.config.open_ahead_ms // 2))
 
     async def get(self, now_ms: int) -> None:
-        """Open slots up to a little ahead of the clock, and load them as memory allows; none while enqueueing catches
+        """Open slots up to a little ahead of the clock, and load them as memory allows; none while intake catches
         up with the start."""
         state = self._state
         if state.is_catching_up:
@@ -136,7 +136,7 @@ class Dequeueing:
                 assert unit.slot_s == load.slot_s
                 if not unit.magic & MAGIC_DELETE:
                     offer(item_of(unit))
-            await state.log.give_way()
+            await state.log.yield_to_loop()
         state.open.finish(load)
 
     async def go(self) -> int:
@@ -154,7 +154,7 @@ class Dequeueing:
                 due += self._unconsumed(popped)
                 if popped_count < _POPPED_COUNT:
                     break
-                await state.log.give_way()
+                await state.log.yield_to_loop()
             if due:
                 records, numbers, rest = await self._message(due)
                 state.open.put_back(rest)
@@ -184,7 +184,7 @@ class Dequeueing:
         """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
         tombstone that is met from then on ends the claim on its copy, which nobody would look for again."""
         state = self._state
-        consumed, changed = state.consumed_hung, state.changed
+        consumed, changed = state.consumed_scheduled, state.changed
         if not consumed and not changed:
             return due
         gone = [item for item in due if (source := source_of(item)) in consumed or source in changed]
@@ -212,7 +212,7 @@ class Dequeueing:
             by_entry.setdefault(position, []).append(number)
             indexes.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
-                await state.log.give_way()
+                await state.log.yield_to_loop()
         records = DueRecords(due)
         gone: set[int] = set()  # parked
         positions = list(by_entry)
@@ -221,19 +221,19 @@ class Dequeueing:
             if size_bytes >= state.config.fire_bytes_max:
                 break
             if read_count == ahead_count:
-                ahead_count += await state.bodies.read_ahead(
+                ahead_count += await state.record_cache.read_ahead(
                     {position: indexes[position] for position in positions[read_count:]}
                 )
             read_count += 1
             try:
-                body = await state.bodies.get(position, indexes[position])
+                body = await state.record_cache.get(position, indexes[position])
                 for start in range(0, len(numbers), TURN_UNITS):
                     some = numbers[start : start + TURN_UNITS]
                     size_bytes += records.fill(some, body)
                     turn_count += len(some)
                     if turn_count >= TURN_UNITS:
                         turn_count = 0
-                        await state.log.give_way()
+                        await state.log.yield_to_loop()
             except StoreStopped:
                 raise
             except StoreError as damage:
@@ -257,7 +257,7 @@ class Dequeueing:
         for count, number in enumerate(numbers, 1):
             grouping.add(records, number)
             if count % _GROUPED_COUNT == 0:
-                await self._state.log.give_way()
+                await self._state.log.yield_to_loop()
         return grouping
 
     async def _put(self, groups: list[Group], put: Deliver) -> int:
@@ -269,7 +269,7 @@ class Dequeueing:
             appends = []
             for group in groups:
                 appends.append(group.append())
-                await state.log.give_way()
+                await state.log.yield_to_loop()
             appendeds = await put(appends)
         except (Overloaded, DiskFull):
             self._blocked = True
@@ -298,7 +298,7 @@ class Dequeueing:
                 if state.awaited:
                     for index, item in enumerate(group.items):
                         self._answer(source_of(item), (group.queue, appended.base_offset + index))
-            await state.log.give_way()
+            await state.log.yield_to_loop()
         return 0
 
     def _answer(self, source: Source, delivered: tuple[QueueKey, int] | UnknownQueue) -> None:
@@ -330,7 +330,7 @@ class Dequeueing:
 
     def _leave(self, group: Group) -> None:
         self._state.open.done(group.items)
-        self._state.hung_count -= len(group.items)
+        self._state.scheduled_count -= len(group.items)
         counts = self._state.pending_counts
         if group.delays:
             for delay in group.delays:

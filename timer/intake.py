@@ -2,11 +2,11 @@
 
     enqueue get     read `__timer` from the queue offset on
     enqueue put     unit into the timer log, position into the wheel; into memory too when the slot is open. A tombstone
-                    is not hung: it marks the unit of what it consumed
+                    is not scheduled: it marks the unit of what it consumed
 
 Invariants
     E1  A unit names only what the log shows as durable; `Log` shows nothing else.
-    E2  Slots in use span less than two laps: nothing is hung while the read mark is a lap behind the clock.
+    E2  Slots in use span less than two laps: nothing is scheduled while the read mark is a lap behind the clock.
     E3  Between two turns of the event loop the timer log, the wheel, the counts and the queue offset agree.
 """
 
@@ -30,14 +30,14 @@ _WAIT_MS = 500
 
 BEHIND_TURNS = 64
 BEHIND_UNITS_MAX = 1024
-"""In so many turns of the event loop it is to hang what is behind; but not more of it in one, which takes milliseconds
-then. Who lists or cancels schedules waits for all that was accepted before."""
+"""In so many turns of the event loop it is to schedule what is behind; but not more of it in one, which takes
+milliseconds then. Who lists or cancels schedules waits for all that was accepted before."""
 
 BURST_TURNS = 16
 """Over so many turns at least a burst is spread: what was accepted in one turn can be many milliseconds' work."""
 
 
-class Enqueueing:
+class Intake:
     """Hangs accepted schedules into the wheel, in the order of acceptance."""
 
     def __init__(self, state: TimerState) -> None:
@@ -48,7 +48,7 @@ class Enqueueing:
         state = self._state
         while True:
             if await self.step():
-                await state.log.give_way()
+                await state.log.yield_to_loop()
             elif self.may_go_on():
                 await state.log.wait_for(TIMER_QUEUE, state.queue_offset, _WAIT_MS)
             else:
@@ -71,14 +71,14 @@ class Enqueueing:
                 self._put(entry)
                 turn_count += state.queue_offset - put_from
                 if turn_count >= turn_count_max:
-                    await state.log.give_way()
+                    await state.log.yield_to_loop()
                     seen_offset, end_offset = end_offset, state.log.bounds(TIMER_QUEUE).max_offset
                     turn_count, turn_count_max = 0, self._turn_count_max(seen_offset, end_offset)
         return state.queue_offset - first_offset
 
     def _turn_count_max(self, seen_offset: int, end_offset: int) -> int:
-        """How many records to hang before the event loop has its next turn: as many as were accepted in the last one
-        (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind; of a
+        """How many records to schedule before the event loop has its next turn: as many as were accepted in the last
+        one (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind; of a
         burst a part."""
         behind_count = end_offset - self._state.queue_offset
         count = end_offset - seen_offset + min(behind_count // BEHIND_TURNS, BEHIND_UNITS_MAX)
@@ -113,7 +113,7 @@ class Enqueueing:
     def _put(self, entry: Entry) -> None:
         """Hang the next records of one entry, at most TURN_UNITS. No await inside (E3)."""
         state = self._state
-        wheel_hang = state.wheel.hang
+        wheel_add = state.wheel.add
         timer_log = state.timer_log
         open_slots = state.open
         log_end = state.log.end_position
@@ -124,7 +124,7 @@ class Enqueueing:
         write_mark_s = open_slots.write_mark_s
         consumed = state.consumed_queued
         position, entry_size = entry.position, entry.size
-        hung_count = accepted_count = 0
+        scheduled_count = accepted_count = 0
         first_offset = state.queue_offset
         start = first_offset - entry.base_offset
         stop = min(start + TURN_UNITS, entry.record_count)
@@ -145,7 +145,7 @@ class Enqueueing:
             if slot_s < read_mark_s:
                 slot_s = read_mark_s
             timer_log.append(
-                wheel_hang(slot_s, timer_log.end),
+                wheel_add(slot_s, timer_log.end),
                 MAGIC_ROLL if rolls else MAGIC_DEFAULT,
                 due_ms,
                 position,
@@ -154,7 +154,7 @@ class Enqueueing:
                 topic_id,
                 slot_s,
             )
-            hung_count += 1
+            scheduled_count += 1
             pending_counts[topic_id] = pending_counts.get(topic_id, 0) + 1
             if origin_position < 0:
                 accepted_count += 1
@@ -162,11 +162,11 @@ class Enqueueing:
                 fire_ms = slot_s * SLOT_MS if rolls else due_ms
                 open_slots.arrive(pack_item(fire_ms, position, index, slot_s, rolls), log_end)
                 arrived = True
-        state.hung_count += hung_count
+        state.scheduled_count += scheduled_count
         state.metrics.accepted_count += accepted_count
         state.queue_offset = entry.base_offset + stop
-        state.enqueued_position = position + entry_size if stop == entry.record_count else position
-        state.hung.set()
+        state.intake_position = position + entry_size if stop == entry.record_count else position
+        state.scheduled.set()
         if first_offset < state.queue_end_at_start <= state.queue_offset:
             self._catch_up_with_start()
         if arrived:
@@ -178,7 +178,7 @@ class Enqueueing:
         state = self._state
         state.drained.set()  # slots may be opened
         state.consumed_queued.clear()
-        until_s = max(state.consumed_hung.values(), default=0) + 1
+        until_s = max(state.consumed_scheduled.values(), default=0) + 1
         state.delivered_until_s = min(state.delivered_until_s, max(until_s, state.open.write_mark_s))
 
     def _meet_tombstone(self, source: Source, reason: Reason) -> None:
@@ -192,4 +192,4 @@ class Enqueueing:
                 state.wheel.release(unit.slot_s)
             state.open.withdraw(item_of(unit))  # the walk may have been there before
         state.changed.pop(source, None)
-        state.consumed_hung.pop(source, None)
+        state.consumed_scheduled.pop(source, None)

@@ -63,7 +63,7 @@ def fire_ms_of(item: Item) -> int:
 
 
 def slot_of(item: Item) -> int:
-    """The second in which the item hangs."""
+    """The second in which the item is due."""
     slot_s: int = _SLOT.unpack_from(item, _SLOT_AT)[0]
     return slot_s
 

@@ -18,34 +18,34 @@ from timer.items import fire_key, source_of
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.state import TURN_UNITS, TimerState
 
-LOOK_AHEAD_MS = 1000
+PREFETCH_MS = 1000
 """As far ahead entries are decoded; it looks again after a quarter of it."""
 
-LOOK_AHEAD_RECORDS_MAX = 20_000
+PREFETCH_RECORDS_MAX = 20_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
-LOOK_INTERVAL_MS_MIN = 50
+PREFETCH_INTERVAL_MS_MIN = 50
 """How often it looks when much is due."""
 
 
-class LookAhead:
+class Prefetch:
     """Has the records of what is due soon at hand, in `state.bodies`."""
 
     def __init__(self, state: TimerState) -> None:
         self._state = state
 
     async def run(self) -> None:
-        """Look ahead until cancelled. Raises StoreStopped."""
+        """Prefetch until cancelled. Raises StoreStopped."""
         while True:
             ahead_ms = await self.step()
-            await asyncio.sleep(max(LOOK_INTERVAL_MS_MIN, ahead_ms // 4) / 1000)
+            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, ahead_ms // 4) / 1000)
 
     async def step(self) -> int:
         """Look once, and read what is not at hand; return how many ms ahead. Raises StoreStopped."""
         state = self._state
-        give_way = state.log.give_way
+        yield_to_loop = state.log.yield_to_loop
         now_ms = state.clock.now_ms()
-        ahead_ms = LOOK_AHEAD_MS
+        ahead_ms = PREFETCH_MS
         while (items := state.open.due_before(now_ms + 1 + ahead_ms, self._count_max())) is None:
             if not ahead_ms:
                 return 0
@@ -59,19 +59,21 @@ class LookAhead:
             if item < half:
                 first.setdefault(position, []).append(index)
             if number % TURN_UNITS == 0:
-                await give_way()
+                await yield_to_loop()
         entries = iter(first.items())
         while some := list(islice(entries, TURN_UNITS)):
             if state.clock.now_ms() > now_ms + ahead_ms // 2:
                 break  # it is too slow, and what is left is due
-            wanted = {position: soon[position] for position, indexes in some if not state.bodies.has(position, indexes)}
+            wanted = {
+                position: soon[position] for position, indexes in some if not state.record_cache.has(position, indexes)
+            }
             while wanted:
-                for position in list(islice(wanted, await state.bodies.read_ahead(wanted))):
+                for position in list(islice(wanted, await state.record_cache.read_ahead(wanted))):
                     del wanted[position]
-            await give_way()
+            await yield_to_loop()
         return ahead_ms
 
     def _count_max(self) -> int:
         """So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is."""
         bytes_max = self._state.config.bodies_bytes_max // 4
-        return min(LOOK_AHEAD_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))
+        return min(PREFETCH_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))

@@ -93,7 +93,7 @@ def record_bytes(key: bytes | None, value: bytes | None, timestamp_ms: int, head
     return size_bytes
 
 
-class Bodies:
+class RecordCache:
     """Reads `__timer` entries; keeps the most recently used ones decoded, up to `bytes_max`, and where the records of
     others start, up to half of that."""
 
@@ -101,16 +101,16 @@ class Bodies:
         self,
         read_entry: Callable[[int], Awaitable[Entry]],
         read_entries: Callable[[Sequence[int]], Awaitable[list[Entry]]],
-        give_way: Callable[[], Awaitable[None]],
+        yield_to_loop: Callable[[], Awaitable[None]],
         *,
         bytes_max: int,
     ) -> None:
         self._read_entry = read_entry
         self._read_entries = read_entries
-        self._give_way = give_way
+        self._yield_to_loop = yield_to_loop
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._bodies: OrderedDict[int, Body] = OrderedDict()
+        self._cached: OrderedDict[int, Body] = OrderedDict()
         self._starts_bytes = 0
         self._starts: OrderedDict[int, array[int]] = OrderedDict()
         self._read_bytes = 0  # the newest go's, and how many entries they were
@@ -120,15 +120,15 @@ class Bodies:
     async def get(self, position: int, indexes: Collection[int] | None) -> Body:
         """The body at a log position, with these records at least; None: with all. Raises what the log raises, or
         MalformedBatch."""
-        body = self._bodies.get(position)
+        body = self._cached.get(position)
         if body is not None and body.has(indexes):
-            self._bodies.move_to_end(position)
+            self._cached.move_to_end(position)
             return body
         return await self._keep(await self._read_entry(position), indexes)
 
     def has(self, position: int, indexes: Collection[int]) -> bool:
         """Whether these records of an entry are at hand."""
-        body = self._bodies.get(position)
+        body = self._cached.get(position)
         return body is not None and body.has(indexes)
 
     async def read_ahead(self, wanted: Mapping[int, Collection[int]]) -> int:
@@ -183,7 +183,7 @@ class Bodies:
             self._turn_count += 1
             if self._turn_count >= _TURN_RECORDS:
                 self._turn_count = 0
-                await self._give_way()
+                await self._yield_to_loop()
         size_bytes = _BODY_OVERHEAD_BYTES + DECODED_OVERHEAD_BYTES * len(keys)
         size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         size_bytes += sum(len(name) + len(content or b"") for own in known for name, content in own)
@@ -191,15 +191,15 @@ class Bodies:
             places, tuple(keys), tuple(values), tuple(timestamps_ms), tuple(headers), delays,
             tag_hashes, entry.json_values, entry.store_time_ms, size_bytes,
         )  # fmt: skip
-        if (before := self._bodies.get(entry.position)) is not None:
+        if (before := self._cached.get(entry.position)) is not None:
             if before.places is None and places is not None:
                 return body  # somebody else has decoded all of it meanwhile
-            del self._bodies[entry.position]
+            del self._cached[entry.position]
             self._bytes -= before.size_bytes
         self._bytes += size_bytes
-        self._bodies[entry.position] = body
-        while self._bytes > self._bytes_max and len(self._bodies) > 1:
-            self._bytes -= self._bodies.popitem(last=False)[1].size_bytes
+        self._cached[entry.position] = body
+        while self._bytes > self._bytes_max and len(self._cached) > 1:
+            self._bytes -= self._cached.popitem(last=False)[1].size_bytes
         return body
 
     async def _starts_of(self, entry: Entry) -> array[int]:
@@ -212,7 +212,7 @@ class Bodies:
         walk = record_batch.record_starts(entry.batch)
         while some := list(islice(walk, _TURN_STARTS)):
             starts.extend(some)
-            await self._give_way()
+            await self._yield_to_loop()
         if entry.position not in self._starts:  # somebody else may have come first
             self._starts_bytes += _starts_bytes(starts)
         self._starts[entry.position] = starts

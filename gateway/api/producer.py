@@ -231,7 +231,7 @@ class Producer:
                     expected_offset,
                 )
             ]  # fmt: skip
-        lanes, delayed, twins = self._place(view, records, partition, now_ms, selector, identity)
+        lanes, delayed, duplicates_in_request = self._place(view, records, partition, now_ms, selector, identity)
         receipts: list[Receipt | None] = [None] * len(records)
         send = _Send(
             view, records, json_values, acks, identity, sequence, receipts,
@@ -243,7 +243,7 @@ class Producer:
             await self._append(send, lanes)
         if delayed:
             await self._schedule(send, delayed)
-        for place, first in twins.items():
+        for place, first in duplicates_in_request.items():
             original = receipts[first]
             assert original is not None
             receipts[place] = original._replace(duplicate=True)
@@ -555,7 +555,7 @@ class Producer:
         for_key = self._selector.for_key
         lanes: dict[int, _Lane] = {}
         delayed: list[_Delayed] = []
-        twins: dict[int, int] = {}
+        duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
         new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
@@ -575,7 +575,7 @@ class Producer:
                     keyless = self._keyless(view, record, selector, identity)
                 target = keyless
             if seen is not None and msg_id is not None and (first := seen.setdefault(msg_id, place)) != place:
-                twins[place] = first
+                duplicates_in_request[place] = first
                 continue
             if tag is not None:
                 headers = [*headers, (TAG_HEADER, tag.encode())]
@@ -592,7 +592,7 @@ class Producer:
                 lanes[target] = lane = _Lane(target, [], [])
             lane.records.append(encoded)
             lane.places.append(place)
-        return list(lanes.values()), delayed, twins
+        return list(lanes.values()), delayed, duplicates_in_request
 
     def _due_ms(self, place: int, now_ms: int, delay_ms: int | None, deliver_at_ms: int | None) -> int:
         """When a delayed record is due by this server's clock; at or before `now_ms`: at once (P2)."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gateway.groups.protocol import Delivered, Settled
 
 
-class Hand:
+class StreamLeases:
     """The records of one stream. `on_room` is called when one of them was settled."""
 
     def __init__(self, credit: int, on_room: Callable[[], None]) -> None:
@@ -58,36 +58,36 @@ class Hand:
             self._out[new_receipt] = (*one[:3], until_ms)
 
 
-class Hands:
+class AllStreamLeases:
     """Those of all streams, by group."""
 
     def __init__(self) -> None:
-        self._by_group: dict[str, list[Hand]] = {}
+        self._by_group: dict[str, list[StreamLeases]] = {}
 
-    def add(self, group: str, hand: Hand) -> None:
+    def add(self, group: str, leases: StreamLeases) -> None:
         """A stream has begun."""
-        self._by_group.setdefault(group, []).append(hand)
+        self._by_group.setdefault(group, []).append(leases)
 
-    def remove(self, group: str, hand: Hand) -> None:
+    def remove(self, group: str, leases: StreamLeases) -> None:
         """A stream has ended."""
-        hands = self._by_group[group]
-        hands.remove(hand)
-        if not hands:
+        streams = self._by_group[group]
+        streams.remove(leases)
+        if not streams:
             del self._by_group[group]
 
     def settled(self, group: str, results: Sequence[Settled]) -> None:
         """Receipts were settled; those that were not `ok` are no longer leases either."""
-        for hand in self._by_group.get(group, ()):
-            hand.settled([result.receipt for result in results])
+        for leases in self._by_group.get(group, ()):
+            leases.settled([result.receipt for result in results])
 
     def settled_up_to(self, group: str, topic: str, partition: int, offset: int) -> None:
         """All of a partition up to this offset was."""
-        for hand in self._by_group.get(group, ()):
-            hand.settled_up_to(topic, partition, offset)
+        for leases in self._by_group.get(group, ()):
+            leases.settled_up_to(topic, partition, offset)
 
     def extended(self, group: str, results: Sequence[Settled], until_ms: int) -> None:
         """Leases go on until then."""
-        for hand in self._by_group.get(group, ()):
+        for leases in self._by_group.get(group, ()):
             for result in results:
                 if result.new_receipt is not None:
-                    hand.extended(result.receipt, result.new_receipt, until_ms)
+                    leases.extended(result.receipt, result.new_receipt, until_ms)

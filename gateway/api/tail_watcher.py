@@ -36,20 +36,20 @@ class Fetch(Protocol):
     ) -> Fetched: ...
 
 
-class Tails:
+class TailWatcher:
     """The ends of all partitions that somebody waits at."""
 
     def __init__(self, fetch: Fetch, tasks: Tasks) -> None:
         self._fetch = fetch
         self._tasks = tasks
-        self._tails: dict[tuple[str, int], _Tail] = {}
+        self._by_partition: dict[tuple[str, int], _Tail] = {}
 
     def watch(self, topic: str, partition: int, end: int, wake: Wake) -> Callable[[], None]:
         """Call `wake` once, when the end is not `end` any more, or cannot be told. The answer calls that off."""
         key = topic, partition
-        tail = self._tails.get(key)
+        tail = self._by_partition.get(key)
         if tail is None:
-            tail = self._tails[key] = _Tail(end)
+            tail = self._by_partition[key] = _Tail(end)
             self._tasks.start(self._follow(key, tail))
         token = object()
         if tail.end != end:
@@ -60,7 +60,7 @@ class Tails:
 
     def is_end(self, topic: str, partition: int, offset: int) -> bool:
         """Whether this is known to be the end without a read; a wrong no costs a read."""
-        tail = self._tails.get((topic, partition))
+        tail = self._by_partition.get((topic, partition))
         return tail is not None and tail.end == offset
 
     async def _follow(self, key: tuple[str, int], tail: _Tail) -> None:
@@ -76,7 +76,7 @@ class Tails:
         except StoreError:
             pass  # who is woken meets it again, and can say so
         finally:
-            del self._tails[key]
+            del self._by_partition[key]
             tail.wake_all()
 
 

@@ -274,7 +274,7 @@ class Groups(Protocol):
     ) -> int:
         """Where the group (or, when it is broadcasting, the member) begins in a partition: a stored offset wins, then
         `start`. The first start in a topic fixes the place in all its partitions, durable on return (see
-        `coordinator/beginnings`); a stored one is never moved."""
+        `coordinator/start_positions`); a stored one is never moved."""
         ...
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:

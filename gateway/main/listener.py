@@ -15,10 +15,10 @@ from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.application import origins_of
-from gateway.surfaces.http.connection import Connection, Door, Site
+from gateway.surfaces.http.connection import Connection, ConnectionLimiter, Site
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
-from gateway.surfaces.rest_v2.fast_path import Express
+from gateway.surfaces.rest_v2.fast_path import FastPath
 
 BACKLOG = 1024
 LINGERING_S = 5.0
@@ -84,17 +84,17 @@ async def listening(
     await runner.setup()
     server = runner.server
     assert server is not None
-    door = Door(config.limits, gateway.stats)
+    limiter = ConnectionLimiter(config.limits, gateway.stats)
     request_ids = RequestIds()
-    express = Express(gateway, origins_of(config), request_ids)
+    fast_path = FastPath(gateway, origins_of(config), request_ids)
     protocol_log = _protocol_log(gateway.stats)
 
     def connect() -> Connection:
         return Connection(
             server,
-            door,
+            limiter,
             request_ids,
-            express,
+            fast_path,
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=config.keepalive_timeout_ms / 1000,

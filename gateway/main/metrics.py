@@ -157,5 +157,5 @@ def timer_metrics(timer: TimerService) -> Iterator[Metric]:
     buckets = histogram_buckets([bound / 1000 for bound in LATENESS_BOUNDS_MS], counts.late_counts)
     lateness.add_metric((), buckets, counts.late_sum_ms / 1000)
     yield lateness
-    lag = timer.enqueue_lag_count
+    lag = timer.intake_lag_count
     yield GaugeMetricFamily("mq_schedule_enqueue_lag", "Accepted records that are not in the wheel yet.", value=lag)

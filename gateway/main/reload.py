@@ -18,7 +18,7 @@ RELOAD_INTERVAL_S = 1.0
 """How often tokens, access rules, keys and certificates are looked at for changes."""
 
 
-class Guard:
+class AuthReloader:
     """Who may come in, from files that are read again when they change."""
 
     def __init__(self, config: GatewayConfig, clock: Clock) -> None:
@@ -41,10 +41,10 @@ class Guard:
             self.authenticator.replace(policy)
 
 
-async def reload_forever(guard: Guard | None, tls: ServerTls | None) -> None:
-    while guard is not None or tls is not None:
+async def reload_forever(auth_reloader: AuthReloader | None, tls: ServerTls | None) -> None:
+    while auth_reloader is not None or tls is not None:
         await asyncio.sleep(RELOAD_INTERVAL_S)
-        if guard is not None:
-            await guard.reload()
+        if auth_reloader is not None:
+            await auth_reloader.reload()
         if tls is not None:
             tls.reload()

@@ -32,7 +32,7 @@ from gateway.main.application import build_application
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
 from gateway.main.metrics import Collector, registry_of, store_metrics, timer_metrics
-from gateway.main.reload import Guard, reload_forever
+from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.routing.select import PartitionSelector
@@ -107,7 +107,7 @@ async def run(
     files = files or OsFiles()
     clock = clock or SystemClock()
     tls = ServerTls(config.tls) if config.tls.is_on else None
-    guard = Guard(config, clock) if config.auth.enabled else None
+    auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
     _warn_of_exposure(config)
     async with AsyncExitStack() as parts:
         listener = parts.enter_context(bound_socket(config))
@@ -119,8 +119,8 @@ async def run(
             admin = LocalAdmin(store, timer, config.limits)
             gateway, groups = build_gateway(config, store, timer, admin, clock)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
-        if guard is not None:
-            gateway = replace(gateway, authenticator=guard.authenticator)
+        if auth_reloader is not None:
+            gateway = replace(gateway, authenticator=auth_reloader.authenticator)
         application = build_application(gateway)
         application[SCHEDULES] = timer
         instances = _restored_instances(gateway)
@@ -131,7 +131,7 @@ async def run(
                 tasks.create_task(store.watch(), name="store"),
                 tasks.create_task(groups.run(), name="groups"),
                 tasks.create_task(instances.run(), name="consumer instances"),
-                tasks.create_task(reload_forever(guard, tls), name="reload"),
+                tasks.create_task(reload_forever(auth_reloader, tls), name="reload"),
             ]
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)

@@ -139,9 +139,9 @@ class Rig:
         await asyncio.gather(*(sender() for _ in range(CONCURRENT_BATCHES)))
         return firsts
 
-    async def hung(self) -> None:
+    async def scheduled(self) -> None:
         """Wait until all that was accepted hangs in the wheel."""
-        while self.timer.enqueue_lag_count:  # noqa: ASYNC110 - it is no event
+        while self.timer.intake_lag_count:  # noqa: ASYNC110 - it is no event
             await asyncio.sleep(0.001)
 
 
@@ -153,7 +153,7 @@ async def accept_and_busy(root: Path, count: int, rounds: int) -> list[Row]:
     started_s = time.perf_counter()
     await rig.accept(lambda number: far_ms + number, count)
     accepted_s = time.perf_counter() - started_s
-    await rig.hung()
+    await rig.scheduled()
     hung_s = time.perf_counter() - started_s
     rows = [
         Row(
@@ -172,7 +172,7 @@ async def accept_and_busy(root: Path, count: int, rounds: int) -> list[Row]:
     for _ in range(rounds):
         start_ms = (rig.clock.now_ms() // 1000 + 6 + count // 100_000) * 1000
         await rig.accept(lambda number, start_ms=start_ms: start_ms + number * 7919 % 1000, count)  # type: ignore[misc]
-        await rig.hung()
+        await rig.scheduled()
         until_ms = start_ms - 1100  # then the slot is opened
         calm_ms += await _others(rig, lambda until_ms=until_ms: rig.clock.now_ms() < until_ms)  # type: ignore[misc]
         wanted = rig.metrics.fired_count + count
@@ -381,11 +381,11 @@ async def flat_and_recovery(root: Path, few: int, many: int) -> list[Row]:
         return statistics.median([await probe_once() for _ in range(5)])
 
     async def probe_once() -> float:
-        await rig.hung()
+        await rig.scheduled()
         gc.collect()
         started_s = time.process_time()
         await rig.accept(lambda number: far_ms + number * 104_729 % spread_ms, 20_000)
-        await rig.hung()
+        await rig.scheduled()
         return (time.process_time() - started_s) / 20_000 * 1e6
 
     await rig.accept(lambda number: far_ms + number * 104_729 % spread_ms, few)
@@ -423,7 +423,7 @@ async def flat_and_recovery(root: Path, few: int, many: int) -> list[Row]:
     await rig.close(clean=False)
     again = Rig(root)
     await again.open(run=False)
-    await again.timer.enqueue_step()
+    await again.timer.intake_step()
     assert again.timer.pending_count == pending, "recovery counts otherwise"
     recovered_s = again.timer_start_s + again.store_open_s
     rows.append(

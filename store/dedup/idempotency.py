@@ -44,7 +44,7 @@ Waiter = asyncio.Future[list[Appended]]
 _InFlight = dict[int, Waiter]  # by sequence
 
 
-class Repeats:
+class Idempotency:
     """The identities of one store. All methods but `load`, `catch_up` and `Saving.run` belong to the event loop."""
 
     def __init__(
@@ -228,21 +228,21 @@ class Repeats:
 class Saving:
     """One save of the identities: `run` in a thread, then `marks` into a durable snapshot, then `finish`."""
 
-    def __init__(self, repeats: Repeats, until: int, rows: Sequence[Row], table: Table | None) -> None:
-        self._repeats = repeats
+    def __init__(self, idempotency: Idempotency, until: int, rows: Sequence[Row], table: Table | None) -> None:
+        self._idempotency = idempotency
         self._until = until
         self._rows = rows
         self._table = table
-        self._segments = repeats._journal.segments
-        self._saves = repeats._producers_saves
+        self._segments = idempotency._journal.segments
+        self._saves = idempotency._producers_saves
 
     def run(self) -> None:
         """Write what is new, durably. OSError passes through: what was saved before still counts."""
         if self._rows:
-            self._segments = self._repeats._journal.append(self._rows, self._repeats._window_ms)
+            self._segments = self._idempotency._journal.append(self._rows, self._idempotency._window_ms)
         if self._table is not None:
             self._saves += 1
-            self._repeats._snapshots.save(Snapshot(self._saves, encode_table(self._table)))
+            self._idempotency._snapshots.save(Snapshot(self._saves, encode_table(self._table)))
 
     @property
     def marks(self) -> dict[str, object]:
@@ -252,14 +252,14 @@ class Saving:
 
     def finish(self, *, is_saved: bool) -> None:
         """Said once: whether the marks have become durable."""
-        repeats = self._repeats
+        idempotency = self._idempotency
         if is_saved:
-            del repeats._unsaved[: len(self._rows)]
-            repeats._journal.segments = self._segments
-            repeats._producers_saves = self._saves
-            repeats.is_damaged = False
+            del idempotency._unsaved[: len(self._rows)]
+            idempotency._journal.segments = self._segments
+            idempotency._producers_saves = self._saves
+            idempotency.is_damaged = False
         elif self._table is not None:
-            repeats._producers_changed = True
+            idempotency._producers_changed = True
 
 
 def _ids_of(identity: Identity) -> Sequence[bytes]:

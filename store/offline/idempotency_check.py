@@ -50,7 +50,7 @@ class _Batch(NamedTuple):
     base_offset: int
 
 
-class RepeatsCheck:
+class IdempotencyCheck:
     """One check. `marks` are those in the snapshot of the topics; `producers` the newest whole snapshot of theirs."""
 
     def __init__(self, root: Path, marks: Mapping[str, object], producers: Snapshot | None, *, log_begin: int) -> None:

@@ -34,7 +34,7 @@ from store.index.opening import REBUILD_SNAPSHOT
 from store.limits import MiB
 from store.log.entry import Blank
 from store.offline.directory import Found, Hole, LogFile, Stain, Verdict, judge, locked, log_files
-from store.offline.idempotency_check import RepeatsCheck
+from store.offline.idempotency_check import IdempotencyCheck
 from store.offline.index_check import IndexCheck, NoIndexCheck, open_index_check
 from store.record_batch import check, decode
 from store.snapshot import VERSION as SNAPSHOT_VERSION
@@ -164,7 +164,7 @@ class _Verifier:
         self._meta_offset = 0  # records of `__meta` before it are in the topic table
         self._index: IndexCheck = NoIndexCheck()
         self._marks: Mapping[str, object] = {}  # how far repeated sends were saved
-        self._repeats: RepeatsCheck
+        self._idempotency: IdempotencyCheck
         self._last_hole: tuple[LogFile, Hole] | None = None
         self._gaps: set[tuple[QueueKey, tuple[int, int]]] = set()  # offsets already reported as missing
         self._last_store_time_ms = 0
@@ -196,7 +196,7 @@ class _Verifier:
             self._damage(self._root, 0, f"the index cannot be opened: {error}; see mq index rebuild")
         report.checkpoint = self._index.checkpoint
         report.index_checked = not isinstance(self._index, NoIndexCheck)
-        self._repeats = RepeatsCheck(self._root, self._marks, producers, log_begin=report.log_begin)
+        self._idempotency = IdempotencyCheck(self._root, self._marks, producers, log_begin=report.log_begin)
         try:
             self._check_log(files)
             if report.checkpoint > report.log_end and files:
@@ -204,7 +204,7 @@ class _Verifier:
                 self._damage(self._root / "index.0", 0, reason)
             self._check_topics(meta)
             self._check_index()
-            self._check_repeats()
+            self._check_idempotency()
         finally:
             self._index.close()
         report.queue_count = len(self._queues)
@@ -233,7 +233,7 @@ class _Verifier:
             fields = orjson.loads(snapshot.content)
             self._topics.restore(fields["topics"], fields["next_topic_id"])
             self._log_start = fields["log_start"]
-            self._marks = fields.get("repeats", {})
+            self._marks = fields.get("idempotency", {})
             self._meta_offset = snapshot.next_offset
         except (ValueError, TypeError, KeyError) as error:
             self._damage(self._root / "meta.0", 0, f"the snapshot of the topics is not understood: {error!r}")
@@ -285,7 +285,7 @@ class _Verifier:
         if entry.queue == META_QUEUE:
             self._apply_meta(file, entry)
         if entry.identity is not None:
-            self._repeats.expect(entry, entry.identity)
+            self._idempotency.expect(entry, entry.identity)
         self._index.expect(entry)
 
     def _check_offset(self, file: LogFile, entry: Entry) -> None:
@@ -337,8 +337,8 @@ class _Verifier:
             topic = queue.topic if queue is not None else f"with id {wrong.queue.topic_id}"
             self._damage(Path(wrong.path), wrong.position, wrong.reason, wrong.queue, topic, wrong.offsets)
 
-    def _check_repeats(self) -> None:
-        for wrong in self._repeats.finish():
+    def _check_idempotency(self) -> None:
+        for wrong in self._idempotency.finish():
             if wrong.queue is not None and wrong.queue.topic_id not in self._topics:
                 continue  # the topic was deleted while the record was on its way
             self._damage(wrong.path, wrong.position, wrong.reason)

@@ -107,7 +107,7 @@ def make_timer(root: Path, log_end: int) -> None:
     wheel = Wheel(files, root / "timer" / "wheel")
     for number in range(100):
         slot_s = 1_800_000_000 + number // 3
-        previous = wheel.hang(slot_s, timer_log.end)
+        previous = wheel.add(slot_s, timer_log.end)
         timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 8, 64, 0, 16, slot_s)
     unwritten = timer_log.unwritten()
     timer_log.write(unwritten)

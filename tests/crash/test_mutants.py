@@ -25,7 +25,7 @@ ROT = "tests/crash/test_bit_rot.py"
 ENTRY = "tests/store/log/test_entry.py"
 COMMIT_LOG = "tests/store/log/test_commit_log.py"
 RESERVE = "tests/store/test_full_disk.py"
-REPEATS = "tests/properties/test_repeats_crash.py"
+IDEMPOTENCY = "tests/properties/test_repeats_crash.py"
 
 MUTANT_TIMEOUT_S = 600
 """A mutant that hangs for so long has not been killed by a test; it fails, and is ended with all its processes."""
@@ -293,40 +293,40 @@ MUTANTS = [
         "store/store.py",
         "            if isinstance(entry, Entry) and entry.identity is not None:\n",
         "            if False:\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "remember a numbered batch that a power cut may take",
         "store/store.py",
         "is_durable=entry.position < self._log.durable_position",
         "is_durable=True",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "forget to save a sequence once it has become durable",
         "store/dedup/idempotency.py",
         "        self._producers_changed = self._producers.has_unsaved\n",
         "        self._producers_changed = False\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "save ids of entries that a power cut may take",
         "store/store.py",
-        "                saving = self._repeats.saving(until)\n",
-        "                saving = self._repeats.saving(self._published_position)\n",
-        REPEATS,
+        "                saving = self._idempotency.saving(until)\n",
+        "                saving = self._idempotency.saving(self._published_position)\n",
+        IDEMPOTENCY,
     ),
     Mutant(
         "count ids as saved that are not durable",
         "store/dedup/journal.py",
         "            file.pwritev([block], size)\n            file.datasync()\n",
         "            file.pwritev([block], size)\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "forget the ids of sends that are on their way",
         "store/store.py",
-        "        self._repeats.begin(appends, outcome)\n",
+        "        self._idempotency.begin(appends, outcome)\n",
         "",
         "tests/store/dedup/test_idempotency.py",
     ),

@@ -13,13 +13,13 @@ from store.types import Entry
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
-from timer.prefetch import LOOK_AHEAD_MS, LOOK_AHEAD_RECORDS_MAX, LOOK_INTERVAL_MS_MIN, LookAhead
+from timer.prefetch import PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.schedule import SLOT_MS
 from timer.service import TimerService
 from timer.state import TURN_UNITS
 
-HALF_MS = LOOK_AHEAD_MS // 2
+HALF_MS = PREFETCH_MS // 2
 FAR = [(START_MS + 9_000_000, b"far")] * 2000
 """With so many others in its entry, a record is decoded alone."""
 
@@ -39,11 +39,11 @@ class Looking:
         due = [(START_MS + ms, b"x") for ms in in_ms]
         self.positions.append((await self.log.accept([*due, *others])).position)
 
-    async def start(self) -> LookAhead:
+    async def start(self) -> Prefetch:
         await self.timer.start()
-        while await self.timer.enqueue_step():
+        while await self.timer.intake_step():
             pass
-        await self.timer._dequeueing.get(self.clock.now_ms() + SLOT_MS)
+        await self.timer._firing.get(self.clock.now_ms() + SLOT_MS)
         state = self.timer._state
         read_entries = self.log.read_entries
 
@@ -51,21 +51,21 @@ class Looking:
             self.reads.extend(positions)
             return await read_entries(positions)
 
-        state.bodies._read_entries = counted
-        return self.timer._look_ahead
+        state.record_cache._read_entries = counted
+        return self.timer._prefetch
 
     def at_hand(self, entry: int, count: int) -> list[int]:
         """Which of the first records of an entry are decoded."""
-        bodies = self.timer._state.bodies
-        return [index for index in range(count) if bodies.has(self.positions[entry], [index])]
+        record_cache = self.timer._state.record_cache
+        return [index for index in range(count) if record_cache.has(self.positions[entry], [index])]
 
 
 async def test_an_entry_of_which_something_is_due_in_the_first_half_is_decoded_for_all_of_it() -> None:
     looking = Looking()
-    await looking.accept(0, HALF_MS, HALF_MS + 1, LOOK_AHEAD_MS, LOOK_AHEAD_MS + 1)
-    await looking.accept(HALF_MS + 1, LOOK_AHEAD_MS)
+    await looking.accept(0, HALF_MS, HALF_MS + 1, PREFETCH_MS, PREFETCH_MS + 1)
+    await looking.accept(HALF_MS + 1, PREFETCH_MS)
     ahead = await looking.start()
-    assert await ahead.step() == LOOK_AHEAD_MS
+    assert await ahead.step() == PREFETCH_MS
     assert looking.at_hand(0, 5) == [0, 1, 2, 3]
     assert looking.at_hand(1, 2) == []
     assert looking.timer._state.open.in_memory_count == 7, "they stay"
@@ -73,14 +73,14 @@ async def test_an_entry_of_which_something_is_due_in_the_first_half_is_decoded_f
 
 async def test_an_entry_is_read_again_when_what_is_due_in_the_first_half_is_not_at_hand() -> None:
     looking = Looking()
-    await looking.accept(*range(0, LOOK_AHEAD_MS + HALF_MS, 100))
+    await looking.accept(*range(0, PREFETCH_MS + HALF_MS, 100))
     ahead = await looking.start()
     reads = []
-    for _ in range(0, LOOK_AHEAD_MS + HALF_MS, LOOK_AHEAD_MS // 4):
+    for _ in range(0, PREFETCH_MS + HALF_MS, PREFETCH_MS // 4):
         await ahead.step()
         reads.append(len(looking.reads))
-        looking.clock.step(LOOK_AHEAD_MS // 4)
-        while await looking.timer._dequeueing.go():
+        looking.clock.step(PREFETCH_MS // 4)
+        while await looking.timer._firing.go():
             pass
     assert reads == [1, 1, 1, 2, 2, 2]
     assert len(looking.log.delivered()) == 15
@@ -92,35 +92,35 @@ async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None
     ahead = await looking.start()
     await ahead.step()
     await looking.accept(20)
-    while await looking.timer.enqueue_step():
+    while await looking.timer.intake_step():
         pass
     looking.clock.step(20)
-    assert await looking.timer._dequeueing.go() == 1
+    assert await looking.timer._firing.go() == 1
     assert looking.reads == looking.positions
     assert len(looking.log.delivered()) == 1
 
 
-@pytest.mark.parametrize(("over", "ahead_ms"), [(0, LOOK_AHEAD_MS), (1, 0)])
+@pytest.mark.parametrize(("over", "ahead_ms"), [(0, PREFETCH_MS), (1, 0)])
 async def test_so_many_at_one_moment_are_decoded_ahead_and_no_more(over: int, ahead_ms: int) -> None:
     looking = Looking()
-    await looking.accept(*[0] * (LOOK_AHEAD_RECORDS_MAX + over), others=())
+    await looking.accept(*[0] * (PREFETCH_RECORDS_MAX + over), others=())
     ahead = await looking.start()
     assert await ahead.step() == ahead_ms
     assert looking.at_hand(0, 1) == ([] if over else [0])
 
 
-@pytest.mark.parametrize(("count", "ahead_ms"), [(40, LOOK_AHEAD_MS), (41, HALF_MS), (79, HALF_MS), (81, HALF_MS // 2)])
+@pytest.mark.parametrize(("count", "ahead_ms"), [(40, PREFETCH_MS), (41, HALF_MS), (79, HALF_MS), (81, HALF_MS // 2)])
 async def test_more_than_it_may_decode_makes_it_look_less_far(
     count: int, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timer.prefetch.LOOK_AHEAD_RECORDS_MAX", 40)
+    monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
     looking = Looking()
     for number in range(count):
-        await looking.accept(1 + number * LOOK_AHEAD_MS // count)
+        await looking.accept(1 + number * PREFETCH_MS // count)
     ahead = await looking.start()
     assert await ahead.step() == ahead_ms
     known = [number for number in range(count) if looking.at_hand(number, 1)]
-    assert known == [number for number in range(count) if number * LOOK_AHEAD_MS // count < ahead_ms // 2]
+    assert known == [number for number in range(count) if number * PREFETCH_MS // count < ahead_ms // 2]
 
 
 @pytest.mark.parametrize(("over", "is_decoded"), [(0, True), (1, False)])
@@ -140,10 +140,10 @@ async def test_others_have_their_turns() -> None:
     ahead = await looking.start()
     turns: list[int] = []
 
-    async def give_way() -> None:
+    async def yield_to_loop() -> None:
         turns.append(len(looking.reads))
 
-    looking.log.give_way = give_way  # type: ignore[method-assign]
+    looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
     await ahead.step()
     assert turns[:10] == [0] * 10, "while it looks"
     assert turns[10:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
@@ -155,11 +155,11 @@ async def test_it_leaves_what_is_due_to_those_who_deliver() -> None:
         await looking.accept(1, others=())
     ahead = await looking.start()
 
-    async def give_way() -> None:
+    async def yield_to_loop() -> None:
         if looking.reads:
             looking.clock.step(HALF_MS + 1)
 
-    looking.log.give_way = give_way  # type: ignore[method-assign]
+    looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
     await ahead.step()
     assert len(looking.reads) == TURN_UNITS
 
@@ -172,7 +172,7 @@ async def test_what_cannot_be_read_is_left_to_those_who_deliver() -> None:
     await ahead.step()
     assert looking.at_hand(0, 1) == []
     looking.clock.step(1)
-    assert await looking.timer._dequeueing.go() == 1
+    assert await looking.timer._firing.go() == 1
     assert looking.timer.metrics.parked_count == 1
 
 
@@ -184,16 +184,16 @@ async def test_a_stopped_store_ends_it() -> None:
     async def stopped(positions: Sequence[int]) -> list[Entry]:
         raise StoreStopped("a disk has failed")
 
-    looking.timer._state.bodies._read_entries = stopped
+    looking.timer._state.record_cache._read_entries = stopped
     with pytest.raises(StoreStopped):
         await ahead.run()
 
 
-@pytest.mark.parametrize(("count", "interval_ms"), [(3, LOOK_AHEAD_MS // 4), (41, LOOK_INTERVAL_MS_MIN)])
+@pytest.mark.parametrize(("count", "interval_ms"), [(3, PREFETCH_MS // 4), (41, PREFETCH_INTERVAL_MS_MIN)])
 async def test_it_looks_some_four_times_a_second_and_more_often_when_much_is_due(
     count: int, interval_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timer.prefetch.LOOK_AHEAD_RECORDS_MAX", 40)
+    monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
     looking = Looking()
     await looking.accept(*[0] * count)
     ahead = await looking.start()
@@ -221,10 +221,10 @@ async def test_an_entry_is_read_once_for_all_that_is_due_soon_if_memory_has_room
         await looking.accept(*due_ms[entry::4])
     await looking.start()
     for by_ms in (10, 400):
-        while await looking.timer.dequeue_step():
+        while await looking.timer.firing_step():
             pass
         looking.clock.step(by_ms)
-    while await looking.timer.dequeue_step():
+    while await looking.timer.firing_step():
         pass
     assert len(looking.log.delivered()) == due_count + over
     assert len(looking.reads) == reads_expected

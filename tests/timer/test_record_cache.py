@@ -13,7 +13,7 @@ from store.types import Acks, Append, Delay, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
 from timer.delivery import TIMER_QUEUE
-from timer.record_cache import STARTS_OVERHEAD_BYTES, Bodies, Body, pick
+from timer.record_cache import STARTS_OVERHEAD_BYTES, Body, RecordCache, pick
 
 
 async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tuple[FakeLog, list[int]]:
@@ -42,8 +42,8 @@ async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tu
     return log, positions
 
 
-def bodies_of(log: FakeLog, bytes_max: int = 1 << 24) -> Bodies:
-    return Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=bytes_max)
+def record_cache_of(log: FakeLog, bytes_max: int = 1 << 24) -> RecordCache:
+    return RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -51,12 +51,12 @@ def bodies_of(log: FakeLog, bytes_max: int = 1 << 24) -> Bodies:
 @pytest.mark.parametrize("count", [1, 2, 700])
 async def test_a_few_records_of_an_entry_are_those_of_the_whole_one(count: int, tagged: bool, pack: bool) -> None:
     log, (position, *_) = await log_with(count, pack=pack, tagged=tagged)
-    whole = await bodies_of(log).get(position, range(count))
+    whole = await record_cache_of(log).get(position, range(count))
     rng = Random(count)
-    bodies = bodies_of(log)
+    record_cache = record_cache_of(log)
     for _ in range(20):
         indexes = rng.sample(range(count), min(count, rng.choice((1, 2, 17, 400))))
-        some = await bodies.get(position, indexes)
+        some = await record_cache.get(position, indexes)
         for index in indexes:
             source = Source(position, index)
             assert pick(source, some) == pick(source, whole)
@@ -64,46 +64,46 @@ async def test_a_few_records_of_an_entry_are_those_of_the_whole_one(count: int, 
 
 async def test_only_what_is_wanted_is_decoded_and_the_rest_when_it_is_wanted() -> None:
     log, positions = await log_with(100)
-    bodies = bodies_of(log)
-    assert await bodies.read_ahead({positions[2]: [1]}) == 1, "it learns how large they are"
-    assert await bodies.read_ahead({position: [5, 3] for position in positions}) == 3
-    first: Body = await bodies.get(positions[0], [3])
+    record_cache = record_cache_of(log)
+    assert await record_cache.read_ahead({positions[2]: [1]}) == 1, "it learns how large they are"
+    assert await record_cache.read_ahead({position: [5, 3] for position in positions}) == 3
+    first: Body = await record_cache.get(positions[0], [3])
     assert first.places == {3: 0, 5: 1}
     assert len(first.keys) == len(first.delays) == len(first.tag_hashes) == 2
     assert first.has([3, 5])
     assert not first.has([3, 4])
-    assert (await bodies.get(positions[0], [4])).places == {4: 0}
-    assert (await bodies.get(positions[0], range(25))).places is None, "a quarter of it: the whole"
-    assert (await bodies.get(positions[0], [99])).places is None
+    assert (await record_cache.get(positions[0], [4])).places == {4: 0}
+    assert (await record_cache.get(positions[0], range(25))).places is None, "a quarter of it: the whole"
+    assert (await record_cache.get(positions[0], [99])).places is None
 
 
 async def test_others_have_a_turn_after_so_many_records_of_however_many_entries() -> None:
     log, positions = await log_with(700)
     turn_count = 0
 
-    async def give_way() -> None:
+    async def yield_to_loop() -> None:
         nonlocal turn_count
         turn_count += 1
 
-    bodies = Bodies(log.read_entry, log.read_entries, give_way, bytes_max=1 << 24)
+    record_cache = RecordCache(log.read_entry, log.read_entries, yield_to_loop, bytes_max=1 << 24)
     for position in positions:
-        await bodies.get(position, [0])  # finds where its records start
+        await record_cache.get(position, [0])  # finds where its records start
     for count, expected in ((50, 2), (150, 7), (700, 32)):
         turn_count = 0
         for position in positions:
-            await bodies.get(position, range(1, count + 1))
+            await record_cache.get(position, range(1, count + 1))
         assert turn_count in (expected, expected + 1), "one in 64 records, and what was left over before"
 
 
 async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:
     log, (position, *_) = await log_with(100)
-    bodies = bodies_of(log)
+    record_cache = record_cache_of(log)
     for index in (100, 2**31):
-        body = await bodies.get(position, [7, index])
+        body = await record_cache.get(position, [7, index])
         assert pick(Source(position, 7), body).delay.due_ms == START_MS + 49
         with pytest.raises(Corrupt):
             pick(Source(position, index), body)
-    alone = await bodies.get(position, [100])
+    alone = await record_cache.get(position, [100])
     with pytest.raises(Corrupt):
         pick(Source(position, 100), alone)
 
@@ -111,37 +111,37 @@ async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:
 async def test_where_records_start_is_kept_within_half_of_the_bytes() -> None:
     log, positions = await log_with(100)
     each_bytes = 400 + STARTS_OVERHEAD_BYTES
-    bodies = bodies_of(log, bytes_max=2 * 2 * each_bytes)
+    record_cache = record_cache_of(log, bytes_max=2 * 2 * each_bytes)
     for position in (*positions, *positions):
-        await bodies.get(position, [1])
-    assert list(bodies._starts) == positions[1:]
-    assert bodies._starts_bytes == 2 * each_bytes
-    assert bodies._bytes == sum(body.size_bytes for body in bodies._bodies.values())
+        await record_cache.get(position, [1])
+    assert list(record_cache._starts) == positions[1:]
+    assert record_cache._starts_bytes == 2 * each_bytes
+    assert record_cache._bytes == sum(body.size_bytes for body in record_cache._cached.values())
 
 
 async def test_all_of_an_entry_is_decoded_once_when_all_is_asked_for() -> None:
     log, (position, *_) = await log_with(100)
-    bodies = bodies_of(log)
-    some = await bodies.get(position, [1])
+    record_cache = record_cache_of(log)
+    some = await record_cache.get(position, [1])
     assert not some.has(None)
-    whole = await bodies.get(position, None)
+    whole = await record_cache.get(position, None)
     assert whole.has(None)
     assert len(whole.keys) == 100
-    assert await bodies.get(position, None) is whole
-    assert await bodies.get(position, [1]) is whole
+    assert await record_cache.get(position, None) is whole
+    assert await record_cache.get(position, [1]) is whole
 
 
 async def test_a_few_records_do_not_take_the_place_of_a_whole_entry() -> None:
     log, (position, *_) = await log_with(700)
-    bodies = bodies_of(log)
-    decoding = asyncio.create_task(bodies.get(position, None))
+    record_cache = record_cache_of(log)
+    decoding = asyncio.create_task(record_cache.get(position, None))
     for _ in range(5):
         await asyncio.sleep(0)
-    some = await bodies.get(position, [1])
+    some = await record_cache.get(position, [1])
     whole = await decoding
     assert some.places == {1: 0}, "they were decoded at the same time"
-    assert await bodies.get(position, [1]) is whole
-    assert bodies._bytes == whole.size_bytes
+    assert await record_cache.get(position, [1]) is whole
+    assert record_cache._bytes == whole.size_bytes
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -153,6 +153,6 @@ async def test_all_that_is_held_counts(pack: bool) -> None:
     append = Append(queue=TIMER_QUEUE, batch=batch, record_count=20, delays=delays)
     (appended,) = await log.append([append], acks=Acks.FLUSHED)
     for indexes in ([3], None):
-        body = await bodies_of(log).get(appended.position, indexes)
+        body = await record_cache_of(log).get(appended.position, indexes)
         held_bytes = len(body.keys) * 3000 + 5000  # equal headers are held once
         assert held_bytes < body.size_bytes < held_bytes + 500 * len(body.keys) + 500

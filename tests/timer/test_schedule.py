@@ -78,9 +78,9 @@ def test_any_text_is_an_id_or_a_value_error(text: str) -> None:
 def test_other_spellings_of_an_id_are_refused() -> None:
     text = encode_schedule_id(1_700_000_000_123, 4096, 3)
     last = text[-1]
-    twin = chr(ord(last) + 1)  # differs only in the two bits that no byte uses
-    assert base64.urlsafe_b64decode(text[1:-1] + twin + "=") == base64.urlsafe_b64decode(text[1:] + "=")
+    alias = chr(ord(last) + 1)  # differs only in the two bits that no byte uses
+    assert base64.urlsafe_b64decode(text[1:-1] + alias + "=") == base64.urlsafe_b64decode(text[1:] + "=")
     negative = "s" + base64.urlsafe_b64encode(b"\xff" * 20).rstrip(b"=").decode()
-    for other in (text[:-1] + twin, text + "=", text[1:], "S" + text[1:], text + "A", " " + text, negative):
+    for other in (text[:-1] + alias, text + "=", text[1:], "S" + text[1:], text + "A", " " + text, negative):
         with pytest.raises(ValueError, match="not a schedule id"):
             decode_schedule_id(other)

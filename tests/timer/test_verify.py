@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
     wheel = Wheel(files, directory / "wheel")
     for number in range(UNITS):
         slot_s = FIRST_S + number // 3
-        previous = wheel.hang(slot_s, timer_log.end)
+        previous = wheel.add(slot_s, timer_log.end)
         timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 64, 64, 0, 16, slot_s)
     unwritten = timer_log.unwritten()
     timer_log.write(unwritten)

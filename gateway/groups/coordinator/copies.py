@@ -75,7 +75,7 @@ class CopyWriter:
         for partition, lane in sorted(by_partition.items()):
             await self._append(view.name, partition, lane)
 
-    async def bury(self, group: str, copies: Sequence[Copy]) -> None:
+    async def dead_letter(self, group: str, copies: Sequence[Copy]) -> None:
         """Put copies into the group's dead-letter topic; durable on return. Raises StoreError."""
         view = await self._own_topic(dead_letter_topic(group), DEAD_LETTER_PARTITIONS)
         await self._append(view.name, 0, copies)

@@ -1,8 +1,8 @@
 """Dead letters: records that were rejected, or failed too often, go to `%DLQ%group`, and back when somebody asks.
 
 A record is finished when its consumer rejects it, nacks it for the last time, or falls silent on the last attempt. The
-first two are buried at once, the third by `bury_all`, which is called now and then and also tries again what could not
-be copied (a full disk).
+first two are dead-lettered at once, the third by `dead_letter_all`, which is called now and then and also tries again
+what could not be copied (a full disk).
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class DeadLetters:
         """A record there is finished, or has been handed out for the last time."""
         self._doomed.add((group, key))
 
-    async def bury(self, group: str, key: PartitionKey) -> None:
+    async def dead_letter(self, group: str, key: PartitionKey) -> None:
         """Copy what is finished into the dead-letter topic and settle it. What cannot be copied now is tried again."""
         if (group, key) not in self._doomed:
             return
         try:
             async with self._context.turns.of_leases(group, key):
-                while await self._bury_some(group, key):
+                while await self._dead_letter_some(group, key):
                     pass
         except StoreStopped:
             raise
         except StoreError as error:
             log.warning("dead letters wait group=%s partition=%s error=%s", group, key.partition, error)
 
-    async def _bury_some(self, group: str, key: PartitionKey) -> bool:
+    async def _dead_letter_some(self, group: str, key: PartitionKey) -> bool:
         context = self._context
         leases = context.table.leases(group, key)
         if leases is None or not leases.may_have_dead_letters:
@@ -71,14 +71,14 @@ class DeadLetters:
                     Copy(dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms), stored.json_values)
                 )
         if copies:
-            await self._copies.bury(group, copies)
+            await self._copies.dead_letter(group, copies)
         await context.write(leases.decide_settle(letter.offset for letter in letters))
         return True
 
-    async def bury_all(self) -> None:
+    async def dead_letter_all(self) -> None:
         """Look after everything that may have been handed out for the last time."""
         for group, key in list(self._doomed):
-            await to_its_end(self.bury(group, key))
+            await to_its_end(self.dead_letter(group, key))
 
     async def redrive(self, group: str, max_messages: int) -> int:
         """See `Groups.redrive`."""

@@ -39,7 +39,7 @@ from gateway.groups.machines.table import GroupTable
 EVENTS_LOST = "events_lost"
 
 
-class Mending:
+class LossyReplay:
     """From the first lost event on: `begin`, then `kept` for each event, then `end`."""
 
     def __init__(self, table: GroupTable, now_ms: int) -> None:

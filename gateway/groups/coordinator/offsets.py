@@ -1,8 +1,8 @@
 """How far groups are: committed offsets, where to start, lag, reset. In queue mode the first record that is not done is
 the committed offset.
 
-Where a group begins in a topic is fixed when a consumer first asks (see `beginnings`): a hand-over before the first
-commit loses nothing.
+Where a group begins in a topic is fixed when a consumer first asks (see `start_positions`): a hand-over before the
+first commit loses nothing.
 
 A commit is decided and queued while it has the group's turn, so it stands in the log before any change of owners that
 is decided later, and behind every one before: the next owner reads it, and no former owner commits after it. Where the
@@ -177,7 +177,7 @@ class Offsets:
         ends = {commit.key: end for commit, end in wanted.values()}
         is_alone = self._committing[name] == 1  # else what is known is not the last that was committed
         events: list[Event] = [
-            *context.table.progress.decide_commit(name, commits, ends, now_ms, keep_repeats=not is_alone)
+            *context.table.progress.decide_commit(name, commits, ends, now_ms, keep_unchanged=not is_alone)
         ]
         return events + self._ends_of_queue_mode(name, commits, now_ms)
 

@@ -95,7 +95,7 @@ class QueueMode:
     async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None) -> list[Settled]:
         results, keys = await self._settling.nack(group, receipts, delay_ms)
         for key in sorted(keys):
-            await self._dead_letters.bury(group, key)
+            await self._dead_letters.dead_letter(group, key)
         return results
 
     async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
@@ -105,16 +105,17 @@ class QueueMode:
     async def _reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
         results, keys = await self._settling.reject(group, receipts, reason)
         for key in sorted(keys):
-            await self._dead_letters.bury(group, key)
+            await self._dead_letters.dead_letter(group, key)
         return results
 
     async def redrive(self, group: str, max_messages: int) -> int:
         """See `Groups.redrive`."""
         return await self._dead_letters.redrive(group, max_messages)
 
-    async def bury_all(self) -> None:
-        """What is to be done now and then: bury what was handed out for the last time and came back by silence."""
-        await self._dead_letters.bury_all()
+    async def dead_letter_all(self) -> None:
+        """What is to be done now and then: dead-letter what was handed out for the last time and came back by
+        silence."""
+        await self._dead_letters.dead_letter_all()
 
     def applied(self, event: LeaseEvent) -> None:
         """Leases have changed: tell who waits for it, and remember where dead letters may be."""

@@ -4,8 +4,8 @@ It begins with another partition each time, and goes to those first that nobody 
 waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
 
 Where a group begins is settled by its first receive in a topic, for all partitions of the topic at once and durably:
-whatever is stored from then on, in whichever partition, reaches the group (see `beginnings`). The group's own retry
-topic begins with its first record.
+whatever is stored from then on, in whichever partition, reaches the group (see `start_positions`). The group's own
+retry topic begins with its first record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.coordinator.search import Lane, Search, Wanted, lanes_of, text_of
 from gateway.groups.coordinator.start_positions import start_in
-from gateway.groups.coordinator.tail_watcher import Arrivals
+from gateway.groups.coordinator.tail_watcher import TailWatcher
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
@@ -78,14 +78,14 @@ class Receiving:
         self._signer = signer
         self._give_back = give_back
         self._in_flight_max = in_flight_max
-        self._arrivals = Arrivals()
+        self._tail_watcher = TailWatcher()
         self._next_lane: dict[str, int] = {}
         self._taking: Counter[str] = Counter()  # records that are about to be opened, by group
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
 
     async def close(self) -> None:
         """End all waits."""
-        await self._arrivals.close()
+        await self._tail_watcher.close()
 
     def forget(self, group: str) -> None:
         """The group was deleted."""
@@ -361,11 +361,11 @@ class Receiving:
         """Until something may have changed for this request since the round, or its time is over."""
         context = self._context
         now_ms = context.clock.now_ms()
-        tails = []
+        watched = []
         for lane in lanes:
             broker, queue = context.records.tail(lane.topic, lane.partition)
-            self._arrivals.listen(broker, queue, done.bounds[lane.key].max_offset, waiter)
-            tails.append((broker, queue))
+            self._tail_watcher.listen(broker, queue, done.bounds[lane.key].max_offset, waiter)
+            watched.append((broker, queue))
             leases = context.table.leases(group, lane.key)
             due_ms = None if leases is None else leases.next_due_ms()
             if due_ms is not None:
@@ -375,8 +375,8 @@ class Receiving:
             await waiter
         finally:
             timer.cancel()
-            for broker, queue in tails:
-                self._arrivals.forget(broker, queue, waiter)
+            for broker, queue in watched:
+                self._tail_watcher.forget(broker, queue, waiter)
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

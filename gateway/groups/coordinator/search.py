@@ -102,7 +102,7 @@ class Search:
         await self._look_again(group, lane, leases, wanted, now_ms, bounds, found)
         if found.wanted_count < wanted.limit and bounds.max_offset > leases.next_offset:
             if wanted.room > 0:
-                await self._look_ahead(group, lane, leases, wanted, bounds, found)
+                await self._read_new(group, lane, leases, wanted, bounds, found)
             else:
                 found.is_full = True
         return found
@@ -153,7 +153,7 @@ class Search:
                 del known[offset]
         return known
 
-    async def _look_ahead(
+    async def _read_new(
         self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, bounds: Bounds, found: Found
     ) -> None:
         """Records the group has not been handed yet, filtered by tag. Copies were chosen before: no filter for them."""

@@ -1,7 +1,7 @@
 """The coordinator: all consumer groups of one node, behind the protocol of `api`.
 
     start   read the last snapshot and the events behind it; forget what belongs to topics that are gone
-    run     write events, put out silent members, heal assignments, bury dead letters, save snapshots
+    run     write events, put out silent members, heal assignments, dead-letter dead letters, save snapshots
     close   write what waits, save a last snapshot
 
 Its parts: `stream` (members), `offsets` (progress), `queue` (leases), `copies` (retries, dead letters), `event_log`.
@@ -21,7 +21,7 @@ from gateway.brokers.base import Broker
 from gateway.groups.coordinator.context import Context, OwnTopics, Stats
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.event_log import EventLog, RunBlocking, snapshot_files
-from gateway.groups.coordinator.lossy_replay import Mending
+from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.queue import QueueMode
 from gateway.groups.coordinator.receipt_key import load_or_make_key
@@ -72,7 +72,7 @@ DOCUMENTS_MAX = 10_000
 LOOK_INTERVAL_MS = 200
 """How often it is asked whose session is over."""
 
-BURY_INTERVAL_MS = 1_000
+DEAD_LETTER_INTERVAL_MS = 1_000
 """How often it is asked which records were handed out for the last time and came back by silence."""
 
 LAG_INTERVAL_MS = 5_000
@@ -151,7 +151,7 @@ class Coordinator:
         self.queue: QueueMode
         """Made by `start`, which reads the key of its receipts."""
 
-        self._mending: Mending | None = None  # while events are read, behind a lost one
+        self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
         self.lags: list[tuple[tuple[str, str, int], int]] = []
         """Lag by group, topic and partition, as it was when last looked at."""
@@ -166,8 +166,8 @@ class Coordinator:
             self._context, self._offsets, self._copies, Signer(keys), in_flight_max=self._in_flight_max
         )
         event_count = await self._log.replay(self._events_lost)
-        if self._mending is not None:
-            ended, self._mending = self._mending.end(), None
+        if self._lossy_replay is not None:
+            ended, self._lossy_replay = self._lossy_replay.end(), None
             for event in ended:
                 self._apply(event)
             await self._log.save()
@@ -182,8 +182,10 @@ class Coordinator:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._log.run(), name="groups events")
             tasks.create_task(self._now_and_then(LOOK_INTERVAL_MS, self.stream.look), name="groups members")
-            tasks.create_task(self._now_and_then(BURY_INTERVAL_MS, self.queue.bury_all), name="groups dead letters")
-            tasks.create_task(self._now_and_then(BURY_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
+            tasks.create_task(
+                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.queue.dead_letter_all), name="groups dead letters"
+            )
+            tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
             tasks.create_task(self._now_and_then(LAG_INTERVAL_MS, self._read_lags), name="groups lag")
             tasks.create_task(self._follow_topics(), name="groups topics")
             tasks.create_task(self._drain(), name="groups draining")
@@ -218,16 +220,16 @@ class Coordinator:
         return self._table
 
     def _events_lost(self, count: int) -> None:
-        if self._mending is None:
+        if self._lossy_replay is None:
             log.warning("events of consumer groups were lost in a repair: members join again, records may come again")
-            mending = Mending(self._table, self._context.clock.now_ms())
-            for event in mending.begin():
+            lossy_replay = LossyReplay(self._table, self._context.clock.now_ms())
+            for event in lossy_replay.begin():
                 self._apply(event)
-            self._mending = mending
-        self._mending.lost_count += count
+            self._lossy_replay = lossy_replay
+        self._lossy_replay.lost_count += count
 
     def _apply(self, event: Event) -> None:
-        for one in (event,) if self._mending is None else self._mending.kept(event):
+        for one in (event,) if self._lossy_replay is None else self._lossy_replay.kept(event):
             self._apply_one(one)
 
     def _apply_one(self, event: Event) -> None:

@@ -39,7 +39,7 @@ _Receipts = Sequence[Receipt | None]
 
 class Settling:
     """Settles records of all groups of one node. What is finished afterwards (rejected, or nacked for the last time) is
-    the caller's to bury."""
+    the caller's to dead-letter."""
 
     def __init__(self, context: Context, copies: CopyWriter, signer: Signer) -> None:
         self._context = context

@@ -11,22 +11,22 @@ from store.types import QueueKey
 WAIT_MS = 30_000
 """A wait ends after this time, and with it the waits of those who listen: they look, find nothing, and listen again."""
 
-_Tail = tuple[str, QueueKey]
+_Queue = tuple[str, QueueKey]
 
 
-class Arrivals:
+class TailWatcher:
     """Wakes those who listen to a queue when it gets a record, or goes away."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Tail, set[asyncio.Future[None]]] = {}
-        self._tasks: dict[_Tail, asyncio.Task[None]] = {}
+        self._waiting: dict[_Queue, set[asyncio.Future[None]]] = {}
+        self._tasks: dict[_Queue, asyncio.Task[None]] = {}
 
     def listen(self, broker: Broker, queue: QueueKey, end: int, waiter: asyncio.Future[None]) -> None:
         """Have a future done when the queue has more than `end` records before its end, perhaps earlier."""
-        tail = (broker.name, queue)
-        self._waiting.setdefault(tail, set()).add(waiter)
-        if tail not in self._tasks:
-            self._tasks[tail] = asyncio.create_task(self._watch(broker, queue, end), name="mq-groups-arrivals")
+        key = (broker.name, queue)
+        self._waiting.setdefault(key, set()).add(waiter)
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._watch(broker, queue, end), name="mq-groups-tail-watcher")
 
     def forget(self, broker: Broker, queue: QueueKey, waiter: asyncio.Future[None]) -> None:
         """Listen no more. The wait itself goes on: usually somebody listens again soon."""

@@ -14,7 +14,7 @@ begins:
     absent, retry topic    min                  min                  max
     unavailable            wait and ask again
 
-Where a group begins is stored at once, for all partitions of the topic, and then found (`coordinator/beginnings`).
+Where a group begins is stored at once, for all partitions of the topic, and then found (`coordinator/start_positions`).
 The original begins a retry topic at 0, which its first read moves to min; here it is min at once.
 
 Invariants
@@ -215,9 +215,9 @@ class Progress:
         ends: Mapping[PartitionKey, int],
         now_ms: int,
         *,
-        keep_repeats: bool = False,
+        keep_unchanged: bool = False,
     ) -> list[OffsetsCommitted]:
-        """The event of a commit; nothing when it says only what is known, unless it is to `keep_repeats`: another
+        """The event of a commit; nothing when it says only what is known, unless it is to `keep_unchanged`: another
         commit, decided before and not applied yet, may say otherwise. `now_ms` is wall time.
 
         Whether the member may commit is asked of `Membership.check_owner` first. An offset may go back: a member that
@@ -237,7 +237,7 @@ class Progress:
         news = tuple(
             CommittedOffset(*commit.key, commit.offset, commit.metadata, now_ms)
             for commit in commits
-            if keep_repeats
+            if keep_unchanged
             or (old := known.get(commit.key)) is None
             or (old.offset, old.metadata) != (commit.offset, commit.metadata)
         )

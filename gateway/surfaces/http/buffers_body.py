@@ -18,14 +18,14 @@ JOINED_BYTES_MAX = 64 * KiB
 """Bodies up to this size are joined: one small copy is cheaper than several buffers."""
 
 
-class Parts(Payload):
+class BuffersBody(Payload):
     """Buffers that nobody changes any more, sent one behind the other."""
 
     _value: Sequence[Buffer]
 
-    def __init__(self, parts: Sequence[Buffer]) -> None:
-        super().__init__(parts)
-        self._size = sum(map(len, parts))
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        super().__init__(buffers)
+        self._size = sum(map(len, buffers))
 
     def __len__(self) -> int:
         return self._size or 0
@@ -35,14 +35,14 @@ class Parts(Payload):
         return b"".join(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Hand all parts to the connection, then wait until it has taken them."""
+        """Hand all buffers to the connection, then wait until it has taken them."""
         writer.send_headers()
-        for part in self._value:
-            await writer.write(part, drain=False)  # type: ignore[call-arg]  # the abstract class lacks `drain`
+        for buffer in self._value:
+            await writer.write(buffer, drain=False)  # type: ignore[call-arg]  # the abstract class lacks `drain`
         await writer.drain()
 
 
-def body_of(parts: Sequence[Buffer]) -> bytes | Parts:
-    """The parts as a body for `web.Response`."""
-    size = sum(map(len, parts))
-    return b"".join(parts) if size <= JOINED_BYTES_MAX else Parts(parts)
+def body_of(buffers: Sequence[Buffer]) -> bytes | BuffersBody:
+    """The buffers as a body for `web.Response`."""
+    size = sum(map(len, buffers))
+    return b"".join(buffers) if size <= JOINED_BYTES_MAX else BuffersBody(buffers)

@@ -4,7 +4,7 @@ The shell around aiohttp's protocol class. Connections are counted in all and by
 closed before anything of it is read. aiohttp answers malformed requests by itself, past every route; here that answer
 gets the shape of all others: JSON, a request id, no Server header.
 
-A request that arrives whole while the connection is idle is shown to the express lane first (express.py). While the
+A request that arrives whole while the connection is idle is shown to the fast path first. While the
 lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests.
 """
 
@@ -33,7 +33,7 @@ RETRY_AFTER_S = 1
 HANDSHAKE_TIMEOUT_S = 10.0
 
 
-class Door:
+class ConnectionLimiter:
     """Counts connections. A refused one is not counted."""
 
     def __init__(self, limits: Limits, stats: GatewayStats) -> None:
@@ -64,8 +64,8 @@ class Door:
             del self._by_address[address]
 
 
-class Journey(NamedTuple):
-    """One request that the lane has taken."""
+class FastRequest(NamedTuple):
+    """One request that the fast path has taken."""
 
     begun: Begun
     content_type: str
@@ -74,44 +74,49 @@ class Journey(NamedTuple):
     started_s: float
 
 
-class Express(Protocol):
+class FastPath(Protocol):
     """A way to answer some requests without aiohttp's tasks, requests and responses."""
 
     def is_for(self, message: RawRequestMessage) -> bool:
         """Whether a request may be one for it, by its first line and its headers' names."""
         ...
 
-    def begin(self, message: RawRequestMessage, body: bytes) -> Journey | None:
+    def begin(self, message: RawRequestMessage, body: bytes) -> FastRequest | None:
         """Begin to serve a request; None, and nothing has happened, when aiohttp must."""
         ...
 
-    def answer(self, journey: Journey) -> bytes:
+    def answer(self, fast_request: FastRequest) -> bytes:
         """The whole answer to a request whose append has ended. Raises what the append raises."""
         ...
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection, behind the door."""
+    """aiohttp's protocol of one connection, counted by a limiter."""
 
-    __slots__ = ("_address", "_door", "_express", "_held", "_journey", "_request_ids", "_taken")
+    __slots__ = ("_address", "_fast_path", "_fast_request", "_held", "_limiter", "_request_ids", "_taken")
 
     def __init__(
-        self, manager: web.Server, door: Door, request_ids: RequestIds, express: Express | None = None, **options: Any
+        self,
+        manager: web.Server,
+        limiter: ConnectionLimiter,
+        request_ids: RequestIds,
+        fast_path: FastPath | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
-        self._door = door
+        self._limiter = limiter
         self._request_ids = request_ids
-        self._express = express
-        self._journey: Journey | None = None  # the request that the express lane has
+        self._fast_path = fast_path
+        self._fast_request: FastRequest | None = None  # the request that the fast path has
         self._taken: tuple[RawRequestMessage, StreamReader] | None = None  # the same request as aiohttp knows it
-        self._held = b""  # came while the express lane had a request
+        self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         peer = transport.get_extra_info("peername")
         address = counted_as(str(peer[0])) if peer else ""
-        if self._door.enter(address):
+        if self._limiter.enter(address):
             self._address = address
             super().connection_made(transport)
         else:
@@ -122,56 +127,56 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
         if self._address is not None:
-            self._door.leave(self._address)
+            self._limiter.leave(self._address)
             self._address = None
         super().connection_lost(exc)
 
-    # ------------------------------------------------------------------------------------------ the express lane
+    # ------------------------------------------------------------------------------------------ the fast path
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        if self._journey is not None:
+        if self._fast_request is not None:
             self._hold(data)
             return
         waiter = self._waiter
-        if self._express is None or waiter is None or waiter.done() or self._paused:
+        if self._fast_path is None or waiter is None or waiter.done() or self._paused:
             super().data_received(data)  # aiohttp is busy with a request, or the client does not read its answers
             return
         self._waiter = None  # so that it wakes nobody yet
         super().data_received(data)
         self._waiter = waiter
         messages = self._messages
-        if messages and not (len(messages) == 1 and self._take(self._express, *messages[0])) and not waiter.done():
+        if messages and not (len(messages) == 1 and self._take(self._fast_path, *messages[0])) and not waiter.done():
             waiter.set_result(None)
 
-    def _take(self, express: Express, message: object, payload: StreamReader) -> bool:
-        """Let the express lane have the request that has just arrived, if it can."""
+    def _take(self, fast_path: FastPath, message: object, payload: StreamReader) -> bool:
+        """Let the fast path have the request that has just arrived, if it can."""
         if not (isinstance(message, RawRequestMessage) and payload.__class__ is StreamReader and payload.is_eof()):
             return False  # not HTTP, without a body, or not whole
-        if not express.is_for(message):
+        if not fast_path.is_for(message):
             return False
         # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
         pieces = payload._buffer
-        journey = express.begin(message, pieces[0]) if len(pieces) == 1 else None
-        if journey is None:
+        fast_request = fast_path.begin(message, pieces[0]) if len(pieces) == 1 else None
+        if fast_request is None:
             return False
         self._messages.clear()
-        self._journey, self._taken = journey, (message, payload)
+        self._fast_request, self._taken = fast_request, (message, payload)
         self._request_in_progress = True  # a shutdown waits for it
-        journey.begun.outcome.add_done_callback(self._arrived)
+        fast_request.begun.outcome.add_done_callback(self._arrived)
         return True
 
     def _arrived(self, outcome: asyncio.Future[list[Appended]]) -> None:
-        journey, taken, express, transport = self._journey, self._taken, self._express, self.transport
-        assert journey is not None
+        fast_request, taken, fast_path, transport = self._fast_request, self._taken, self._fast_path, self.transport
+        assert fast_request is not None
         assert taken is not None
-        assert express is not None
-        self._journey = self._taken = None
+        assert fast_path is not None
+        self._fast_request = self._taken = None
         self._request_in_progress = False
         if outcome.cancelled() or outcome.exception() is not None:
-            self._hand_over(taken)
+            self._fall_back(taken)
             return
-        answer = express.answer(journey)
+        answer = fast_path.answer(fast_request)
         if transport is not None and not transport.is_closing():
             assert self._parser is not None
             self._parser.message_consumed()
@@ -182,7 +187,7 @@ class Connection(web.RequestHandler):
         if self._held:
             self._release()
 
-    def _hand_over(self, taken: tuple[RawRequestMessage, StreamReader]) -> None:
+    def _fall_back(self, taken: tuple[RawRequestMessage, StreamReader]) -> None:
         """Give a request to aiohttp after all: its append has failed, which is for the ordinary way to say."""
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -203,8 +208,8 @@ class Connection(web.RequestHandler):
         self.data_received(held)
 
     def _process_keepalive(self) -> None:
-        """aiohttp's end of an idle connection. One whose request is in the express lane is not idle."""
-        if self._journey is not None:
+        """aiohttp's end of an idle connection. One whose request is in the fast path is not idle."""
+        if self._fast_request is not None:
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 

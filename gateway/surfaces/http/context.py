@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.api.consumer import Consumer
 from gateway.api.producer import Producer
-from gateway.api.stream_leases import Hands
+from gateway.api.stream_leases import AllStreamLeases
 from gateway.api.topics import TopicAdmin
 from gateway.auth.authenticator import Anybody, Authenticator
 from gateway.auth.rates import Rates
@@ -101,7 +101,7 @@ class Gateway:
     """Set before that: not ready for more, but all goes on for `drain_delay_ms`."""
 
     authenticator: Authenticator = field(default_factory=Anybody)
-    hands: Hands = field(default_factory=Hands)
+    stream_leases: AllStreamLeases = field(default_factory=AllStreamLeases)
     """What event streams of groups have handed out."""
 
     on_group_deleted: list[Callable[[str], None]] = field(default_factory=list)

@@ -91,7 +91,7 @@ PARTITION = (404, 40401, 40402)
 READS = (50002, 50350)
 WRITES = (50002, 50350, 50351, 50750)
 RECORDS = (422, 41350, 42250, 42251, 42950, 40402)
-REPEATS = (400, 422, 42254, 42950, 40957)
+IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
 QUERY = (400, 422, 42253)
 GROUP = (422, 409, 40405, 42950, 50350, 50351, 50750, 50002)
 INSTANCE = (400, 422, 40403, 42950, 409, *WRITES)
@@ -173,7 +173,7 @@ _PRODUCE = Operation(
             headers=("Mq-Acks", "Idempotent-Replayed"),
         )
     },
-    errors=(400, 415, 42208, 40956, 41250, *TOPIC, *RECORDS, *REPEATS, *WRITES),
+    errors=(400, 415, 42208, 40956, 41250, *TOPIC, *RECORDS, *IDEMPOTENCY, *WRITES),
 )
 
 _OPS: dict[str, Operation] = {
@@ -268,7 +268,7 @@ _SEND: dict[str, Operation] = {
             201: _json("Stored.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),
             202: _json("Accepted, to be delivered later.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),
         },
-        errors=(*QUERY, 41250, *TOPIC, *RECORDS, *REPEATS, *WRITES),
+        errors=(*QUERY, 41250, *TOPIC, *RECORDS, *IDEMPOTENCY, *WRITES),
     ),
     "produce_lines": Operation(
         tag="Send",
@@ -285,7 +285,7 @@ _SEND: dict[str, Operation] = {
                 description="A receipt for each line, in order.", content={LINES_TYPE: lines(ref("LineReceipt"))}
             )
         },
-        errors=(*QUERY, 415, *TOPIC, *REPEATS, 50350),
+        errors=(*QUERY, 415, *TOPIC, *IDEMPOTENCY, 50350),
     ),
 }
 
@@ -591,14 +591,14 @@ _V3: dict[str, Operation] = {
                 content={JSON_TYPE: {ITEMS: ref("V3Receipt")}},
             )
         },
-        errors=(*V3_TOPIC, *REPEATS, 50350),
+        errors=(*V3_TOPIC, *IDEMPOTENCY, 50350),
     ),
     "v3_produce_batch": Operation(
         tag="REST Proxy v3",
         body=_body(ref("V3Batch")),
         headers=("Idempotency-Key", "traceparent", "tracestate"),
         answers={207: _json("What became of each entry.", ref("V3BatchReceipts"))},
-        errors=(42208, *V3_TOPIC, *REPEATS),
+        errors=(42208, *V3_TOPIC, *IDEMPOTENCY),
     ),
     "v3_groups": _v3(_json("Groups.", ref("V3Groups")), 50351),
     "v3_group": _v3(_json("The group.", ref("V3Group")), *V3_GROUP),

@@ -1,10 +1,10 @@
-"""The express lane: a POST of one plain JSON record, answered without aiohttp's tasks, requests and responses.
+"""The fast path: a POST of one plain JSON record, answered without aiohttp's tasks, requests and responses.
 
-What is sent most costs least here: `Connection` shows each request to the lane before aiohttp does anything with it.
-The lane takes a request only when the ordinary way could not but answer 200 by the same steps: everything about it is
-in the lists below, its caller is known and allowed, its record is neither delayed nor has an id. Whatever is not plain
-is left alone, and nothing has happened to it then; a request whose append fails goes back, and the ordinary way says
-why. Thus this file knows no error, and a header that it has not heard of is never overlooked.
+`Connection` shows each request to the fast path before aiohttp does anything with it. The fast path accepts only
+requests that the normal path would answer with 200 by the same steps: everything about the request is in the lists
+below, its caller is known and allowed, its record is neither delayed nor has an id. Any other request goes to aiohttp
+untouched. A request whose append fails goes there too, and the normal path answers the error. So this file makes no
+error answer, and a request with an unknown header is never taken.
 
 The answer is the one that `produce.py` and `application.py` give, byte for byte but for the date and the request id.
 """
@@ -23,7 +23,7 @@ from multidict import istr
 from gateway.auth.access import Permission
 from gateway.codec.records import Format, parse_envelope
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Journey
+from gateway.surfaces.http.connection import FastRequest
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
 from gateway.surfaces.http.origins import Origins
@@ -32,7 +32,7 @@ from store.limits import KiB
 from store.types import Acks
 
 BODY_BYTES_MAX = 16 * KiB
-"""Larger bodies take the ordinary way; what the lane saves would not show."""
+"""Larger bodies take the normal path; what the fast path saves would not show."""
 
 TARGETS_MAX = 4096
 """Request targets remembered; then they are learnt again."""
@@ -44,7 +44,7 @@ _PLAIN = (
     "Authorization", "Connection", "X-Request-Id", "Cache-Control", "Pragma",
 )  # fmt: skip
 PLAIN_HEADERS = frozenset(form.encode() for name in _PLAIN for form in (name, name.lower(), name.upper()))
-"""Headers whose meaning the lane knows, as clients write them."""
+"""Headers whose meaning the fast path knows, as clients write them."""
 
 _TARGET = re.compile(
     r"/topics/([A-Za-z0-9._-]{1,255})(?:/partitions/([0-9]{1,9}))?(?:\?acks=(written|flushed))?", re.ASCII
@@ -69,8 +69,8 @@ class _Target(NamedTuple):
     stats: RouteStats
 
 
-class Express:
-    """The lane of one server."""
+class FastPath:
+    """The fast path of one server."""
 
     def __init__(self, gateway: Gateway, origins: Origins, request_ids: RequestIds) -> None:
         self._known_access = gateway.authenticator.known_access
@@ -81,11 +81,11 @@ class Express:
         self._bytes_max = min(BODY_BYTES_MAX, gateway.limits.body_bytes_max)
         self._records_max = gateway.limits.records_per_request_max
         self._targets: dict[str, _Target] = {}
-        # Limits of rate and the log of requests are for the ordinary way.
+        # Limits of rate and the log of requests are for the normal path.
         self._is_open = gateway.rates is None and not gateway.config.access_log
 
     def is_for(self, message: RawRequestMessage) -> bool:
-        """Whether a request may be one for the lane, by its first line and its headers' names."""
+        """Whether a request may be one for the fast path, by its first line and its headers' names."""
         return (
             self._is_open
             and message.method == "POST"
@@ -95,8 +95,8 @@ class Express:
             and PLAIN_HEADERS.issuperset([name for name, _ in message.raw_headers])
         )
 
-    def begin(self, message: RawRequestMessage, body: bytes) -> Journey | None:
-        """Send the record of a request that `is_for` this lane; None when it must take the ordinary way after all."""
+    def begin(self, message: RawRequestMessage, body: bytes) -> FastRequest | None:
+        """Send the record of a request that `is_for` this lane; None when it must take the normal path after all."""
         started_s = perf_counter()
         if len(body) > self._bytes_max:
             return None
@@ -117,17 +117,17 @@ class Express:
             begun = self._producer.begin(
                 topic, records[0], partition=partition, json_values=fmt is Format.JSON, acks=acks
             )
-        except Exception:  # nothing was stored: the ordinary way meets the same error, and answers it
+        except Exception:  # nothing was stored: the normal path meets the same error, and answers it
             return None
         if begun is None:
             return None
         # A NamedTuple's own constructor takes three times as long.
         request_id = self._request_ids.of_headers(headers)
-        return tuple.__new__(Journey, (begun, content_type, request_id, stats, started_s))
+        return tuple.__new__(FastRequest, (begun, content_type, request_id, stats, started_s))
 
-    def answer(self, journey: Journey) -> bytes:
+    def answer(self, fast_request: FastRequest) -> bytes:
         """The whole answer to a request whose append has ended. Raises what the append raises."""
-        begun, content_type, request_id, stats, started_s = journey
+        begun, content_type, request_id, stats, started_s = fast_request
         offset, reached = self._producer.finish(begun)
         body = _BODY % (begun.partition, offset)
         stats.answered(200, perf_counter() - started_s)
@@ -137,7 +137,7 @@ class Express:
         )  # fmt: skip
 
     def _learn(self, path: str) -> bool:
-        """Whether this is a request target of the lane, which then remembers it."""
+        """Whether this is a request target of the fast path, which then remembers it."""
         match = _TARGET.fullmatch(path)
         if match is None:
             return False

@@ -21,7 +21,7 @@ from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.texts import render_texts
 from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.surfaces.http.answers import packed
-from gateway.surfaces.http.buffers_body import Parts, body_of
+from gateway.surfaces.http.buffers_body import BuffersBody, body_of
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
@@ -179,7 +179,7 @@ async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms
     )
 
 
-async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | Parts, int]:
+async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | BuffersBody, int]:
     """The body made of what was fetched, and the offset behind it."""
     start = pull.start
     stop = min(pull.stop, start + pull.max_records)
@@ -197,7 +197,7 @@ async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | Parts, int]:
 
 async def _taken_filtered(
     gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched
-) -> tuple[bytes | Parts, int]:
+) -> tuple[bytes | BuffersBody, int]:
     """As `_taken`, for the records that the filter wants; goes on reading until there is one."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + pull.timeout_ms / 1000

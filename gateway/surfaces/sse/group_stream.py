@@ -18,7 +18,7 @@ from aiohttp import web
 
 from gateway.api.errors import error_of
 from gateway.api.render import delivered_as_json
-from gateway.api.stream_leases import Hand
+from gateway.api.stream_leases import StreamLeases
 from gateway.auth.access import Access, Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
@@ -67,12 +67,12 @@ class GroupStream:
         self._heartbeat_ms = heartbeat_ms
         self._heartbeat_at_s = 0.0
         self._room = asyncio.Event()
-        self._hand = Hand(credit, self._room.set)
+        self._leases = StreamLeases(credit, self._room.set)
 
     async def run(self) -> web.StreamResponse:
         """Stream until the client is gone, its rights end, or the server drains."""
         gateway = self._gateway
-        gateway.hands.add(self._group, self._hand)
+        gateway.stream_leases.add(self._group, self._leases)
         draining = asyncio.ensure_future(gateway.draining.wait())
         draining.add_done_callback(lambda _: self._room.set())
         try:
@@ -88,18 +88,18 @@ class GroupStream:
             await self._answer.write(self._event("error", fields))
         finally:
             draining.cancel()
-            gateway.hands.remove(self._group, self._hand)
+            gateway.stream_leases.remove(self._group, self._leases)
         return await self._answer.end()
 
     async def _turn(self) -> None:
         """Hand out what there is, or wait for it; after a while without anything, say that all is well."""
         self._room.clear()
         self._check_rights()
-        room = self._hand.room(self._gateway.clock.now_ms())
+        room = self._leases.room(self._gateway.clock.now_ms())
         if room:
             messages = await self._received(min(room, PIECE_RECORDS))
             if messages:
-                await self._hand_out(messages)
+                await self._deliver(messages)
                 return
         else:
             await self._wait_for_room()
@@ -128,7 +128,7 @@ class GroupStream:
             return ()
 
     async def _wait_for_room(self) -> None:
-        next_end_ms = self._hand.next_end_ms
+        next_end_ms = self._leases.next_end_ms
         assert next_end_ms is not None
         left_ms = next_end_ms - self._gateway.clock.now_ms()
         await self._wait(max(1, min(left_ms, self._heartbeat_ms)))
@@ -141,13 +141,13 @@ class GroupStream:
             except TimeoutError:
                 pass
 
-    async def _hand_out(self, messages: tuple[Delivered, ...]) -> None:
+    async def _deliver(self, messages: tuple[Delivered, ...]) -> None:
         gateway, group = self._gateway, self._group
         receipts = [message.receipt for message in messages]
         try:
             self._check_rights()  # again: they came after a while
             if not self._acks_itself:
-                self._hand.took(messages)  # before: a quick client settles them before the write is over
+                self._leases.took(messages)  # before: a quick client settles them before the write is over
             await self._write(b"".join(map(self._shown, messages)))
         except (ConnectionError, RequestError):
             await gateway.groups.give_back(group, receipts)

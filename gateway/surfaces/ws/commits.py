@@ -88,20 +88,22 @@ class Commits:
 
     async def settled(self) -> None:
         """Wait until all that was asked for is done, and with `auto` what was handed over."""
-        await self._commit_handed()
+        await self._commit_delivered()
         await self._merged.settled()
 
     async def now_and_then(self) -> NoReturn:
         """Commit what was handed over."""
         while True:
             await asyncio.sleep(AUTO_COMMIT_MS / 1000)
-            await self._commit_handed()
+            await self._commit_delivered()
 
-    async def _commit_handed(self) -> None:
+    async def _commit_delivered(self) -> None:
         if not self._auto:
             return
         news = [
-            UpTo(*key, owned.place.handed) for key, owned in self._owned.items() if owned.place.handed != owned.acked
+            UpTo(*key, owned.place.delivered)
+            for key, owned in self._owned.items()
+            if owned.place.delivered != owned.acked
         ]
         if news:
             try:

@@ -1,7 +1,7 @@
 """One socket's conversation: commands in, answers out through the outbox.
 
 Commands are taken in the order they come. All but produces and what settles records (ack, nack, reject, extend) are
-done before the next is taken. Those run side by side (`works.py`): they reach the store in the order they came, and
+done before the next is taken. Those run side by side (`in_flight.py`): they reach the store in the order they came, and
 each is answered once it is durable.
 
 What lasts longer than the connection is the session's.
@@ -22,7 +22,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws import commands, parse, protocol
 from gateway.surfaces.ws.commands import PERMISSIONS, Command
 from gateway.surfaces.ws.credit import CreditRefused
-from gateway.surfaces.ws.in_flight import StartTask, Works
+from gateway.surfaces.ws.in_flight import InFlight, StartTask
 from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
@@ -66,7 +66,7 @@ class Conversation:
         self._address = address
         self._close = close
         self._frame_bytes_max = frame_bytes_max
-        self.works = Works(start_task)
+        self.in_flight = InFlight(start_task)
         self.session = sessions.open(rights.access, close)
         self.session.attach(outbox, close)
         self._is_first = True
@@ -171,7 +171,7 @@ class Conversation:
                 await self._confirm(command)
             case commands.Unsubscribe():
                 session.subscription(command.sub)
-                await self.works.settled()  # acks that came before are done before
+                await self.in_flight.settled()  # acks that came before are done before
                 await session.unsubscribe(command.sub)
                 await self._confirm(command)
             case commands.Seen():
@@ -287,7 +287,7 @@ class Conversation:
         self._is_leaving = True
         await self.session.stop_pushing()
         await self._outbox.put(protocol.goaway_push(reconnect_after_ms, self.session.name))
-        await self.works.settled()
+        await self.in_flight.settled()
         await self._outbox.flush()
 
     def check_staying(self) -> None:
@@ -306,12 +306,12 @@ class Conversation:
         self.check_staying()
         records = records_of(command, payload, self._gateway.limits.records_per_request_max)
         sending = send(self._gateway.producer, command, records, is_binary=payload is not None)
-        await self.works.start(self._answer_later(command.id, sending, is_wanted=command.ack), size_bytes)
+        await self.in_flight.start(self._answer_later(command.id, sending, is_wanted=command.ack), size_bytes)
 
     async def _settle(self, command: commands.Settle, size_bytes: int) -> None:
         subscription = check_settles(command, self.session.subscription(command.sub))
         self._check(type(command).__name__.lower(), group=subscription.group)
-        await self.works.start(self._answer_later(command.id, settle(command, subscription)), size_bytes)
+        await self.in_flight.start(self._answer_later(command.id, settle(command, subscription)), size_bytes)
 
     # ------------------------------------------------------------------------------------------------- subscriptions
 

@@ -27,7 +27,7 @@ from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.session import REFUSALS
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.short_forms import Sender, consume_command, produce_target
-from gateway.surfaces.ws.write_watchdog import Stall
+from gateway.surfaces.ws.write_watchdog import WriteWatchdog
 from store.limits import KiB, MiB
 
 log = logging.getLogger(__name__)
@@ -147,10 +147,10 @@ class _Socket:
         self._said_goodbye = False
         self._start: StartTask | None = None  # a task of this socket's, while it lasts
         self._is_ordered_to_close = False
-        self._stall = Stall(
+        self._write_watchdog = WriteWatchdog(
             self._waiting_bytes,
             timeout_s=gateway.config.ws_write_timeout_ms / 1000,
-            on_stall=lambda: self._order(CloseCode.SLOW),
+            on_timeout=lambda: self._order(CloseCode.SLOW),
         )
         self._is_listening = False
         self._missed_count = 0  # pings since the client was last heard
@@ -228,7 +228,7 @@ class _Socket:
             code = CloseCode.INTERNAL
         finally:
             outbox.close()
-            self._stall.end()
+            self._write_watchdog.end()
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
             if rights is not None:
@@ -243,11 +243,11 @@ class _Socket:
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
         compress = _WINDOW_BITS if self._compresses and len(frame) >= COMPRESS_BYTES_MIN else None
-        self._stall.begin()
+        self._write_watchdog.begin()
         try:
             await self._socket.send_frame(frame, WSMsgType.BINARY if is_binary else WSMsgType.TEXT, compress)
         finally:
-            self._stall.end()
+            self._write_watchdog.end()
 
     def _waiting_bytes(self) -> int:
         transport = self._request.transport

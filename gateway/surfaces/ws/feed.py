@@ -1,8 +1,8 @@
 """From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
 
 One task goes round the places that have something to send. A place that has come to its partition's end leaves the
-round until `Tails` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read again
-later, so a client that returns no credit costs no memory.
+round until `TailWatcher` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
+again later, so a client that returns no credit costs no memory.
 
 Places come and go while it runs (a rebalance); what of a place has been put out before it goes is sent before. A topic
 that is gone ends the subscription, unless somebody else takes its places away (a pattern, a group): then they just lie.
@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gateway.api.tail_watcher import Tails
+from gateway.api.tail_watcher import TailWatcher
 from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.credit import Ledger
-from gateway.surfaces.ws.frame_cache import OutOfRange, Slice, Slices, TopicGone, Wanted
+from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, TopicGone, Wanted
 from gateway.surfaces.ws.journal import Frame, Journal
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import (
@@ -48,8 +48,8 @@ from store.errors import UnknownQueue
 class Sources:
     """What all subscriptions of a server share."""
 
-    slices: Slices
-    tails: Tails
+    frame_cache: FrameCache
+    tail_watcher: TailWatcher
     stats: GatewayStats
 
 
@@ -58,7 +58,7 @@ class Place:
 
     __slots__ = (
         "call_off",
-        "handed",
+        "delivered",
         "is_live",
         "is_ready",
         "key",
@@ -74,7 +74,7 @@ class Place:
         self.key = key
         self.topic_id = topic_id
         self.offset = offset
-        self.handed = offset  # before it, all has been taken by the transport
+        self.delivered = offset  # before it, all has been taken by the transport
         self.is_live = True
         self.is_ready = False  # waits for its turn
         self.number = 0
@@ -85,7 +85,7 @@ class Place:
 
     def move(self, offset: int) -> None:
         """Go on from another offset."""
-        self.offset = self.handed = offset
+        self.offset = self.delivered = offset
         self.next_message_bytes = self.next_record_count = 1
 
 
@@ -107,8 +107,8 @@ class Feed:
         self.ledger = ledger
         self.journal = journal
         self.places: dict[TopicPartition, Place] = {}
-        self._slices = sources.slices
-        self._tails = sources.tails
+        self._frame_cache = sources.frame_cache
+        self._tail_watcher = sources.tail_watcher
         self._stats = sources.stats
         self._wanted = wanted
         self._outlives_topics = outlives_topics
@@ -222,11 +222,11 @@ class Feed:
         """Send of one place what is there and fits; then it waits at its end, or for its next turn."""
         key = place.key
         seq = self.journal.last
-        if self._tails.is_end(*key, place.offset):
+        if self._tail_watcher.is_end(*key, place.offset):
             end: int | None = place.offset
         else:
             try:
-                portion = await self._slices.read(
+                portion = await self._frame_cache.read(
                     key.topic,
                     place.topic_id,
                     key.partition,
@@ -244,7 +244,7 @@ class Feed:
                     raise
                 raise epoch_changed(key.topic) from None
             end = portion.end
-            for part in portion.slices:
+            for part in portion.ranges:
                 # A seek or a rebalance may have come in between.
                 if not place.is_live or part.start != place.offset or not await self._push(place, part, outbox):
                     break
@@ -253,7 +253,7 @@ class Feed:
         if end is not None and place.offset >= end:
             await self._at_end(place, outbox)
             if place.is_live and not place.is_ready:
-                place.call_off = self._tails.watch(*key, place.offset, lambda: self._wake(place))
+                place.call_off = self._tail_watcher.watch(*key, place.offset, lambda: self._wake(place))
         else:
             self._make_ready(place)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
@@ -295,8 +295,8 @@ class Feed:
                 self._behind = None
                 await outbox.put(caught_up_push(self.name, self.cursor))
 
-    async def _push(self, place: Place, part: Slice, outbox: Outbox) -> bool:
-        """Send a slice as far as credit goes; whether all of it went."""
+    async def _push(self, place: Place, part: EncodedRange, outbox: Outbox) -> bool:
+        """Send a range as far as credit goes; whether all of it went."""
         if not part.ends:  # a stretch that the filter left empty
             place.move(part.stop)
             return True
@@ -321,12 +321,12 @@ class Feed:
         finally:  # a connection that is lost meanwhile has had it; what the client did not see is rewound
             self.ledger.returned(message_count, size_bytes)
         if place.offset == stop:
-            place.handed = stop
+            place.delivered = stop
         self._stats.ws_sent_message_count += message_count
         self._stats.ws_sent_byte_count += len(frame)
         return is_all
 
-    def _frame(self, place: Place, part: Slice, count: int, seq: int, size_bytes: int) -> bytes:
+    def _frame(self, place: Place, part: EncodedRange, count: int, seq: int, size_bytes: int) -> bytes:
         ledger = self.ledger
         credit = ledger.messages.left
         credit_bytes = None if ledger.bytes is None else ledger.bytes.left
@@ -345,7 +345,7 @@ class Feed:
         payload = part.payload if count == len(part.ends) else part.payload[: part.payload_marks[count - 1]]
         return binary_frame(header, payload)
 
-    def _count_of_messages(self, part: Slice) -> int:
+    def _count_of_messages(self, part: EncodedRange) -> int:
         budget = self.ledger.message_budget
         if budget <= 0:
             return 0
@@ -353,7 +353,7 @@ class Feed:
         bytes_max = FRAME_BYTES_TARGET if byte_budget is None else byte_budget
         return part.count_within(budget, bytes_max)
 
-    def _count_of_batches(self, part: Slice) -> int:
+    def _count_of_batches(self, part: EncodedRange) -> int:
         """Leading batches that fit, at least one: `fits` then says whether that may exceed the credit."""
         budget = self.ledger.message_budget
         byte_budget = self.ledger.byte_budget

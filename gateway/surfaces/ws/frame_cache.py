@@ -1,14 +1,14 @@
-"""Stretches of partitions as they go into frames, encoded once for all sockets that follow them.
+"""Ranges of partitions as they go into frames, encoded once for all sockets that follow them.
 
-What is at an offset never changes (C3), so an encoded slice is good for everybody who stands at its first offset and
+What is at an offset never changes (C3), so an encoded range is good for everybody who stands at its first offset and
 wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
 their own (name, number, credit) is put around it by the frame.
 
-    slice of 3 messages     body  {..},{..},{..}     marks: where each message ends in the body
+    range of 3 messages     body  {..},{..},{..}     marks: where each message ends in the body
                             a client with credit for 2 gets body[:marks[1]]
 
 Invariants
-    E1  a slice has at least one message, or is the empty stretch that a filter left
+    E1  a range has at least one message, or is the empty stretch that a filter left
     E2  the cache holds at most CACHE_BYTES_MAX; what a client's credit cut short is not kept
 """
 
@@ -46,14 +46,14 @@ CACHE_BYTES_MAX = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a subscription's frames are made of. Subscriptions that want the same share slices."""
+    """What a subscription's frames are made of. Subscriptions that want the same share ranges."""
 
     form: Form
     batch: int
     filter: TagFilter | None = None
 
 
-class Slice(NamedTuple):
+class EncodedRange(NamedTuple):
     """Offsets [start, stop) of a partition, encoded.
 
     `ends[i]` is the offset behind message i, `marks[i]` where it ends in `body`. Binary: `payload` and `payload_marks`
@@ -84,9 +84,9 @@ class Slice(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """What was read for one place: slices that follow each other, and the partition's end if it was looked at."""
+    """What was read for one place: ranges that follow each other, and the partition's end if it was looked at."""
 
-    slices: Sequence[Slice]
+    ranges: Sequence[EncodedRange]
     end: int | None
 
 
@@ -105,7 +105,7 @@ class TopicGone(Exception):
 _Key = tuple[int, int, int, Wanted]
 
 
-class Slices:
+class FrameCache:
     """Reads and encodes for all sockets of a server."""
 
     def __init__(self, fetch: Fetch, topic_id_of: Callable[[str], int], cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
@@ -114,7 +114,7 @@ class Slices:
         self._topic_id_of = topic_id_of
         self._bytes_max = cache_bytes_max
         self._bytes = 0
-        self._cache: OrderedDict[_Key, Slice] = OrderedDict()
+        self._cache: OrderedDict[_Key, EncodedRange] = OrderedDict()
         self._reading: dict[_Key, asyncio.Event] = {}
 
     @property
@@ -152,22 +152,22 @@ class Slices:
                 raise TopicGone(topic)
             if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
                 raise OutOfRange(fetched)
-            slices = _slices(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
+            ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):
-                    if not slices or slices[-1].stop >= fetched.next_offset:
+                    if not ranges or ranges[-1].stop >= fetched.next_offset:
                         break
                     await asyncio.sleep(0)
-                    slices += _slices(topic, partition, slices[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
-                for made in slices:
+                    ranges += _frame_cache(topic, partition, ranges[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
+                for made in ranges:
                     self._keep((topic_id, partition, made.start, wanted), made)
-            return Portion(slices, fetched.max_offset)
+            return Portion(ranges, fetched.max_offset)
         finally:
             if is_shared:
                 del self._reading[key]
                 read.set()
 
-    def _keep(self, key: _Key, made: Slice) -> None:
+    def _keep(self, key: _Key, made: EncodedRange) -> None:
         if key in self._cache:
             self._bytes -= _memory_bytes(self._cache.pop(key))
         self._cache[key] = made
@@ -181,13 +181,15 @@ _MARK_BYTES = 40  # of one integer in a list
 _SLICE_BYTES = 500
 
 
-def _memory_bytes(made: Slice) -> int:
+def _memory_bytes(made: EncodedRange) -> int:
     mark_count = len(made.ends) + len(made.marks) + len(made.payload_marks)
     return _SLICE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
 
 
-def _slices(topic: str, partition: int, offset: int, fetched: Fetched, wanted: Wanted, count_max: int) -> list[Slice]:
-    """Encode what was fetched, from `offset` on, in slices of at most a frame."""
+def _frame_cache(
+    topic: str, partition: int, offset: int, fetched: Fetched, wanted: Wanted, count_max: int
+) -> list[EncodedRange]:
+    """Encode what was fetched, from `offset` on, in ranges of at most a frame."""
     if wanted.form is Form.BATCH:
         return [_whole(offset, fetched.entries)] if fetched.entries else []
     stop = offset + count_max if wanted.filter is None else fetched.next_offset
@@ -220,9 +222,9 @@ def _offset_of(message: dict[str, object]) -> int:
 
 def _cut(
     start: int, stop: int, ends: list[int], messages: list[bytes], payloads: list[bytes] | None, batch: int
-) -> list[Slice]:
-    """Slices of at most `batch` messages and about FRAME_BYTES_TARGET; the last one reaches to `stop`."""
-    slices: list[Slice] = []
+) -> list[EncodedRange]:
+    """Ranges of at most `batch` messages and about FRAME_BYTES_TARGET; the last one reaches to `stop`."""
+    ranges: list[EncodedRange] = []
     first = 0
     while first < len(messages):
         marks: list[int] = []
@@ -240,8 +242,8 @@ def _cut(
                 payload_marks.append(payload_position)
             at += 1
         end = stop if at == len(messages) else ends[at - 1]
-        slices.append(
-            Slice(
+        ranges.append(
+            EncodedRange(
                 start,
                 end,
                 ends[first:at],
@@ -253,19 +255,19 @@ def _cut(
         )
         start = end
         first = at
-    if not slices and stop > start:
-        slices.append(Slice(start, stop, (), b"", (), b"", ()))
-    return slices
+    if not ranges and stop > start:
+        ranges.append(EncodedRange(start, stop, (), b"", (), b"", ()))
+    return ranges
 
 
-def _whole(offset: int, entries: Sequence[Entry]) -> Slice:
+def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
     marks: list[int] = []
     position = 0
     for entry in entries:
         position += len(entry.batch)
         marks.append(position)
     ends = [entry.next_offset for entry in entries]
-    return Slice(offset, ends[-1], ends, b"", (), b"".join([entry.batch for entry in entries]), marks)
+    return EncodedRange(offset, ends[-1], ends, b"", (), b"".join([entry.batch for entry in entries]), marks)
 
 
 def _render_binary(

@@ -22,7 +22,7 @@ class StartTask(Protocol):
     def __call__(self, work: Coroutine[object, object, None], /) -> asyncio.Task[None]: ...
 
 
-class Works:
+class InFlight:
     """The unanswered commands of one socket."""
 
     def __init__(self, start_task: StartTask) -> None:

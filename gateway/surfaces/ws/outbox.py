@@ -4,7 +4,7 @@ Invariants
     O1  frames leave in the order they were put in
     O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
 
-Whether the peer takes anything at all is watched by `stall.py`.
+Whether the peer takes anything at all is watched by `write_watchdog.py`.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Queue:
         self._next_bytes = 1
         self._sweep_at_ms = 0  # no lease ends before
         self.seq = 0
-        self._handed_seq = 0
+        self._delivered_seq = 0
 
     # Beginning and end
 
@@ -116,8 +116,8 @@ class Queue:
         """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
         await self._acks.settled()
         self._sweep()
-        unseen = [lease.newest for lease in self._leases.values() if lease.seq > self._handed_seq]
-        held = [lease.newest for lease in self._leases.values() if lease.seq <= self._handed_seq]
+        unseen = [lease.newest for lease in self._leases.values() if lease.seq > self._delivered_seq]
+        held = [lease.newest for lease in self._leases.values() if lease.seq <= self._delivered_seq]
         self._leases.clear()
         self._first_of.clear()
         try:
@@ -185,10 +185,10 @@ class Queue:
         """Give back what went in frames after `seen`. Raises GroupError, StoreError."""
         unseen = {first: lease for first, lease in self._leases.items() if lease.seq > seen}
         # With auto_ack what the transport took is acked, or about to be.
-        seen_or_acked = self._handed_seq if self._command.auto_ack else seen
+        seen_or_acked = self._delivered_seq if self._command.auto_ack else seen
         back = [lease.newest for lease in unseen.values() if lease.seq > seen_or_acked]
         self.seq = min(self.seq, seen)
-        self._handed_seq = min(self._handed_seq, seen)
+        self._delivered_seq = min(self._delivered_seq, seen)
         for first, lease in unseen.items():
             del self._leases[first]
             self._first_of.pop(lease.newest, None)
@@ -333,7 +333,7 @@ class Queue:
             except BaseException:
                 self._give_back_soon(delivered[end:])
                 raise
-            self._handed_seq = seq
+            self._delivered_seq = seq
             self._stats.ws_sent_message_count += count
             self._stats.ws_sent_byte_count += len(frame)
             if self._command.auto_ack:

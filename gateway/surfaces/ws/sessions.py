@@ -17,12 +17,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.api.tail_watcher import Tails
+from gateway.api.tail_watcher import TailWatcher
 from gateway.api.tasks import Tasks
 from gateway.auth.access import NOBODY, Access
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.feed import Sources
-from gateway.surfaces.ws.frame_cache import Slices
+from gateway.surfaces.ws.frame_cache import FrameCache
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.session import Session
 
@@ -57,8 +57,8 @@ class Sessions:
         self._tasks = Tasks(lambda error: log.error("sockets failed", exc_info=error))
         fetch = gateway.consumer.fetch
         routes = gateway.routes_table
-        slices = Slices(fetch, lambda name: routes.topic(name).topic_id)
-        self._sources = Sources(slices, Tails(fetch, self._tasks), gateway.stats)
+        frame_cache = FrameCache(fetch, lambda name: routes.topic(name).topic_id)
+        self._sources = Sources(frame_cache, TailWatcher(fetch, self._tasks), gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
         self._go_away: dict[object, Callable[[], None]] = {}

@@ -113,7 +113,7 @@ class Sender:
         self._gateway.stats.ws_received_frame_count += 1
         before, self._before = self._before, asyncio.Event()
         value = frame.encode() if isinstance(frame, str) else frame
-        await self._conversation.works.start(self._send(self._count, value, before, self._before), len(value))
+        await self._conversation.in_flight.start(self._send(self._count, value, before, self._before), len(value))
 
     async def _send(self, number: int, value: bytes, before: asyncio.Event, after: asyncio.Event) -> None:
         target = self._target

@@ -9,7 +9,7 @@ import pytest
 from gateway.api.tasks import Tasks, stop
 
 
-class Door:
+class Gate:
     """A piece of work that goes through when it is opened."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Door:
 
 async def test_close_cancels_what_was_started_and_waits_for_what_is_to_be_finished() -> None:
     tasks = Tasks(lambda error: None)
-    started, finished = Door(), Door()
+    started, finished = Gate(), Gate()
     tasks.start(started.pass_through())
     tasks.finish(finished.pass_through())
     await asyncio.sleep(0)
@@ -46,39 +46,39 @@ async def test_close_cancels_what_was_started_and_waits_for_what_is_to_be_finish
 async def test_what_does_not_finish_in_time_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.api.tasks.FINISH_TIMEOUT_S", 0.01)
     tasks = Tasks(lambda error: None)
-    door = Door()
-    tasks.finish(door.pass_through())
+    gate = Gate()
+    tasks.finish(gate.pass_through())
     await asyncio.sleep(0)
     await tasks.close()
-    assert door.ended == "cancelled"
+    assert gate.ended == "cancelled"
 
 
 async def test_a_caller_that_is_cancelled_leaves_nothing_half_done() -> None:
     tasks = Tasks(lambda error: None)
-    door = Door()
+    gate = Gate()
     undone: list[str] = []
 
     async def undo() -> None:
-        undone.append(door.ended)
+        undone.append(gate.ended)
 
     for late in (False, True):  # cancelled before the work is done, or in the very turn in which it is
-        door = Door()
-        caller = asyncio.create_task(tasks.whole(door.go(), unheard=undo))
+        gate = Gate()
+        caller = asyncio.create_task(tasks.whole(gate.go(), unheard=undo))
         await asyncio.sleep(0)
         if late:
-            door.opened.set()
-            while not door.ended:  # noqa: ASYNC110
+            gate.opened.set()
+            while not gate.ended:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         caller.cancel()
-        door.opened.set()
+        gate.opened.set()
         with pytest.raises(asyncio.CancelledError):
             await caller
         await tasks.close()
-        assert door.ended == "done"
+        assert gate.ended == "done"
     assert undone == ["done", "done"]
-    door = Door()
-    door.opened.set()
-    assert await tasks.whole(door.go(), unheard=undo) == 7
+    gate = Gate()
+    gate.opened.set()
+    assert await tasks.whole(gate.go(), unheard=undo) == 7
     assert len(undone) == 2
 
 

@@ -26,7 +26,7 @@ from store.log.writer import (
     ZERO_GROUP_BYTES_MAX,
     Writer,
 )
-from store.store import GIVE_WAY_TURNS_MAX, Store
+from store.store import YIELD_TURNS_MAX, Store
 from store.types import Acks, Buffer, QueueKey, Source
 from tests.clock import FakeClock
 from tests.simdisk import Fault, SimDisk, SimFile
@@ -480,7 +480,7 @@ async def test_a_group_is_cut_into_few_pieces_however_large_it_is(monkeypatch: p
 
 
 async def _turns_given(store: Store) -> int:
-    """How many turns of the loop one `give_way` takes."""
+    """How many turns of the loop one `yield_to_loop` takes."""
     turn_count = 0
 
     async def turn() -> None:
@@ -490,7 +490,7 @@ async def _turns_given(store: Store) -> int:
             await asyncio.sleep(0)
 
     turning = asyncio.create_task(turn())
-    await store.give_way()
+    await store.yield_to_loop()
     turning.cancel()
     return turn_count
 
@@ -498,7 +498,7 @@ async def _turns_given(store: Store) -> int:
 async def test_work_in_the_background_gives_several_turns_to_appends_that_somebody_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+    monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
     executor = HoldingExecutor()
     store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
     topic, _ = await store.create_topic("t", 1)
@@ -506,7 +506,7 @@ async def test_work_in_the_background_gives_several_turns_to_appends_that_somebo
     append = append_of(QueueKey(topic.topic_id, 0), [b"a"])
     assert await _turns_given(store) == 1, "nothing is under way"
     for one, turn_count in (
-        (append, GIVE_WAY_TURNS_MAX),
+        (append, YIELD_TURNS_MAX),
         (replace(append, sources=[Source(0, 0)]), 1),  # a delivery: the timer's own
     ):
         executor.is_holding = True
@@ -514,10 +514,10 @@ async def test_work_in_the_background_gives_several_turns_to_appends_that_somebo
         assert await _turns_given(store) == turn_count, "it waits to be taken"
         assert await _turns_given(store) == turn_count, "it is being written"
         behind = store.begin_append([append], acks=Acks.FLUSHED)
-        assert await _turns_given(store) == GIVE_WAY_TURNS_MAX, "this one waits behind it"
-        monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 0.0)
+        assert await _turns_given(store) == YIELD_TURNS_MAX, "this one waits behind it"
+        monkeypatch.setattr("store.store.YIELD_S_MAX", 0.0)
         assert await _turns_given(store) == 1, "the loop is busy: turns are long"
-        monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+        monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
         executor.let_go()
         await asyncio.gather(under_way, behind)
         assert await _turns_given(store) == 1, "all is answered"
@@ -532,7 +532,7 @@ async def _put_for_ever(store: Store, queue: QueueKey) -> None:
 async def test_work_in_the_background_does_not_wait_for_appends_that_were_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("store.store.GIVE_WAY_S_MAX", 60.0)
+    monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
     disk = SimDisk()
     store = await open_store(disk)
     topic, _ = await store.create_topic("t", 1)

@@ -148,7 +148,7 @@ class Instance:
 
     # How far it is
 
-    def handed(self, ends: Mapping[Partition, int]) -> None:
+    def delivered(self, ends: Mapping[Partition, int]) -> None:
         """Records up to these offsets are in an answer that is about to be sent."""
         for place, offset in ends.items():
             if place in self.positions:

@@ -136,13 +136,13 @@ class Poller:
         if left_s <= 0 or must_stop():
             return False
         stirring = asyncio.ensure_future(stirred.wait())
-        arrivals = [
+        waits = [
             asyncio.ensure_future(
                 self._arrived(place, _next_offset(instance, place, gathering), int(left_s * 1000) + 1)
             )
             for place in instance.reading_order()
         ]
-        waiting = [stirring, *arrivals]
+        waiting = [stirring, *waits]
         try:
             while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
                 done, _ = await asyncio.wait(waiting, timeout=min(left_s, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +153,9 @@ class Poller:
                 waiting = [task for task in waiting if task not in done]
             return False
         finally:
-            for task in (stirring, *arrivals):
+            for task in (stirring, *waits):
                 task.cancel()
-            await asyncio.gather(stirring, *arrivals, return_exceptions=True)
+            await asyncio.gather(stirring, *waits, return_exceptions=True)
 
     async def _arrived(self, place: Partition, offset: int, wait_ms: int) -> bool:
         """Whether there is something at this offset, at last."""

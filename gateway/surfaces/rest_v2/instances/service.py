@@ -302,7 +302,7 @@ class Instances:
             )
             if is_client_gone():
                 return []
-            instance.handed(gathering.ends)
+            instance.delivered(gathering.ends)
             if gathering.ends:
                 await self._keep_soon(live)
             return gathering.records()

@@ -42,7 +42,7 @@ async def test_retries_go_to_partitions_as_configured_and_dead_letters_to_one() 
         await writer.retry_now(G, copies)
         assert [value for value, _ in await made.records(retry_topic(G), 0)] == [b"0", b"2"]
         assert [value for value, _ in await made.records(retry_topic(G), 1)] == [b"1"]
-        await writer.bury(G, copies)
+        await writer.dead_letter(G, copies)
         assert [value for value, _ in await made.records(dead_letter_topic(G))] == [b"0", b"1", b"2"]
         assert made.groups.stats.dead_letter_count == 3
 

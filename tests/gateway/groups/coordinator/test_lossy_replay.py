@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
-from gateway.groups.coordinator.lossy_replay import Mending
+from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.machines.events import Leased, LeasesSet, Settled
 from gateway.groups.machines.progress import Start
@@ -112,10 +112,10 @@ async def test_acks_after_a_mended_start_survive_a_kill(tmp_path: Path) -> None:
 
 def test_a_group_whose_first_lease_is_lost_begins_with_the_first_record() -> None:
     table = GroupTable(StrategyRegistry())
-    mending = Mending(table, 5)
-    assert mending.begin() == []
+    lossy_replay = LossyReplay(table, 5)
+    assert lossy_replay.begin() == []
     leased = Leased(JOBS, 16, 0, 10, (8, 9), (), (8, 9), 99)
-    (begun,) = mending.kept(leased)
+    (begun,) = lossy_replay.kept(leased)
     assert begun == LeasesSet(JOBS, 16, 0, 5, 0, ())
     table.apply(begun, 0)
-    assert not list(mending.kept(Settled(JOBS, 16, 0, (8,))))
+    assert not list(lossy_replay.kept(Settled(JOBS, 16, 0, (8,))))

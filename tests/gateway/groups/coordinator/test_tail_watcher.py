@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.groups.coordinator.tail_watcher import Arrivals
+from gateway.groups.coordinator.tail_watcher import TailWatcher
 from tests.gateway.groups.coordinator.world import world
 
 
 async def test_all_who_listen_are_woken_by_one_wait_and_nobody_who_has_gone() -> None:
     async with world(partitions=1) as made:
-        arrivals = Arrivals()
+        watcher = TailWatcher()
         route = made.routes.writable("orders", 0)
         loop = asyncio.get_running_loop()
         waiters = [loop.create_future() for _ in range(5)]
         for waiter in waiters:
-            arrivals.listen(made.broker, route.queue, 0, waiter)
-        assert len(arrivals._tasks) == 1
-        arrivals.forget(made.broker, route.queue, waiters[4])
+            watcher.listen(made.broker, route.queue, 0, waiter)
+        assert len(watcher._tasks) == 1
+        watcher.forget(made.broker, route.queue, waiters[4])
         await asyncio.sleep(0)
         await made.send(b"1")
         await asyncio.wait_for(asyncio.gather(*waiters[:4]), 5)
         assert not waiters[4].done()
-        assert (arrivals._tasks, arrivals._waiting) == ({}, {})
+        assert (watcher._tasks, watcher._waiting) == ({}, {})
 
 
 async def test_a_queue_that_goes_away_wakes_too() -> None:
     async with world(partitions=1) as made:
-        arrivals = Arrivals()
+        watcher = TailWatcher()
         route = made.routes.writable("orders", 0)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await made.broker.delete_topic("orders")
-        arrivals.listen(made.broker, route.queue, 0, waiter)
+        watcher.listen(made.broker, route.queue, 0, waiter)
         await asyncio.wait_for(waiter, 5)
 
 
 async def test_closing_ends_the_waits() -> None:
     async with world(partitions=1) as made:
-        arrivals = Arrivals()
+        watcher = TailWatcher()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        arrivals.listen(made.broker, made.routes.writable("orders", 0).queue, 0, waiter)
+        watcher.listen(made.broker, made.routes.writable("orders", 0).queue, 0, waiter)
         await asyncio.sleep(0)
-        await arrivals.close()
+        await watcher.close()
         assert waiter.done()
-        assert arrivals._tasks == {}
+        assert watcher._tasks == {}

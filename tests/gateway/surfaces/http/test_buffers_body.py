@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from gateway.surfaces.http.buffers_body import JOINED_BYTES_MAX, Parts, body_of
+from gateway.surfaces.http.buffers_body import JOINED_BYTES_MAX, BuffersBody, body_of
 from store.types import Buffer
 
 
@@ -17,7 +17,7 @@ def test_small_bodies_are_joined() -> None:
     assert body_of([]) == b""
     assert body_of([half, memoryview(half)]) == 2 * half
     larger = body_of([half, half, b"x"])
-    assert isinstance(larger, Parts)
+    assert isinstance(larger, BuffersBody)
     assert len(larger) == larger.size == JOINED_BYTES_MAX + 1
 
 

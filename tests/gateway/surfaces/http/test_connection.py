@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.connection import Door
+from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
@@ -25,19 +25,19 @@ def closing(request: bytes) -> bytes:
     return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
 
-def test_a_door_counts_in_all_and_by_address() -> None:
+def test_connections_are_counted_in_all_and_by_address() -> None:
     stats = GatewayStats()
-    door = Door(Limits(connections_max=3, connections_per_address_max=2), stats)
-    assert [door.enter("a"), door.enter("a"), door.enter("a"), door.enter("b"), door.enter("c")] == [
+    limiter = ConnectionLimiter(Limits(connections_max=3, connections_per_address_max=2), stats)
+    assert [limiter.enter("a"), limiter.enter("a"), limiter.enter("a"), limiter.enter("b"), limiter.enter("c")] == [
         True, True, False, True, False,
     ]  # fmt: skip
-    door.leave("a")
-    assert door.enter("c")
+    limiter.leave("a")
+    assert limiter.enter("c")
     assert (stats.connection_count, stats.connection_refused_count) == (3, 2)
     for address in ("a", "b", "c"):
-        door.leave(address)
+        limiter.leave(address)
     assert stats.connection_count == 0
-    assert not door._by_address
+    assert not limiter._by_address
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""gateway/surfaces/rest_v2/fast_path.py and its part of connection.py: what takes the lane is answered as it is
-without the lane."""
+"""gateway/surfaces/rest_v2/fast_path.py and its part of connection.py: what takes the fast path is answered as it is
+without the fast path."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Connection, Journey
+from gateway.surfaces.http.connection import Connection, FastRequest
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, Express
+from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, FastPath
 from store.errors import DiskFull, StoreStopped
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
@@ -23,7 +23,7 @@ from tests.gateway.security.kit import secured, served
 
 JSON = "application/vnd.kafka.json.v2+json"
 ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
-ORDINARY = "X-Unheard-Of: 1"  # no header of the lane's list
+ORDINARY = "X-Unheard-Of: 1"  # no header of the fast path's list
 
 
 def request(
@@ -60,18 +60,18 @@ async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Journey]:
-    """The requests that have taken the lane."""
-    journeys: list[Journey] = []
-    begin = Express.begin
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[FastRequest]:
+    """The requests that have taken the fast path."""
+    journeys: list[FastRequest] = []
+    begin = FastPath.begin
 
-    def noting(self: Express, *given: object) -> Journey | None:
-        journey = begin(self, *given)  # type: ignore[arg-type]
-        if journey is not None:
-            journeys.append(journey)
-        return journey
+    def noting(self: FastPath, *given: object) -> FastRequest | None:
+        fast_request = begin(self, *given)  # type: ignore[arg-type]
+        if fast_request is not None:
+            journeys.append(fast_request)
+        return fast_request
 
-    monkeypatch.setattr(Express, "begin", noting)
+    monkeypatch.setattr(FastPath, "begin", noting)
     return journeys
 
 
@@ -134,7 +134,9 @@ NOT_LANE = [
 
 
 @pytest.mark.parametrize("sent", LANE)
-async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: bytes, taken: list[Journey]) -> None:
+async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(
+    sent: bytes, taken: list[FastRequest]
+) -> None:
     first = request(ONE, ORDINARY)  # aiohttp's task does not wait yet when a connection's first bytes come
     gateway, broker = await orders()
     _, by_lane = await asked(gateway, first, sent)
@@ -157,7 +159,7 @@ async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: 
 
 
 @pytest.mark.parametrize("sent", NOT_LANE)
-async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[Journey]) -> None:
+async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[FastRequest]) -> None:
     gateway, broker = await orders()
     _, (head, _) = await asked(gateway, request(ONE, ORDINARY), sent)
     assert not taken
@@ -169,7 +171,7 @@ async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[J
 
 @pytest.mark.parametrize("settings", [{"access_log": True}, {"limits__requests_per_s_max": 1000}])
 async def test_the_lane_is_closed_where_requests_are_logged_or_rates_are_limited(
-    settings: dict[str, object], taken: list[Journey]
+    settings: dict[str, object], taken: list[FastRequest]
 ) -> None:
     secured_ = await secured({"p": ["send:topic:orders"]}, acl=None, **settings)
     bearer = f"Authorization: Bearer {secured_.tokens['p']}"
@@ -178,7 +180,7 @@ async def test_the_lane_is_closed_where_requests_are_logged_or_rates_are_limited
     assert not taken
 
 
-async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[Journey]) -> None:
+async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[FastRequest]) -> None:
     gateway, _ = await orders()
     frame = len(b'{"records":[{"value":""}]}')
     for size, count in ((BODY_BYTES_MAX, 1), (BODY_BYTES_MAX + 1, 1)):
@@ -191,7 +193,7 @@ async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[
 
 async def test_targets_are_remembered_up_to_a_limit() -> None:
     gateway, _ = await orders()
-    lane = Express(gateway, Origins((), None), RequestIds())
+    lane = FastPath(gateway, Origins((), None), RequestIds())
     for number in range(TARGETS_MAX):
         assert lane._learn(f"/topics/t{number}")
     assert len(lane._targets) == TARGETS_MAX
@@ -215,7 +217,7 @@ async def test_a_request_in_pieces_is_answered_whichever_way_it_takes(piece_byte
 
 
 class SlowBroker:
-    """Holds the appends of the lane until it is told how they end."""
+    """Holds the appends of the fast path until it is told how they end."""
 
     def __init__(self, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         self._broker = broker
@@ -252,7 +254,7 @@ Slow = tuple[Gateway, FakeBroker, SlowBroker]
 
 
 async def warmed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has had its first answer: the next request may take the lane."""
+    """A connection that has had its first answer: the next request may take the fast path."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(ONE, ORDINARY))
     assert (await answer(reader))[0].startswith("HTTP/1.1 200")
@@ -388,7 +390,7 @@ async def test_a_shutdown_waits_for_what_is_in_the_lane(slow: Slow) -> None:
     writer.close()
 
 
-async def test_rights_are_asked_for_every_request(taken: list[Journey]) -> None:
+async def test_rights_are_asked_for_every_request(taken: list[FastRequest]) -> None:
     made = await secured({"sender": ["send:topic:orders"], "reader": ["receive:topic:orders"]})
     sender, reader = (request(ONE, f"Authorization: Bearer {made.tokens[name]}") for name in ("sender", "reader"))
     elsewhere = request(ONE, f"Authorization: Bearer {made.tokens['sender']}", target="/topics/other")

@@ -161,7 +161,7 @@ class Talk:
         for at in range(first, first + count, per_batch):
             records = [{"value": n} for n in range(at, min(at + per_batch, first + count))]
             await self.say({"op": "produce", "topic": topic, "partition": partition, "records": records, "ack": False})
-        await until(lambda: not self.conversation.works)
+        await until(lambda: not self.conversation.in_flight)
 
 
 @asynccontextmanager

@@ -2,9 +2,9 @@
 
 What needs a clock, a slow disk or a peer of its own making is in the files beside this one, over fakes:
 
-    frames, fields, limits n and n + 1          test_commands, test_fuzz, test_endpoint, test_session, test_works
+    frames, fields, limits n and n + 1          test_commands, test_fuzz, test_endpoint, test_session, test_in_flight
     credit K1 to K3                             test_credit, test_queue
-    slow peers, pings, rates, rights            test_endpoint, test_stall
+    slow peers, pings, rates, rights            test_endpoint, test_write_watchdog
     sessions: what is seen, grace, takeover     test_sessions, test_journal
     stream: drains and losses in all orders     test_stream
     sockets whose URL says everything           test_short_forms

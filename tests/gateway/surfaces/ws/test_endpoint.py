@@ -587,9 +587,9 @@ async def test_binary_forms_need_hello(start: Start) -> None:
 async def test_short_forms_ask_who_one_is_before_the_handshake(start: Start) -> None:
     tokens = Tokens()
     tokens.known["good"] = Somebody("ann", None, set())
-    guarded = await start(tokens=tokens)
+    with_tokens = await start(tokens=tokens)
     for headers, status in (({}, 401), ({"Authorization": "Bearer good"}, 403)):
         for path in ("produce?topic=orders", "consume?topic=orders"):
             with pytest.raises(websockets.InvalidStatus) as refused:
-                await websockets.connect(f"{guarded.url}/{path}", additional_headers=headers)
+                await websockets.connect(f"{with_tokens.url}/{path}", additional_headers=headers)
             assert refused.value.response.status_code == status

@@ -93,7 +93,7 @@ async def _run(binary: bool, frames: list[str | bytes]) -> None:
         assert code is None or code in ALLOWED, code
         assert talk.closed_with is None, "no fault of ours"
         if code is None:  # the conversation goes on
-            await talk.conversation.works.settled()
+            await talk.conversation.in_flight.settled()
             assert (await talk.answer({"id": 777, "op": "ping"}))["op"] == "pong"
         talk.says_goodbye = True
 

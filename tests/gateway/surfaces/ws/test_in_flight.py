@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.surfaces.ws import in_flight
-from gateway.surfaces.ws.in_flight import Works
+from gateway.surfaces.ws.in_flight import InFlight
 
 
 async def test_as_many_as_may_be_and_one_more_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ async def test_as_many_as_may_be_and_one_more_waits(monkeypatch: pytest.MonkeyPa
         begun.append(number)
         await gates[number].wait()
 
-    one = Works(asyncio.create_task)
+    one = InFlight(asyncio.create_task)
     for number in range(3):
         await one.start(work(number), 1)
     fourth = asyncio.create_task(one.start(work(3), 1))
@@ -37,7 +37,7 @@ async def test_as_many_as_may_be_and_one_more_waits(monkeypatch: pytest.MonkeyPa
 async def test_bytes_up_to_the_limit_and_a_larger_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "WORK_BYTES_MAX", 100)
     gate = asyncio.Event()
-    one = Works(asyncio.create_task)
+    one = InFlight(asyncio.create_task)
     await one.start(wait(gate), 60)
     await one.start(wait(gate), 40)
     waiting = asyncio.create_task(one.start(wait(gate), 1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.surfaces.ws.write_watchdog import LOOKS, Stall
+from gateway.surfaces.ws.write_watchdog import LOOKS, WriteWatchdog
 
 STEP_S = 0.005
 
 
-async def looked(stall: Stall, sizes: list[int]) -> None:
+async def looked(watchdog: WriteWatchdog, sizes: list[int]) -> None:
     """Let it look once at each of these sizes."""
     for size in sizes:
         waiting[0] = size
@@ -19,40 +19,40 @@ async def looked(stall: Stall, sizes: list[int]) -> None:
 waiting = [0]
 
 
-def made(told: list[bool]) -> Stall:
-    return Stall(lambda: waiting[0], timeout_s=STEP_S * LOOKS, on_stall=lambda: told.append(True))
+def made(told: list[bool]) -> WriteWatchdog:
+    return WriteWatchdog(lambda: waiting[0], timeout_s=STEP_S * LOOKS, on_timeout=lambda: told.append(True))
 
 
 async def test_who_takes_a_byte_now_and_then_stays() -> None:
     told: list[bool] = []
     waiting[0] = 0
-    stall = made(told)
-    stall.begin()
-    await looked(stall, [100, 100, 99, 99, 99, 98, 98, 97, 200, 199])
-    stall.end()
+    watchdog = made(told)
+    watchdog.begin()
+    await looked(watchdog, [100, 100, 99, 99, 99, 98, 98, 97, 200, 199])
+    watchdog.end()
     assert not told
 
 
 async def test_who_takes_nothing_is_told_of_once() -> None:
     told: list[bool] = []
     waiting[0] = 100
-    stall = made(told)
-    stall.begin()
+    watchdog = made(told)
+    watchdog.begin()
     async with asyncio.timeout(5):
         while not told:  # noqa: ASYNC110
             await asyncio.sleep(STEP_S)
     await asyncio.sleep(STEP_S * LOOKS * 2)
     assert told == [True]
-    stall.end()
+    watchdog.end()
 
 
 async def test_nothing_waiting_is_no_stall_and_an_end_is_an_end() -> None:
     told: list[bool] = []
     waiting[0] = 0
-    stall = made(told)
-    stall.begin()
+    watchdog = made(told)
+    watchdog.begin()
     await asyncio.sleep(STEP_S * LOOKS * 2)
     waiting[0] = 100
-    stall.end()
+    watchdog.end()
     await asyncio.sleep(STEP_S * LOOKS * 2)
     assert not told

@@ -50,11 +50,11 @@ def test_the_table_in_the_docstring() -> None:
     instance = subscribed(P0)
     assert offsets(instance) == (0, 0, None)
     instance.ask_for_more()
-    instance.handed({P0: 10})
+    instance.delivered({P0: 10})
     assert offsets(instance) == (10, 0, None)
     instance.ask_for_more()
     commit(instance)
-    instance.handed({P0: 20})
+    instance.delivered({P0: 20})
     assert offsets(instance) == (20, 10, 10)
     again = restarted(instance)
     assert offsets(again) == (20, 10, 10)
@@ -74,7 +74,7 @@ def test_a_place_where_nothing_was_read_is_committed_too() -> None:
 
 def test_what_a_commit_names_the_client_has() -> None:
     instance = subscribed(P0)
-    instance.handed({P0: 10})
+    instance.delivered({P0: 10})
     instance.committed([OffsetCommit("orders", 0, 4), OffsetCommit("other", 0, 1)])
     assert offsets(instance) == (10, 4, 4)
     instance.committed([OffsetCommit("orders", 0, 99)])
@@ -90,14 +90,14 @@ def test_a_clean_partition_can_go_and_another_cannot() -> None:
 
 def test_partitions_that_go_are_forgotten_and_those_that_stay_are_not() -> None:
     instance = subscribed(P0, P1)
-    instance.handed({P0: 3, P1: 4})
+    instance.delivered({P0: 3, P1: 4})
     assert instance.own_share(Share(2, (P0,), (P1,), b"", False)) == []
     assert instance.owned() == [TopicPartition("orders", 0)]
     assert instance.reading_order() == [P0]
     assert instance.own_share(Share(2, (P0,), (), b"", False)) == []
     assert instance.own_share(Share(3, (P0, P1), (), b"", False)) == [P1]
     assert instance.positions[P0].next_offset == 3
-    instance.handed({P1: 9})  # of a read that began before
+    instance.delivered({P1: 9})  # of a read that began before
     assert P1 not in instance.positions
 
 
@@ -138,7 +138,7 @@ def test_the_topics_of_a_pattern_are_those_that_match() -> None:
 
 def test_a_document_holds_all_of_it() -> None:
     instance = subscribed(P0, P1)
-    instance.handed({P0: 7})
+    instance.delivered({P0: 7})
     again = restarted(instance)
     assert (again.wish, again.generation, again.settings) == (instance.wish, 1, instance.settings)
     assert again.positions == instance.positions
@@ -186,7 +186,7 @@ def test_whatever_is_lost_a_client_gets_every_record_before_it_is_committed(
                 commit(instance)
             begin = instance.positions[P0].next_offset
             assert begin <= got, "records left out"
-            instance.handed({P0: begin + count})
+            instance.delivered({P0: begin + count})
             if step == LOST:  # the server is killed before the answer is out
                 instance = restarted(instance)
             else:
