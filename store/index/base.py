@@ -10,11 +10,19 @@ no fact of its own: it can be cut at a log position and built again from the log
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from store.types import Boundary, Bounds, Indexed, QueueKey
+
+# A unit as every kind of index stores it: position and size of the entry in the log, hash of the record's tag.
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = 20
+assert UNIT.size == UNIT_BYTES
+ENTRY_EXTENT = struct.Struct(">qi")  # the first two fields: where the entry lies
+TAG_HASH = struct.Struct(">q")  # the last one
 
 
 class Run(NamedTuple):

@@ -29,7 +29,6 @@ that finds it so builds the index again.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from pathlib import Path
 
 from store.errors import IndexDamaged
 from store.files import File, Files
-from store.index.base import ConsumeQueues, Flush, Run
+from store.index.base import ENTRY_EXTENT, UNIT, UNIT_BYTES, ConsumeQueues, Flush, Run
 from store.index.counted import (
     NOTHING_KEPT,
     Counted,
@@ -54,10 +53,6 @@ from store.limits import KiB, MiB
 from store.snapshot import Snapshot, SnapshotFiles
 from store.types import Bounds, Indexed, QueueKey
 
-_UNIT = struct.Struct(">qiq")
-UNIT_BYTES = 20
-assert _UNIT.size == UNIT_BYTES
-_PLACE = struct.Struct(">qi")
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
 SYNCED_EACH_MAX = 32
@@ -216,7 +211,7 @@ class FileConsumeQueues(ConsumeQueues):
             units = self._read_files(found.directory, offset, min(end, found.flushed_count) - offset)
             at = 0
             while at < len(units):
-                position, size = _PLACE.unpack_from(units, at)
+                position, size = ENTRY_EXTENT.unpack_from(units, at)
                 unit_offset = offset + at // UNIT_BYTES
                 if size <= 0 or position < 0:
                     raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
@@ -341,7 +336,7 @@ class FileConsumeQueues(ConsumeQueues):
     def _position(self, queue: _Queue, offset: int) -> int:
         if offset >= queue.flushed_count:
             return next(queue.pending.since(offset, queue.max_offset)).position
-        position: int = _PLACE.unpack_from(self._read_files(queue.directory, offset, 1))[0]
+        position: int = ENTRY_EXTENT.unpack_from(self._read_files(queue.directory, offset, 1))[0]
         if position < 0:
             raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} points nowhere")
         return position
@@ -479,9 +474,9 @@ def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:
     size = 0
     for base_offset, next_offset, position, entry_bytes, tag_hashes in entries:
         if tag_hashes:
-            units.append(b"".join([_UNIT.pack(position, entry_bytes, tag_hash) for tag_hash in tag_hashes]))
+            units.append(b"".join([UNIT.pack(position, entry_bytes, tag_hash) for tag_hash in tag_hashes]))
         else:
-            units.append(_UNIT.pack(position, entry_bytes, 0) * (next_offset - base_offset))
+            units.append(UNIT.pack(position, entry_bytes, 0) * (next_offset - base_offset))
         size += len(units[-1])
         if size >= PIECE_BYTES:
             yield b"".join(units)
@@ -496,15 +491,15 @@ def _end_of_run(units: bytes | bytearray, at: int) -> int:
     Units of one entry are neighbours, and entries hold up to thousands of records: a step a unit would be the most
     expensive part of a read.
     """
-    place = units[at : at + _PLACE.size]
+    extent = units[at : at + ENTRY_EXTENT.size]
     low, step = at, UNIT_BYTES  # the unit at `low` belongs to the run
-    while low + step < len(units) and units[low + step : low + step + _PLACE.size] == place:
+    while low + step < len(units) and units[low + step : low + step + ENTRY_EXTENT.size] == extent:
         low += step
         step *= 2
     high = min(low + step, len(units))  # the unit at `high` does not
     while high - low > UNIT_BYTES:
         middle = low + (high - low) // (2 * UNIT_BYTES) * UNIT_BYTES
-        if units[middle : middle + _PLACE.size] == place:
+        if units[middle : middle + ENTRY_EXTENT.size] == extent:
             low = middle
         else:
             high = middle
@@ -512,7 +507,7 @@ def _end_of_run(units: bytes | bytearray, at: int) -> int:
 
 
 def _has_tag(units: bytes | bytearray, tag_hashes: frozenset[int]) -> bool:
-    return any(tag_hash in tag_hashes for _, _, tag_hash in _UNIT.iter_unpack(units))
+    return any(tag_hash in tag_hashes for _, _, tag_hash in UNIT.iter_unpack(units))
 
 
 def _name(start: int) -> str:

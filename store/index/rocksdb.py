@@ -58,7 +58,7 @@ from rocksdict import (
 
 from store.errors import IndexDamaged
 from store.files import Files
-from store.index.base import ConsumeQueues, Flush, Run
+from store.index.base import ENTRY_EXTENT, TAG_HASH, ConsumeQueues, Flush, Run
 from store.limits import MiB
 from store.types import Bounds, Indexed, QueueKey
 
@@ -68,12 +68,12 @@ _LENGTH = struct.Struct(">i")
 _QUEUE_ID = struct.Struct(">I")
 _OFFSET = struct.Struct(">q")
 _VALUE = struct.Struct(">qiqq")
-_PLACE = struct.Struct(">qi")
-_TAG_HASH = struct.Struct(">q")
 _BOUND = struct.Struct(">qq")
 assert _VALUE.size == 28
 assert _BOUND.size == 16
-_BEHIND_PLACE = b"\xff" * (_VALUE.size - _PLACE.size + 1)  # a place with this sorts behind all values with the place
+_BEHIND_EXTENT = b"\xff" * (
+    _VALUE.size - ENTRY_EXTENT.size + 1
+)  # an extent with this sorts behind all values with it
 CTRL_1, CTRL_2 = b"\x01", b"\x02"
 _TOPIC_BYTES = 4
 
@@ -268,10 +268,10 @@ class RocksDbConsumeQueues(ConsumeQueues):
             values = self._values(found, offset, min(end, found.flushed_count))
             at = 0
             while at < len(values):
-                place = values[at][: _PLACE.size]
-                run_end = bisect_right(values, place + _BEHIND_PLACE, at)  # positions grow along a queue
+                extent = values[at][: ENTRY_EXTENT.size]
+                run_end = bisect_right(values, extent + _BEHIND_EXTENT, at)  # positions grow along a queue
                 if tag_hashes is None or any(_tag_hash_of(value) in tag_hashes for value in values[at:run_end]):
-                    position, size = _PLACE.unpack(place)
+                    position, size = ENTRY_EXTENT.unpack(extent)
                     runs.append(Run(position, size, offset + at))
                 at = run_end
         if end > found.flushed_count:
@@ -414,7 +414,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
 
     def _position(self, queue: _Queue, offset: int) -> int:
         value = self._database.value(queue.prefix + _OFFSET.pack(offset))
-        position: int = -1 if value is None else _PLACE.unpack_from(value)[0]
+        position: int = -1 if value is None else ENTRY_EXTENT.unpack_from(value)[0]
         return position
 
     def _values(self, queue: _Queue, offset: int, end: int) -> list[bytes]:
@@ -714,7 +714,7 @@ def _rows(prefix: bytes, entry: _Pending) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _tag_hash_of(value: bytes) -> int:
-    tag_hash: int = _TAG_HASH.unpack_from(value, _PLACE.size)[0]
+    tag_hash: int = TAG_HASH.unpack_from(value, ENTRY_EXTENT.size)[0]
     return tag_hash
 
 

@@ -6,7 +6,6 @@ the timer are printed by timer/dump.py.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +14,14 @@ import orjson
 from store.dedup.journal import DIRECTORY as DEDUP_DIRECTORY
 from store.dedup.journal import JournalDamaged, decode_blocks
 from store.dedup.producers import decode_table
+from store.index.base import UNIT, UNIT_BYTES
 from store.index.counted import Counted, decode_counted, is_unfinished
-from store.index.file import UNIT_BYTES
 from store.index.opening import REBUILD_SNAPSHOT, decode_rebuild
 from store.log.entry import Blank
 from store.offline.directory import Found, Hole, LogFile, Stain, pieces
 from store.record_batch import decode
 from store.snapshot import decode_snapshot
 from store.types import NO_ID, Identity
-
-_UNIT = struct.Struct(">qiq")
-
 
 INDEX_SNAPSHOTS = ("index.0", "index.1")
 TOPIC_SNAPSHOTS = ("meta.0", "meta.1")
@@ -126,7 +122,7 @@ def _dump_consume_queue(path: Path) -> Iterator[dict[str, object]]:
     offset = int(path.name) // UNIT_BYTES
     with path.open("rb") as file:
         while chunk := file.read(UNIT_BYTES * 4096):
-            for position, size, tag_hash in _UNIT.iter_unpack(chunk[: len(chunk) // UNIT_BYTES * UNIT_BYTES]):
+            for position, size, tag_hash in UNIT.iter_unpack(chunk[: len(chunk) // UNIT_BYTES * UNIT_BYTES]):
                 yield {"offset": offset, "position": position, "size": size, "tag_hash": tag_hash}
                 offset += 1
 

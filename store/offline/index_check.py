@@ -11,76 +11,25 @@ number of queues.
 from __future__ import annotations
 
 import os
-import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from store.index.base import ENTRY_EXTENT, TAG_HASH, UNIT, UNIT_BYTES
 from store.index.counted import Counted, decode_counted, is_unfinished
-from store.index.file import UNIT_BYTES
 from store.index.opening import ROCKSDB_DIRECTORY
+from store.offline.index_findings import WRONG_RANGES_MAX, IndexCheck, NoIndexCheck, OffsetRange, WrongUnits
 from store.snapshot import Snapshot
 from store.types import Bounds, Entry, QueueKey
 
-_UNIT = struct.Struct(">qiq")
-_PLACE = struct.Struct(">qi")
-_TAG_HASH = struct.Struct(">q")
-assert _UNIT.size == UNIT_BYTES
 _PIECE_UNITS = 512  # read at once of one queue
 _PIECES_MAX = 2048  # queues with a piece in memory: 20 MiB
 _SCAN_UNITS = 65_536
-WRONG_RANGES_MAX = 100  # remembered of one queue
 _NOT_TO_ENTRY = "index units do not point to the entry that holds these records"
 _NONE = Bounds(0, 0)
 _NO_ENTRY = "the log has no entry where these index units point"
-
-
-class WrongUnits(NamedTuple):
-    """A range of offsets of one queue, half open, that the index has wrong."""
-
-    queue: QueueKey
-    offsets: tuple[int, int]
-    path: str
-    position: int  # byte in the file
-    reason: str
-    is_lost: bool  # the log has no such records; otherwise a rebuild of the index puts it right
-
-
-class IndexCheck(Protocol):
-    """What `mq verify` asks of one kind of index."""
-
-    @property
-    def checkpoint(self) -> int:
-        """The log position up to which the index vouches for its units, and for the log."""
-        ...
-
-    def expect(self, entry: Entry) -> None:
-        """The log holds this entry; called in the log's order."""
-        ...
-
-    def finish(self) -> Iterator[WrongUnits]:
-        """Everything that is wrong, once all entries were shown to `expect`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoIndexCheck:
-    """There is no index that could be checked here. `checkpoint`: what is known of it all the same."""
-
-    def __init__(self, checkpoint: int = 0) -> None:
-        self.checkpoint = checkpoint
-
-    def expect(self, entry: Entry) -> None:
-        """Nothing to compare with."""
-
-    def finish(self) -> Iterator[WrongUnits]:
-        return iter(())
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class _Files:
@@ -138,21 +87,6 @@ class _Files:
             self.fd = self.fd_start = -1
 
 
-class OffsetRange:
-    """A half-open range of offsets that grows."""
-
-    __slots__ = ("end", "first")
-
-    def __init__(self, first: int = 0, end: int = 0) -> None:
-        self.first = first
-        self.end = end
-
-    def add(self, offset: int) -> None:
-        if not self.end:
-            self.first = offset
-        self.end = offset + 1
-
-
 class _Piece(NamedTuple):
     """Units of one queue in memory, from a byte of the queue on."""
 
@@ -185,10 +119,10 @@ class FileIndexCheck:
             seen.end = next_offset
         counted = self._counted[key].bounds if key in self._counted else _NONE
         if entry.tag_hashes:
-            place = _PLACE.pack(entry.position, entry.size)
-            expected = b"".join([place + _TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
+            extent = ENTRY_EXTENT.pack(entry.position, entry.size)
+            expected = b"".join([extent + TAG_HASH.pack(tag_hash) for tag_hash in entry.tag_hashes])
         else:
-            expected = _UNIT.pack(entry.position, entry.size, 0) * entry.record_count
+            expected = UNIT.pack(entry.position, entry.size, 0) * entry.record_count
         at = base_offset * UNIT_BYTES
         piece = self._pieces.get(key)
         if piece is None or not piece.at <= at <= piece.at + len(piece.units) - len(expected):
@@ -256,9 +190,9 @@ def _kept_units(counted: Counted, offset: int, count: int) -> bytes:
             break
         if one.tag_hashes:
             hashes = one.tag_hashes[first - one.base_offset : last - one.base_offset]
-            units += [_UNIT.pack(one.position, one.size, tag_hash) for tag_hash in hashes]
+            units += [UNIT.pack(one.position, one.size, tag_hash) for tag_hash in hashes]
         else:
-            units.append(_UNIT.pack(one.position, one.size, 0) * (last - first))
+            units.append(UNIT.pack(one.position, one.size, 0) * (last - first))
     return b"".join(units)
 
 
@@ -270,7 +204,7 @@ def _positions(files: _Files, first: int, end: int) -> Iterator[tuple[int, int]]
         units = units[: len(units) // UNIT_BYTES * UNIT_BYTES]
         if not units:
             return
-        for offset, (position, _, _) in enumerate(_UNIT.iter_unpack(units), first):
+        for offset, (position, _, _) in enumerate(UNIT.iter_unpack(units), first):
             yield offset, position
         first += len(units) // UNIT_BYTES
 

@@ -24,7 +24,7 @@ from store.index.rocksdb import (
     _queue_of_max,
     index_key,
 )
-from store.offline.index_check import WRONG_RANGES_MAX, OffsetRange, WrongUnits
+from store.offline.index_findings import WRONG_RANGES_MAX, OffsetRange, WrongUnits
 from store.types import Bounds, Entry, QueueKey
 
 _KEYS_PER_GET = 1024

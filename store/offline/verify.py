@@ -35,7 +35,8 @@ from store.limits import MiB
 from store.log.entry import Blank
 from store.offline.directory import Found, Hole, LogFile, Stain, Verdict, judge, locked, log_files
 from store.offline.idempotency_check import IdempotencyCheck
-from store.offline.index_check import IndexCheck, NoIndexCheck, open_index_check
+from store.offline.index_check import open_index_check
+from store.offline.index_findings import IndexCheck, NoIndexCheck
 from store.record_batch import check, decode
 from store.snapshot import VERSION as SNAPSHOT_VERSION
 from store.snapshot import Snapshot, decode_snapshot

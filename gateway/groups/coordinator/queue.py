@@ -40,7 +40,7 @@ from gateway.groups.machines.events import Leased, LeaseEvent, LeaseMoved, Lease
 from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
-from gateway.groups.protocol import Receive, Received, Settled, TopicPartition
+from gateway.groups.protocol import Settled
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
@@ -54,35 +54,15 @@ class QueueMode:
     ) -> None:
         self._context = context
         self._search = Search(context)
-        self._settling = Settling(context, copies, signer)
-        self._receiving = Receiving(
-            context, offsets, self._search, signer, give_back=self._settling.give_back, in_flight_max=in_flight_max
+        self.settling = Settling(context, copies, signer)
+        self.receiving = Receiving(
+            context, offsets, self._search, signer, give_back=self.settling.give_back, in_flight_max=in_flight_max
         )
-        self._dead_letters = DeadLetters(context, copies)
+        self.dead_letters = DeadLetters(context, copies)
 
     async def close(self) -> None:
         """End all waits."""
-        await self._receiving.close()
-
-    async def receive(self, group: str, request: Receive) -> Received:
-        """See `Groups.receive`."""
-        return await self._receiving.receive(group, request)
-
-    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
-        """See `Groups.ack`."""
-        return await self._settling.ack(group, receipts)
-
-    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
-        """See `Groups.ack_up_to`."""
-        return await self._settling.ack_up_to(group, place, offset)
-
-    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
-        """See `Groups.extend`."""
-        return await self._settling.extend(group, receipts, invisible_ms)
-
-    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
-        """See `Groups.give_back`."""
-        await self._settling.give_back(group, receipts)
+        await self.receiving.close()
 
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
@@ -93,9 +73,9 @@ class QueueMode:
         return await to_its_end(self._nack(group, receipts, delay_ms))
 
     async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None) -> list[Settled]:
-        results, keys = await self._settling.nack(group, receipts, delay_ms)
+        results, keys = await self.settling.nack(group, receipts, delay_ms)
         for key in sorted(keys):
-            await self._dead_letters.dead_letter(group, key)
+            await self.dead_letters.dead_letter(group, key)
         return results
 
     async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
@@ -103,19 +83,10 @@ class QueueMode:
         return await to_its_end(self._reject(group, receipts, reason))
 
     async def _reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
-        results, keys = await self._settling.reject(group, receipts, reason)
+        results, keys = await self.settling.reject(group, receipts, reason)
         for key in sorted(keys):
-            await self._dead_letters.dead_letter(group, key)
+            await self.dead_letters.dead_letter(group, key)
         return results
-
-    async def redrive(self, group: str, max_messages: int) -> int:
-        """See `Groups.redrive`."""
-        return await self._dead_letters.redrive(group, max_messages)
-
-    async def dead_letter_all(self) -> None:
-        """What is to be done now and then: dead-letter what was handed out for the last time and came back by
-        silence."""
-        await self._dead_letters.dead_letter_all()
 
     def applied(self, event: LeaseEvent) -> None:
         """Leases have changed: tell who waits for it, and remember where dead letters may be."""
@@ -123,11 +94,11 @@ class QueueMode:
         group, key = event.group, PartitionKey(event.topic_id, event.partition)
         leases = context.table.leases(group, key)
         if leases is not None and leases.may_have_dead_letters:
-            self._dead_letters.expect(group, key)
+            self.dead_letters.expect(group, key)
         match event:
             case SettledEvent():
                 context.stats.settled_count += len(event.offsets)
-                self._receiving.settled(group)
+                self.receiving.settled(group)
             case LeaseMoved():
                 context.leases_changed.happened(group)
             case LeasesSet():
@@ -141,5 +112,5 @@ class QueueMode:
         for key in keys:
             self._search.forget(group, key)
         if is_deleted:
-            self._receiving.forget(group)
+            self.receiving.forget(group)
         self._context.leases_changed.happened(group)

@@ -183,7 +183,8 @@ class Coordinator:
             tasks.create_task(self._log.run(), name="groups events")
             tasks.create_task(self._now_and_then(LOOK_INTERVAL_MS, self.stream.look), name="groups members")
             tasks.create_task(
-                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.queue.dead_letter_all), name="groups dead letters"
+                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.queue.dead_letters.dead_letter_all),
+                name="groups dead letters",
             )
             tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
             tasks.create_task(self._now_and_then(LAG_INTERVAL_MS, self._read_lags), name="groups lag")
@@ -458,15 +459,15 @@ class Coordinator:
 
     async def receive(self, group: str, request: Receive) -> Received:
         """See `Groups.receive`."""
-        return await self.queue.receive(group, request)
+        return await self.queue.receiving.receive(group, request)
 
     async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
         """See `Groups.ack`."""
-        return await self.queue.ack(group, receipts)
+        return await self.queue.settling.ack(group, receipts)
 
     async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
         """See `Groups.ack_up_to`."""
-        return await self.queue.ack_up_to(group, place, offset)
+        return await self.queue.settling.ack_up_to(group, place, offset)
 
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
@@ -476,7 +477,7 @@ class Coordinator:
 
     async def give_back(self, group: str, receipts: Sequence[str]) -> None:
         """See `Groups.give_back`."""
-        await self.queue.give_back(group, receipts)
+        await self.queue.settling.give_back(group, receipts)
 
     async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
         """See `Groups.reject`."""
@@ -484,11 +485,11 @@ class Coordinator:
 
     async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
         """See `Groups.extend`."""
-        return await self.queue.extend(group, receipts, invisible_ms)
+        return await self.queue.settling.extend(group, receipts, invisible_ms)
 
     async def redrive(self, group: str, max_messages: int) -> int:
         """See `Groups.redrive`."""
-        return await self.queue.redrive(group, max_messages)
+        return await self.queue.dead_letters.redrive(group, max_messages)
 
     # ---- documents
 

@@ -23,16 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store.errors import IndexDamaged
 from store.files import File, Files, OsFiles
 from store.index import file as file_index
-from store.index.base import ConsumeQueues, Run, search_time
+from store.index.base import UNIT_BYTES, ConsumeQueues, Run, search_time
 from store.index.counted import Counted, decode_counted
-from store.index.file import (
-    KEPT_BYTES_MAX,
-    KEPT_LOG_SHARE,
-    KEPT_QUEUE_BYTES_MAX,
-    SYNCED_EACH_MAX,
-    UNIT_BYTES,
-    FileConsumeQueues,
-)
+from store.index.file import KEPT_BYTES_MAX, KEPT_LOG_SHARE, KEPT_QUEUE_BYTES_MAX, SYNCED_EACH_MAX, FileConsumeQueues
 from store.index.opening import ROCKSDB_DIRECTORY
 from store.index.pending import ROW_BYTES
 from store.limits import MiB

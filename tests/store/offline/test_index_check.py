@@ -1,5 +1,5 @@
-"""`store.offline.index_check`: units against entries, in both directions, without opening the index as a server
-would."""
+"""`store.offline.index_check` and `store.offline.index_findings`: units against entries, in both directions, without
+opening the index as a server would."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from store.errors import IndexDamaged
 from store.files import OsFiles
+from store.index.base import UNIT_BYTES
 from store.index.counted import Counted, decode_counted
-from store.index.file import UNIT_BYTES
 from store.index.opening import ROCKSDB_DIRECTORY
 from store.index.pending import PendingUnits
-from store.offline.index_check import FileIndexCheck, NoIndexCheck, WrongUnits, open_index_check
+from store.offline.index_check import FileIndexCheck, open_index_check
+from store.offline.index_findings import NoIndexCheck, WrongUnits
 from store.offline.index_rebuild import rebuild_index
 from store.offline.verify import verify
 from store.snapshot import SnapshotFiles
