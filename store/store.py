@@ -179,7 +179,7 @@ class Store:
             self._meta_snapshots = SnapshotFiles(config.root, "meta", files)
             snapshot = self._meta_snapshots.load()
             fields = {} if snapshot is None else orjson.loads(snapshot.content)
-            self._idempotency.load(fields.get("idempotency", {}))
+            self._idempotency.load(fields.get("repeats", {}))
             self._replay_log(progress)
             self._load_topics(snapshot)
         except BaseException:
@@ -713,7 +713,7 @@ class Store:
                 nonlocal is_saved
                 if saving is not None:
                     saving.run()
-                    content = orjson.dumps({**fields, "idempotency": saving.marks})
+                    content = orjson.dumps({**fields, "repeats": saving.marks})
                     self._meta_snapshots.save(Snapshot(meta_offset, content))
                     is_saved = True
                 flush.run()

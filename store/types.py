@@ -86,7 +86,7 @@ class RequestPart(NamedTuple):
 
     request_id: bytes
     fingerprint: bytes
-    places: Sequence[int]
+    request_indexes: Sequence[int]
 
 
 class ProducerSequence(NamedTuple):

@@ -19,7 +19,7 @@ from store.types import Entry, ReadStatus, Source
 from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
 from timer.delivery import TIMER_QUEUE
 from timer.items import item_of, pack_item
-from timer.schedule import LAP_SLOTS, SLOT_MS, place
+from timer.schedule import LAP_SLOTS, SLOT_MS, slot_for
 from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 
@@ -141,7 +141,7 @@ class Intake:
                     state.tombstone_count -= 1
                 arrived = True
                 continue
-            slot_s, rolls = place(due_ms, base_ms, roll_window_ms)
+            slot_s, rolls = slot_for(due_ms, base_ms, roll_window_ms)
             if slot_s < read_mark_s:
                 slot_s = read_mark_s
             timer_log.append(

@@ -38,7 +38,7 @@ class Body(NamedTuple):
     """Records of a `__timer` entry, decoded: a column for each field. Bodies holds a hundred thousand records; as
     objects of their own, each look of the garbage collector at them would take a tenth of a second."""
 
-    places: Mapping[int, int] | None  # in the columns, by record index; None: all are there, each at its index
+    rows: Mapping[int, int] | None  # in the columns, by record index; None: all are there, each at its index
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     timestamps_ms: Sequence[int]
@@ -51,7 +51,7 @@ class Body(NamedTuple):
 
     def has(self, indexes: Iterable[int] | None) -> bool:
         """Whether all of these records (None: all) were decoded, of those that the entry has."""
-        return self.places is None or (indexes is not None and all(index in self.places for index in indexes))
+        return self.rows is None or (indexes is not None and all(index in self.rows for index in indexes))
 
 
 class Picked(NamedTuple):
@@ -66,23 +66,23 @@ class Picked(NamedTuple):
 
 def pick(source: Source, body: Body) -> Picked:
     """Take one record out of its body. Raises Corrupt when the entry is not what the schedule says."""
-    [place] = checked_places(source.position, [source.record_index], body)
-    record = Record(body.keys[place], body.values[place], body.timestamps_ms[place], body.headers[place])
-    tag_hash = body.tag_hashes[place] if body.tag_hashes else 0
-    return Picked(record, body.delays[place], tag_hash, body.json_values, record_bytes(*record))
+    [row] = checked_rows(source.position, [source.record_index], body)
+    record = Record(body.keys[row], body.values[row], body.timestamps_ms[row], body.headers[row])
+    tag_hash = body.tag_hashes[row] if body.tag_hashes else 0
+    return Picked(record, body.delays[row], tag_hash, body.json_values, record_bytes(*record))
 
 
-def checked_places(position: int, indexes: Sequence[int], body: Body) -> Sequence[int]:
+def checked_rows(position: int, indexes: Sequence[int], body: Body) -> Sequence[int]:
     """Where records of the entry at `position` are in the columns of its body. Raises Corrupt when it has no such
     record."""
     count = min(len(body.keys), len(body.delays))
-    places = indexes
-    if body.places is not None:
-        place_of = body.places.get
-        places = [place_of(index, count) for index in indexes]
-    if max(places) >= count:
-        raise Corrupt("commitlog", position, f"the entry has no delayed record {indexes[places.index(max(places))]}")
-    return places
+    rows = indexes
+    if body.rows is not None:
+        row_of = body.rows.get
+        rows = [row_of(index, count) for index in indexes]
+    if max(rows) >= count:
+        raise Corrupt("commitlog", position, f"the entry has no delayed record {indexes[rows.index(max(rows))]}")
+    return rows
 
 
 def record_bytes(key: bytes | None, value: bytes | None, timestamp_ms: int, headers: Headers) -> int:
@@ -155,14 +155,14 @@ class RecordCache:
     async def _keep(self, entry: Entry, indexes: Collection[int] | None) -> Body:
         delays = packed_delays(entry.delays)
         tag_hashes = entry.tag_hashes
-        places: dict[int, int] | None = None
+        rows: dict[int, int] | None = None
         records: Iterable[DecodedRecord]
         if indexes is None or len(indexes) * _WHOLE_SHARE >= len(delays) or record_batch.is_compressed(entry.batch):
             records = record_batch.decode(entry.batch)
         else:
             starts = await self._starts_of(entry)
             there = sorted(index for index in indexes if index < min(len(starts), len(delays)))
-            places = {index: place for place, index in enumerate(there)}
+            rows = {index: row for row, index in enumerate(there)}
             records = chain.from_iterable(
                 record_batch.decode_some(entry.batch, starts, there[at : at + _TURN_RECORDS])
                 for at in range(0, len(there), _TURN_RECORDS)
@@ -188,11 +188,11 @@ class RecordCache:
         size_bytes += sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         size_bytes += sum(len(name) + len(content or b"") for own in known for name, content in own)
         body = Body(
-            places, tuple(keys), tuple(values), tuple(timestamps_ms), tuple(headers), delays,
+            rows, tuple(keys), tuple(values), tuple(timestamps_ms), tuple(headers), delays,
             tag_hashes, entry.json_values, entry.store_time_ms, size_bytes,
         )  # fmt: skip
         if (before := self._cached.get(entry.position)) is not None:
-            if before.places is None and places is not None:
+            if before.rows is None and rows is not None:
                 return body  # somebody else has decoded all of it meanwhile
             del self._cached[entry.position]
             self._bytes -= before.size_bytes

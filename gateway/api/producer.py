@@ -80,26 +80,26 @@ class BatchReceipt(NamedTuple):
     duplicate: bool = False
 
 
-class Placed(NamedTuple):
-    """Where records of one request went: those at `places` of it to `partition`, at offsets that ascend one by one from
-    `base_offset`."""
+class StoredBatch(NamedTuple):
+    """Where records of one request went: those at `request_indexes` of it to `partition`, at offsets that ascend one by
+    one from `base_offset`."""
 
     partition: int
-    places: Sequence[int]
+    request_indexes: Sequence[int]
     base_offset: int
     acks: Acks
 
 
 class RequestIdentity(NamedTuple):
-    """By what a repeat of a request is recognised. Its records are numbered from `first_place`."""
+    """By what a repeat of a request is recognised. Its records are numbered from `first_index`."""
 
     request_id: bytes
     fingerprint: bytes
-    first_place: int = 0
+    first_index: int = 0
 
-    def at(self, first_place: int) -> RequestIdentity:
+    def at(self, first_index: int) -> RequestIdentity:
         """The identity of a stretch of the same request that begins at this record of it."""
-        return self._replace(first_place=first_place)
+        return self._replace(first_index=first_index)
 
 
 class Begun(NamedTuple):
@@ -118,17 +118,17 @@ class _Lane(NamedTuple):
 
     partition: int
     records: list[Record]
-    places: list[int]
+    request_indexes: list[int]
 
     def only(self, kept: Sequence[int]) -> _Lane:
         """The records of these indexes."""
-        return _Lane(self.partition, [self.records[i] for i in kept], [self.places[i] for i in kept])
+        return _Lane(self.partition, [self.records[i] for i in kept], [self.request_indexes[i] for i in kept])
 
 
 class _Delayed(NamedTuple):
     """A record that waits: its place in the request, where it goes, and when."""
 
-    place: int
+    request_index: int
     partition: int
     due_ms: int
     record: Record
@@ -148,17 +148,19 @@ class _Send(NamedTuple):
     has_ids: bool
     expected_offset: int | None = None
 
-    def identity_of(self, places: Sequence[int]) -> Identity | None:
+    def identity_of(self, request_indexes: Sequence[int]) -> Identity | None:
         """The identity of a batch of the records at these places."""
         message_ids: Sequence[bytes] = ()
         if self.has_ids:
-            message_ids = _hashed_ids(self.view.topic_id, [self.records[place].msg_id for place in places])
+            message_ids = _hashed_ids(
+                self.view.topic_id, [self.records[request_index].msg_id for request_index in request_indexes]
+            )
         elif self.identity is None and self.sequence is None:
             return None
         request: RequestPart | None = None
         if self.identity is not None:
-            request_id, fingerprint, first_place = self.identity
-            request = RequestPart(request_id, fingerprint, _shifted(places, first_place))
+            request_id, fingerprint, first_index = self.identity
+            request = RequestPart(request_id, fingerprint, _shifted(request_indexes, first_index))
         return Identity(message_ids=message_ids, request=request, producer=self.sequence)
 
 
@@ -231,7 +233,7 @@ class Producer:
                     expected_offset,
                 )
             ]  # fmt: skip
-        lanes, delayed, duplicates_in_request = self._place(view, records, partition, now_ms, selector, identity)
+        lanes, delayed, duplicates_in_request = self._assign(view, records, partition, now_ms, selector, identity)
         receipts: list[Receipt | None] = [None] * len(records)
         send = _Send(
             view, records, json_values, acks, identity, sequence, receipts,
@@ -243,10 +245,10 @@ class Producer:
             await self._append(send, lanes)
         if delayed:
             await self._schedule(send, delayed)
-        for place, first in duplicates_in_request.items():
+        for request_index, first in duplicates_in_request.items():
             original = receipts[first]
             assert original is not None
-            receipts[place] = original._replace(duplicate=True)
+            receipts[request_index] = original._replace(duplicate=True)
         done = [receipt for receipt in receipts if receipt is not None]
         new_count = (
             sum(not receipt.duplicate for receipt in done) if send.has_ids or identity or sequence else len(done)
@@ -257,7 +259,7 @@ class Producer:
 
     async def produce_columns(
         self, topic: str, columns: Columns, *, partition: int | None, json_values: bool, acks: Acks | None
-    ) -> list[Placed] | None:
+    ) -> list[StoredBatch] | None:
         """As `produce`, for records that have nothing but a key and a value, in a third of the time. None, with
         nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch."""
         view = self._routes.topic(topic)
@@ -274,17 +276,17 @@ class Producer:
         lanes: Mapping[int, Sequence[int]]
         if partition is None:
             assert keys is not None
-            lanes = _places_by_partition(keys, view.partitions, self._selector)
+            lanes = _indexes_by_partition(keys, view.partitions, self._selector)
         else:
             lanes = {partition: range(len(values))}
         now_ms = self._clock.now_ms()
         by_broker: dict[Broker, list[tuple[int, Route, Append]]] = {}
         size = 0
-        for target, places in lanes.items():
+        for target, request_indexes in lanes.items():
             own_keys, own_values = keys, values
-            if len(places) < len(values):
-                own_keys = None if keys is None else [keys[place] for place in places]
-                own_values = [values[place] for place in places]
+            if len(request_indexes) < len(values):
+                own_keys = None if keys is None else [keys[request_index] for request_index in request_indexes]
+                own_values = [values[request_index] for request_index in request_indexes]
             try:
                 batch = record_batch.encode_columns(own_keys, own_values, now_ms)
             except RecordTooLarge:
@@ -293,18 +295,18 @@ class Producer:
                 batch = record_batch.compressed(batch)
             size += len(batch)
             route = self._routes.writable(topic, target)
-            append = Append(queue=route.queue, batch=batch, record_count=len(places), json_values=json_values)
+            append = Append(queue=route.queue, batch=batch, record_count=len(request_indexes), json_values=json_values)
             by_broker.setdefault(route.broker, []).append((target, route, append))
         if acks is None:
             acks = self._acks
-        placed = []
+        stored = []
         for sent in by_broker.values():
             answers = await self._send(sent[0][1], [append for _, _, append in sent], acks)
             for (target, route, _), answer in zip(sent, answers, strict=True):
-                placed.append(Placed(target, lanes[target], route.to_logical(answer.base_offset), answer.acks))
+                stored.append(StoredBatch(target, lanes[target], route.to_logical(answer.base_offset), answer.acks))
         self.byte_count += size
         self._count(topic, len(values))
-        return placed
+        return stored
 
     async def _produce_one(
         self,
@@ -471,8 +473,8 @@ class Producer:
         starts: list[int] = []  # how many records of the request are before each batch
         by_broker: dict[Broker, list[tuple[int, Route, Append]]] = {}
         unseen_bytes = record_count = 0
-        for place, batch in enumerate(record_batch.split(body)):
-            if sequence is not None and (partition is None or place):
+        for request_index, batch in enumerate(record_batch.split(body)):
+            if sequence is not None and (partition is None or request_index):
                 raise _not_one_batch()
             unseen_bytes += len(batch)
             if unseen_bytes > _TURN_BYTES:
@@ -487,8 +489,8 @@ class Producer:
             route = self._routes.writable(topic, target)
             own: Identity | None = None
             if identity is not None or sequence is not None:
-                places = range(record_count, record_count + header.record_count)
-                own = _Send(view, (), False, acks, identity, sequence, [], False, False).identity_of(places)
+                request_indexes = range(record_count, record_count + header.record_count)
+                own = _Send(view, (), False, acks, identity, sequence, [], False, False).identity_of(request_indexes)
             record_count += header.record_count
             append = Append(
                 queue=route.queue,
@@ -497,29 +499,31 @@ class Producer:
                 tag_hashes=batch_tag_hashes(batch),
                 identity=own,
             )
-            by_broker.setdefault(route.broker, []).append((place, route, append))
+            by_broker.setdefault(route.broker, []).append((request_index, route, append))
         receipts: list[BatchReceipt | None] = [None] * len(partitions)
-        for broker, placed in by_broker.items():
-            while placed:
-                appends = [append for _, _, append in placed]
+        for broker, stored in by_broker.items():
+            while stored:
+                appends = [append for _, _, append in stored]
                 if expected_offset is not None:
-                    place, route, append = placed[0]
-                    expected = route.to_physical(expected_offset + starts[place])
+                    request_index, route, append = stored[0]
+                    expected = route.to_physical(expected_offset + starts[request_index])
                     appends[0] = replace(append, expected_offset=expected)
                 try:
-                    answers = await self._send(placed[0][1], appends, acks)
+                    answers = await self._send(stored[0][1], appends, acks)
                 except AlreadyStored as known:
-                    for (place, _, append), found in zip(placed, known.originals, strict=True):
+                    for (request_index, _, append), found in zip(stored, known.originals, strict=True):
                         if found:
                             original = found[min(found)]
                             at, offset = self._routes.locate(topic, broker, original.queue, original.offset)
-                            receipts[place] = BatchReceipt(at, offset, append.record_count, acks, True)
+                            receipts[request_index] = BatchReceipt(at, offset, append.record_count, acks, True)
                             self.duplicate_count += append.record_count
-                    placed = [one for one, found in zip(placed, known.originals, strict=True) if not found]
+                    stored = [one for one, found in zip(stored, known.originals, strict=True) if not found]
                     continue
-                for (place, route, append), answer in zip(placed, answers, strict=True):
+                for (request_index, route, append), answer in zip(stored, answers, strict=True):
                     offset = route.to_logical(answer.base_offset)
-                    receipts[place] = BatchReceipt(partitions[place], offset, append.record_count, answer.acks)
+                    receipts[request_index] = BatchReceipt(
+                        partitions[request_index], offset, append.record_count, answer.acks
+                    )
                     self._count(topic, append.record_count)
                     self.byte_count += len(append.batch)
                 break
@@ -538,7 +542,7 @@ class Producer:
             return zlib.crc32(record.msg_id.encode()) % view.partitions
         return self._selector.next(view.name, view.partitions, selector)
 
-    def _place(
+    def _assign(
         self,
         view: TopicView,
         records: Sequence[ProduceRecord],
@@ -560,7 +564,7 @@ class Producer:
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
         new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
         keyless = partition  # all records of a request that have neither key nor partition go to one partition
-        for place, record in enumerate(records):
+        for request_index, record in enumerate(records):
             key, value, headers, timestamp_ms, target, tag, delay_ms, deliver_at_ms, msg_id, group = record
             if target is not None:
                 _check_partition(view, target)
@@ -574,8 +578,12 @@ class Producer:
                 if keyless is None:
                     keyless = self._keyless(view, record, selector, identity)
                 target = keyless
-            if seen is not None and msg_id is not None and (first := seen.setdefault(msg_id, place)) != place:
-                duplicates_in_request[place] = first
+            if (
+                seen is not None
+                and msg_id is not None
+                and (first := seen.setdefault(msg_id, request_index)) != request_index
+            ):
+                duplicates_in_request[request_index] = first
                 continue
             if tag is not None:
                 headers = [*headers, (TAG_HEADER, tag.encode())]
@@ -583,18 +591,18 @@ class Producer:
                 headers = [*headers, (MESSAGE_GROUP_HEADER, group.encode())]
             encoded = new(Record, (key, value, now_ms if timestamp_ms is None else timestamp_ms, headers))
             if delay_ms is not None or deliver_at_ms is not None:
-                due_ms = self._due_ms(place, now_ms, delay_ms, deliver_at_ms)
+                due_ms = self._due_ms(request_index, now_ms, delay_ms, deliver_at_ms)
                 if due_ms > now_ms:
-                    delayed.append(new(_Delayed, (place, target, due_ms, encoded)))
+                    delayed.append(new(_Delayed, (request_index, target, due_ms, encoded)))
                     continue
             lane = lanes.get(target)
             if lane is None:
                 lanes[target] = lane = _Lane(target, [], [])
             lane.records.append(encoded)
-            lane.places.append(place)
+            lane.request_indexes.append(request_index)
         return list(lanes.values()), delayed, duplicates_in_request
 
-    def _due_ms(self, place: int, now_ms: int, delay_ms: int | None, deliver_at_ms: int | None) -> int:
+    def _due_ms(self, request_index: int, now_ms: int, delay_ms: int | None, deliver_at_ms: int | None) -> int:
         """When a delayed record is due by this server's clock; at or before `now_ms`: at once (P2)."""
         due_ms = now_ms + delay_ms if delay_ms is not None else deliver_at_ms
         assert due_ms is not None
@@ -602,7 +610,7 @@ class Producer:
         if (delay_ms is not None and delay_ms < 0) or due_ms - now_ms > delay_ms_max:
             field = "deliver_at" if delay_ms is None else "delay_ms"
             rule = f"{field}: a delay must be between 0 and {delay_ms_max} ms"
-            raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{place}].{rule}"])
+            raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{request_index}].{rule}"])
         return due_ms
 
     async def _append(self, send: _Send, lanes: Sequence[_Lane]) -> None:
@@ -632,12 +640,12 @@ class Producer:
                         batch=batch,
                         record_count=len(part.records),
                         json_values=send.json_values,
-                        tag_hashes=_tag_hashes(send.records, part.places) if send.has_tags else (),
-                        identity=send.identity_of(part.places),
+                        tag_hashes=_tag_hashes(send.records, part.request_indexes) if send.has_tags else (),
+                        identity=send.identity_of(part.request_indexes),
                         # What is before these records was stored by an earlier try of the same request.
                         expected_offset=None
                         if send.expected_offset is None or appends
-                        else route.to_physical(send.expected_offset + part.places[0]),
+                        else route.to_physical(send.expected_offset + part.request_indexes[0]),
                     )
                 )
                 sent.append((part, route))
@@ -650,7 +658,7 @@ class Producer:
             for (part, _), found in zip(sent, known.originals, strict=True):
                 if send.sequence is not None:
                     found = _all_of(found[0], len(part.records))
-                self._answer_known(send, broker, part.places, found)
+                self._answer_known(send, broker, part.request_indexes, found)
                 if len(found) < len(part.records):
                     rest.append(part.only([i for i in range(len(part.records)) if i not in found]) if found else part)
             return rest
@@ -661,15 +669,19 @@ class Producer:
             partition = part.partition
             offset = route.to_logical(answer.base_offset)
             reached = answer.acks
-            for place, (_, _, timestamp_ms, _) in zip(part.places, part.records, strict=True):
-                receipts[place] = new(Receipt, (partition, offset, timestamp_ms, None, None, reached, False))
+            for request_index, (_, _, timestamp_ms, _) in zip(part.request_indexes, part.records, strict=True):
+                receipts[request_index] = new(Receipt, (partition, offset, timestamp_ms, None, None, reached, False))
                 offset += 1
         return []
 
-    def _answer_known(self, send: _Send, broker: Broker, places: Sequence[int], found: Mapping[int, Original]) -> None:
+    def _answer_known(
+        self, send: _Send, broker: Broker, request_indexes: Sequence[int], found: Mapping[int, Original]
+    ) -> None:
         for index, original in found.items():
-            place = places[index]
-            send.receipts[place] = self._known(send.view, broker, original, send.records[place].timestamp_ms, send.acks)
+            request_index = request_indexes[index]
+            send.receipts[request_index] = self._known(
+                send.view, broker, original, send.records[request_index].timestamp_ms, send.acks
+            )
 
     async def _schedule(self, send: _Send, delayed: Sequence[_Delayed]) -> None:
         """Hand the delayed records to the timers of the brokers that own their partitions, one batch a broker."""
@@ -682,7 +694,7 @@ class Producer:
             parts = list(_encode(lane))
             while parts:
                 part, batch = parts.pop(0)
-                group = [all_waiting[index] for index in part.places]
+                group = [all_waiting[index] for index in part.request_indexes]
                 found = await self._schedule_to(broker, send, batch, group)
                 if found and len(found) < len(group):
                     parts[:0] = _encode(part.only([i for i in range(len(group)) if i not in found]))
@@ -694,25 +706,27 @@ class Producer:
         and return these; then nothing was stored."""
         routes = self._routes_of(send.view.name, group)
         delays = [Delay(waiting.due_ms, *routes[waiting.partition].queue) for waiting in group]
-        places = [waiting.place for waiting in group]
+        request_indexes = [waiting.request_index for waiting in group]
         try:
             answer = await broker.schedule(
                 batch,
                 delays,
                 json_values=send.json_values,
-                tag_hashes=_tag_hashes(send.records, places) if send.has_tags else (),
+                tag_hashes=_tag_hashes(send.records, request_indexes) if send.has_tags else (),
                 acks=send.acks,
-                identity=send.identity_of(places),
+                identity=send.identity_of(request_indexes),
             )
         except AlreadyStored as known:
-            self._answer_known(send, broker, places, known.originals[0])
+            self._answer_known(send, broker, request_indexes, known.originals[0])
             return known.originals[0]
         self.byte_count += len(batch)
         self.scheduled_count += len(group)
         new, receipts, position, reached = tuple.__new__, send.receipts, answer.position, answer.acks
-        for index, (place, partition, due_ms, record) in enumerate(group):
+        for index, (request_index, partition, due_ms, record) in enumerate(group):
             schedule_id = encode_schedule_id(due_ms, position, index)
-            receipts[place] = new(Receipt, (partition, None, record.timestamp_ms, schedule_id, due_ms, reached, False))
+            receipts[request_index] = new(
+                Receipt, (partition, None, record.timestamp_ms, schedule_id, due_ms, reached, False)
+            )
         return {}
 
     def _routes_of(self, topic: str, delayed: Iterable[_Delayed]) -> Mapping[int, Route]:
@@ -739,12 +753,12 @@ _MSG_ID_OF = attrgetter("msg_id")
 _SCOPE = struct.Struct(">I")
 
 
-def _shifted(places: Sequence[int], by: int) -> Sequence[int]:
+def _shifted(request_indexes: Sequence[int], by: int) -> Sequence[int]:
     """The places counted from another one; a range when they follow each other one by one, as they nearly always do."""
-    first = places[0] + by
-    if places[-1] - places[0] == len(places) - 1:
-        return range(first, first + len(places))
-    return [place + by for place in places]
+    first = request_indexes[0] + by
+    if request_indexes[-1] - request_indexes[0] == len(request_indexes) - 1:
+        return range(first, first + len(request_indexes))
+    return [request_index + by for request_index in request_indexes]
 
 
 def _all_of(first: Original, count: int) -> dict[int, Original]:
@@ -791,21 +805,21 @@ def _not_one_batch() -> RequestError:
     return invalid("Mq-Sequence numbers one batch for one partition: name the partition, and send less at once")
 
 
-def _places_by_partition(keys: Sequence[bytes], count: int, selector: Selector) -> dict[int, list[int]]:
+def _indexes_by_partition(keys: Sequence[bytes], count: int, selector: Selector) -> dict[int, list[int]]:
     """The places of the records that go to each partition by their keys, partitions in the order they are met."""
     for_key = selector.for_key
     lanes: dict[int, list[int]] = {}
-    for place, target in enumerate([for_key(key, count) for key in keys]):
-        if (places := lanes.get(target)) is None:
-            lanes[target] = [place]
+    for request_index, target in enumerate([for_key(key, count) for key in keys]):
+        if (request_indexes := lanes.get(target)) is None:
+            lanes[target] = [request_index]
         else:
-            places.append(place)
+            request_indexes.append(request_index)
     return lanes
 
 
-def _tag_hashes(records: Sequence[ProduceRecord], places: Sequence[int]) -> Sequence[int]:
+def _tag_hashes(records: Sequence[ProduceRecord], request_indexes: Sequence[int]) -> Sequence[int]:
     """One hash a record of a batch; none when no record of it has a tag."""
-    hashes = [0 if (tag := records[place].tag) is None else tag_hash(tag) for place in places]
+    hashes = [0 if (tag := records[request_index].tag) is None else tag_hash(tag) for request_index in request_indexes]
     return hashes if any(hashes) else ()
 
 
@@ -827,12 +841,12 @@ class _Sized(Protocol):
 
 def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
     """Raises RequestError when a record is larger than its topic takes."""
-    for place, record in enumerate(records):
+    for request_index, record in enumerate(records):
         size = len(record.key or b"") + len(record.value or b"")
         size += sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
         if size > bytes_max:
             rule = f"has {size} bytes of key, value and headers; this topic takes {bytes_max}"
-            raise RequestError(RECORD_TOO_LARGE, rule, validation_errors=[f"records[{place}]: {rule}"])
+            raise RequestError(RECORD_TOO_LARGE, rule, validation_errors=[f"records[{request_index}]: {rule}"])
 
 
 def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
@@ -844,5 +858,5 @@ def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
         if len(lane.records) == 1:
             raise
     half = len(lane.records) // 2
-    yield from _encode(_Lane(lane.partition, lane.records[:half], lane.places[:half]))
-    yield from _encode(_Lane(lane.partition, lane.records[half:], lane.places[half:]))
+    yield from _encode(_Lane(lane.partition, lane.records[:half], lane.request_indexes[:half]))
+    yield from _encode(_Lane(lane.partition, lane.records[half:], lane.request_indexes[half:]))

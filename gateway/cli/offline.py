@@ -135,9 +135,9 @@ def repair(
         if as_json:
             print_json({"topic": lost.topic, "partition": lost.queue.queue_id, "first": lost.first, "end": lost.end})
         else:
-            place = "the partition now begins behind them" if lost.is_before_begin else "tombstones stand in for them"
+            where = "the partition now begins behind them" if lost.is_before_begin else "tombstones stand in for them"
             offsets = offsets_text(lost.first, lost.end)
-            typer.echo(printable(f"lost: topic {lost.topic}, partition {lost.queue.queue_id}, {offsets}; {place}"))
+            typer.echo(printable(f"lost: topic {lost.topic}, partition {lost.queue.queue_id}, {offsets}; {where}"))
     for note in report.notes:
         print_note(note)
     result = data if in_place else target

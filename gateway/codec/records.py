@@ -117,9 +117,9 @@ def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
         raise bad_request("records must be an array")
     if not records:
         raise invalid("records must not be empty")
-    for place, item in enumerate(records):
+    for index, item in enumerate(records):
         if item.__class__ is not dict:
-            raise _at_record(bad_request("must be a JSON object"), place)
+            raise _at_record(bad_request("must be a JSON object"), index)
     keys: Encoded
     values: Encoded
     if len(records) == 1 and fmt is Format.JSON:  # the commonest request, without the lists of the others
@@ -344,19 +344,19 @@ def _encode_json(values: list[object]) -> Encoded:
     try:
         encoded = orjson.dumps(spaced)[1:-1].split(b",\n,")
     except TypeError:
-        return [_encode_json_value(value, place) for place, value in enumerate(values)]
+        return [_encode_json_value(value, index) for index, value in enumerate(values)]
     if b"null" not in encoded:
         return encoded
     return [None if one == b"null" else one for one in encoded]
 
 
-def _encode_json_value(value: object, place: int) -> bytes | None:
+def _encode_json_value(value: object, index: int) -> bytes | None:
     if value is None:
         return None
     try:
         return orjson.dumps(value)
     except TypeError as error:  # nested too deeply to be written again
-        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), place) from error
+        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), index) from error
 
 
 def _encode_binary(values: list[object]) -> Encoded:

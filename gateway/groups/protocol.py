@@ -100,7 +100,7 @@ class OffsetCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class CommittedPlace:
+class CommittedPosition:
     """What is committed in one partition; `offset` None: nothing."""
 
     topic: str
@@ -258,7 +258,7 @@ class Groups(Protocol):
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
-    ) -> list[CommittedPlace]:
+    ) -> list[CommittedPosition]:
         """In the order asked. `member_id` is for broadcasting groups, whose members have places of their own. Raises
         GroupUnavailable while progress is being read, UnknownQueue, UnknownPartition."""
         ...
@@ -266,7 +266,7 @@ class Groups(Protocol):
     async def start_offset(
         self,
         group: str,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         start: StartSpec,
         out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
@@ -311,7 +311,7 @@ class Groups(Protocol):
         """Done with these; durable on return. Acking twice is fine."""
         ...
 
-    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
         """Done with every leased record of a partition up to and including `offset`; durable; how many that were."""
         ...
 

@@ -29,15 +29,15 @@ class LocalAdmin:
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 
-        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._place, on_deleted=self._remove)
+        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._add_routes, on_deleted=self._remove)
         self._timer = timer
         self._timer_failure: str | None = None
         for topic in store.topics():
             if not topic.is_system:
-                self._place(topic)
+                self._add_routes(topic)
 
-    def _place(self, topic: TopicView) -> None:
-        self.routes.place(topic, self.broker)
+    def _add_routes(self, topic: TopicView) -> None:
+        self.routes.put(topic, self.broker)
         self.on_change()
 
     def _remove(self, topic: TopicView) -> None:

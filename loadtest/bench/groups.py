@@ -93,7 +93,7 @@ class Bench:
         self.routes = RouteTable()
 
     def _place(self, topic: TopicView) -> None:
-        self.routes.place(topic, self.broker)
+        self.routes.put(topic, self.broker)
 
     async def create_own_topic(self, name: str, partitions: int) -> TopicView:
         return await self.broker.create_topic(name, partitions, is_own=True)

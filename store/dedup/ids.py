@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
     fingerprint: bytes
     row: int
-    places: Sequence[int]
+    request_indexes: Sequence[int]
 
 
 class Columns(NamedTuple):
@@ -69,7 +69,7 @@ class Columns(NamedTuple):
     times_ms: array[int]
     queues: array[int]  # see `packed_queue`
     ids: Sequence[bytes]
-    values: array[int]  # of each id; see `packed_place`
+    values: array[int]  # of each id; see `packed_index`
     requests: Sequence[tuple[bytes, Part]]
     delays: Sequence[tuple[int, bytes]]  # row, DELAY structs
 
@@ -104,7 +104,7 @@ class DedupIndex:
         """
         found: dict[int, Original] = {}
         if identity.request is not None:
-            self._find_places(identity.request, now_ms, found)
+            self._find_indexes(identity.request, now_ms, found)
         ids = identity.message_ids
         if ids and not self._ids.keys().isdisjoint(ids):
             for index, message_id in enumerate(ids):
@@ -113,8 +113,8 @@ class DedupIndex:
                     found[index] = self._original(known >> _INDEX_BITS, known & _INDEX_MASK)
         return found
 
-    def _find_places(self, request: RequestPart, now_ms: int, found: dict[int, Original]) -> None:
-        wanted = request.places
+    def _find_indexes(self, request: RequestPart, now_ms: int, found: dict[int, Original]) -> None:
+        wanted = request.request_indexes
         for part in self._requests.get(request.request_id, ()):
             if not self._is_alive(part.row, now_ms):
                 continue
@@ -123,11 +123,11 @@ class DedupIndex:
                 request.fingerprint,
             ):
                 raise IdentityReused("this Idempotency-Key was used for a request with another content")
-            if part.places[-1] < wanted[0] or wanted[-1] < part.places[0]:
+            if part.request_indexes[-1] < wanted[0] or wanted[-1] < part.request_indexes[0]:
                 continue
-            index_of = {place: index for index, place in enumerate(part.places)}
-            for index, place in enumerate(wanted):
-                if (known := index_of.get(place)) is not None:
+            index_of = {request_index: index for index, request_index in enumerate(part.request_indexes)}
+            for index, request_index in enumerate(wanted):
+                if (known := index_of.get(request_index)) is not None:
                     found[index] = self._original(part.row, known)
 
     def _is_alive(self, row: int, now_ms: int) -> bool:
@@ -169,7 +169,7 @@ class DedupIndex:
             first = number << _INDEX_BITS
             self._put_ids(row.message_ids, range(first, first + len(row.message_ids)))
         if (request := row.request) is not None:
-            self._put_part(request.request_id, Part(request.fingerprint, number, request.places))
+            self._put_part(request.request_id, Part(request.fingerprint, number, request.request_indexes))
         if row.delays:
             self._delays[number] = row.delays
 
@@ -180,10 +180,10 @@ class DedupIndex:
         self._base_offsets += rows.base_offsets
         self._times_ms += rows.times_ms
         self._queues += rows.queues
-        shift = packed_place(first, 0)
+        shift = packed_index(first, 0)
         self._put_ids(rows.ids, [value + shift for value in rows.values])
         for request_id, part in rows.requests:
-            self._put_part(request_id, Part(part.fingerprint, part.row + first, part.places))
+            self._put_part(request_id, Part(part.fingerprint, part.row + first, part.request_indexes))
         for number, delays in rows.delays:
             self._delays[number + first] = delays
 
@@ -233,7 +233,7 @@ def row_of(entry: Entry, identity: Identity) -> Row:
     )
 
 
-def packed_place(row: int, index: int) -> int:
+def packed_index(row: int, index: int) -> int:
     """A record of a row in one integer: what an id leads to."""
     return row << _INDEX_BITS | index
 

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from store.dedup.ids import DELAY, Columns, Part, Row, packed_place, packed_queue
+from store.dedup.ids import DELAY, Columns, Part, Row, packed_index, packed_queue
 from store.files import Files
 from store.types import ID_BYTES, NO_ID
 
@@ -119,22 +119,22 @@ def encode_block(rows: Sequence[Row]) -> bytes:
     ids: list[bytes] = []
     values: list[int] = []
     parts: list[bytes] = []
-    places: list[int] = []
+    request_indexes: list[int] = []
     delayed: list[bytes] = []
     for number, row in enumerate(rows):
         if NO_ID not in row.message_ids:
             ids += row.message_ids
-            values += range(packed_place(number, 0), packed_place(number, len(row.message_ids)))
+            values += range(packed_index(number, 0), packed_index(number, len(row.message_ids)))
         else:
             for index, message_id in enumerate(row.message_ids):
                 if message_id != NO_ID:
                     ids.append(message_id)
-                    values.append(packed_place(number, index))
+                    values.append(packed_index(number, index))
         if (request := row.request) is not None:
-            first, count = request.places[0], len(request.places)
-            if request.places[-1] - first != count - 1:
+            first, count = request.request_indexes[0], len(request.request_indexes)
+            if request.request_indexes[-1] - first != count - 1:
                 first = NOT_A_RUN
-                places += request.places
+                request_indexes += request.request_indexes
             parts.append(_PART.pack(request.request_id, request.fingerprint, number, first, count))
         if row.delays:
             delayed.append(_DELAYED.pack(number, len(row.delays) // DELAY.size) + row.delays)
@@ -147,11 +147,13 @@ def encode_block(rows: Sequence[Row]) -> bytes:
             _column(values),
             *ids,
             *parts,
-            struct.pack(f">{len(places)}I", *places),
+            struct.pack(f">{len(request_indexes)}I", *request_indexes),
             *delayed,
         ]
     )
-    block = bytearray(_HEADER.pack(0, len(columns), len(rows), len(ids), len(parts), len(places), len(delayed)))
+    block = bytearray(
+        _HEADER.pack(0, len(columns), len(rows), len(ids), len(parts), len(request_indexes), len(delayed))
+    )
     block += columns
     struct.pack_into(">I", block, 0, crc32c(memoryview(block)[_CRC_FROM:]))
     return bytes(block)
@@ -173,7 +175,7 @@ def decode_blocks(content: bytes) -> Iterator[Columns]:
 
 
 def _decode_columns(
-    view: memoryview, row_count: int, id_count: int, part_count: int, place_count: int, delayed_count: int
+    view: memoryview, row_count: int, id_count: int, part_count: int, index_count: int, delayed_count: int
 ) -> Columns:
     at = 0
 
@@ -186,13 +188,13 @@ def _decode_columns(
     values = _native(take(8 * id_count))
     ids = [message_id for (message_id,) in _ID.iter_unpack(take(ID_BYTES * id_count))]
     parts = take(_PART.size * part_count)
-    places = struct.unpack(f">{place_count}I", take(4 * place_count))
+    request_indexes = struct.unpack(f">{index_count}I", take(4 * index_count))
     requests: list[tuple[bytes, Part]] = []
     used = 0
     for request_id, fingerprint, row, first, count in _PART.iter_unpack(parts):
         own: Sequence[int] = range(first, first + count)
         if first == NOT_A_RUN:
-            own = places[used : used + count]
+            own = request_indexes[used : used + count]
             used += count
         requests.append((request_id, Part(fingerprint, row, own)))
     delays = []

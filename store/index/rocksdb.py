@@ -71,9 +71,7 @@ _VALUE = struct.Struct(">qiqq")
 _BOUND = struct.Struct(">qq")
 assert _VALUE.size == 28
 assert _BOUND.size == 16
-_BEHIND_EXTENT = b"\xff" * (
-    _VALUE.size - ENTRY_EXTENT.size + 1
-)  # an extent with this sorts behind all values with it
+_BEHIND_EXTENT = b"\xff" * (_VALUE.size - ENTRY_EXTENT.size + 1)  # an extent with this sorts behind all values with it
 CTRL_1, CTRL_2 = b"\x01", b"\x02"
 _TOPIC_BYTES = 4
 

@@ -144,7 +144,7 @@ class CommitLog:
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
-    def place(self, position: int, size: int) -> int:
+    def position_for(self, position: int, size: int) -> int:
         """Where an entry of `size` bytes goes when the tail is at `position`: there, or at the next file's start."""
         remaining = self._file_bytes - position % self._file_bytes
         return position if size + BLANK_BYTES <= remaining else position + remaining

@@ -75,7 +75,7 @@ unpack_delay = _DELAY.unpack
 """One packed row -> the fields of a Delay."""
 _MESSAGE_ID = struct.Struct(f">{ID_BYTES}s")
 _REQUEST_ITEM = struct.Struct(">16s8s")
-_PLACE = struct.Struct(">I")
+_REQUEST_INDEX = struct.Struct(">I")
 _PRODUCER_ITEM = struct.Struct(">16sq")
 _CRC = struct.Struct(">I")
 
@@ -97,14 +97,14 @@ _TOPIC_BYTES_MASK = 0xFFFF
 _KIND_MASK = 0xFFFFFFFF ^ _TOPIC_BYTES_MASK ^ _JSON_VALUES << 16  # version, and all flags but this one
 _PLAIN_KIND = VERSION << 24
 
-_TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _PLACES, _PRODUCER = range(1, 8)
+_TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _REQUEST_INDEXES, _PRODUCER = range(1, 8)
 _ITEM = {
     _TAG_HASHES: _TAG_HASH,
     _DELAYS: _DELAY,
     _SOURCES: _SOURCE,
     _MESSAGE_IDS: _MESSAGE_ID,
     _REQUEST: _REQUEST_ITEM,
-    _PLACES: _PLACE,
+    _REQUEST_INDEXES: _REQUEST_INDEX,
     _PRODUCER: _PRODUCER_ITEM,
 }
 
@@ -312,16 +312,20 @@ def _identity_bytes(identity: Identity) -> int:
     if identity.message_ids:
         size += _BLOCK.size + len(identity.message_ids) * ID_BYTES
     if identity.request is not None:
-        places = identity.request.places
-        size += 2 * _BLOCK.size + _REQUEST_ITEM.size + _PLACE.size * (1 if _is_run(places) else len(places))
+        request_indexes = identity.request.request_indexes
+        size += (
+            2 * _BLOCK.size
+            + _REQUEST_ITEM.size
+            + _REQUEST_INDEX.size * (1 if _is_run(request_indexes) else len(request_indexes))
+        )
     if identity.producer is not None:
         size += _BLOCK.size + _PRODUCER_ITEM.size
     return size
 
 
-def _is_run(places: Sequence[int]) -> bool:
+def _is_run(request_indexes: Sequence[int]) -> bool:
     """True when the places follow each other one by one. They ascend."""
-    return places[-1] - places[0] == len(places) - 1
+    return request_indexes[-1] - request_indexes[0] == len(request_indexes) - 1
 
 
 def pack_rows(append: Append) -> Append:
@@ -372,9 +376,12 @@ def _encode_identity(identity: Identity) -> list[bytes]:
     if identity.message_ids:
         parts += [_BLOCK.pack(_MESSAGE_IDS, len(identity.message_ids)), *identity.message_ids]
     if (request := identity.request) is not None:
-        places = request.places[:1] if _is_run(request.places) else request.places
+        request_indexes = request.request_indexes[:1] if _is_run(request.request_indexes) else request.request_indexes
         parts += [_BLOCK.pack(_REQUEST, 1), _REQUEST_ITEM.pack(request.request_id, request.fingerprint)]
-        parts += [_BLOCK.pack(_PLACES, len(places)), struct.pack(f">{len(places)}I", *places)]
+        parts += [
+            _BLOCK.pack(_REQUEST_INDEXES, len(request_indexes)),
+            struct.pack(f">{len(request_indexes)}I", *request_indexes),
+        ]
     if identity.producer is not None:
         parts += [_BLOCK.pack(_PRODUCER, 1), _PRODUCER_ITEM.pack(*identity.producer)]
     return parts
@@ -414,11 +421,13 @@ def _decode_identity(own: dict[int, memoryview], record_count: int) -> Identity:
     if _MESSAGE_IDS in own:
         message_ids = [message_id for (message_id,) in _MESSAGE_ID.iter_unpack(own[_MESSAGE_IDS])]
     if _REQUEST in own:
-        places: Sequence[int] = [place for (place,) in _PLACE.iter_unpack(own[_PLACES])]
-        if len(places) != record_count:
-            places = range(places[0], places[0] + record_count)
+        request_indexes: Sequence[int] = [
+            request_index for (request_index,) in _REQUEST_INDEX.iter_unpack(own[_REQUEST_INDEXES])
+        ]
+        if len(request_indexes) != record_count:
+            request_indexes = range(request_indexes[0], request_indexes[0] + record_count)
         request_id, fingerprint = _REQUEST_ITEM.unpack(own[_REQUEST])
-        request = RequestPart(request_id, fingerprint, places)
+        request = RequestPart(request_id, fingerprint, request_indexes)
     if _PRODUCER in own:
         producer = ProducerSequence(*_PRODUCER_ITEM.unpack(own[_PRODUCER]))
     return Identity(message_ids=message_ids, request=request, producer=producer)

@@ -105,8 +105,8 @@ def _refuse_rot(log: CommitLog, damage: Damage, position: int, size: int) -> Non
     words = struct.unpack_from(f">{count}q", view, skew)
     # Entries are looked for at every multiple of the alignment: compared in one go, for a tail may be long.
     first = position + skew - _OWN_POSITION_AT
-    places = range(first, first + count * ALIGNMENT, ALIGNMENT)
-    for word in compress(places, map(eq, words, places)):
+    expected = range(first, first + count * ALIGNMENT, ALIGNMENT)
+    for word in compress(expected, map(eq, words, expected)):
         at = word - position
         if not 0 <= at < last or word <= damage.position:
             continue

@@ -352,7 +352,7 @@ class Writer:
         end = log.end_position
         return (
             end + size + self._config.own_reserve_bytes <= log.prepared_position
-            and log.place(end, size) == end
+            and log.position_for(end, size) == end
             and self._pace.is_inline(size, self._clock.now_ms())
         )
 
@@ -396,7 +396,7 @@ class Writer:
         """Blocking, by one thread at a time: the only code that moves the log's tail."""
         log = self._log
         store_time_ms = max(self._last_store_time_ms, self._clock.now_ms())
-        placed, end = self._place(group)
+        positioned, end = self._assign_positions(group)
         if end + self._config.own_reserve_bytes > log.prepared_position:
             is_own = all(call.is_own for call in group)
             log.prepare(
@@ -411,17 +411,17 @@ class Writer:
         number = 0
         for call in group:
             for append, topic, base_offset in zip(call.appends, call.topics, call.base_offsets, strict=True):
-                place, size = placed[number]
+                position_for, size = positioned[number]
                 number += 1
-                if place != position:  # a roll
+                if position_for != position:  # a roll
                     if buffers:
                         log.write(write_at, buffers)
-                    buffers, write_at = [], place
+                    buffers, write_at = [], position_for
                 elif begin_writeout and position - write_at >= piece_bytes:
                     log.write(write_at, buffers)
                     log.begin_writeout(write_at, position - write_at)
-                    buffers, write_at = [], place
-                position = place + size
+                    buffers, write_at = [], position_for
+                position = position_for + size
                 if append.delays or append.sources:
                     append = pack_rows(append)
                 pieces, batch = _with_base_offset(append.batch, base_offset)
@@ -429,12 +429,12 @@ class Writer:
                     append,
                     *pieces,
                     topic=topic.encode(),
-                    position=place,
+                    position=position_for,
                     durable_position=log.durable_position,
                     base_offset=base_offset,
                     store_time_ms=store_time_ms,
                 )
-                written.append(_Written(place, size, append, topic, base_offset, store_time_ms, batch))
+                written.append(_Written(position_for, size, append, topic, base_offset, store_time_ms, batch))
         if buffers:
             log.write(write_at, buffers)
 
@@ -451,16 +451,16 @@ class Writer:
             zero = group_bytes <= ZERO_GROUP_BYTES_MAX
             self._preparing = self._prepare_executor.submit(partial(log.prepare, position, zero=zero))
 
-    def _place(self, group: list[_Call]) -> tuple[list[tuple[int, int]], int]:
+    def _assign_positions(self, group: list[_Call]) -> tuple[list[tuple[int, int]], int]:
         """The position and size of every entry of the group, and where the last one ends."""
-        placed = []
+        positioned = []
         position = self._log.end_position
         for call in group:
             for size in call.sizes:
-                position = self._log.place(position, size)
-                placed.append((position, size))
+                position = self._log.position_for(position, size)
+                positioned.append((position, size))
                 position += size
-        return placed, position
+        return positioned, position
 
     def _answer(self, group: list[_Call], entries: list[Entry], reached: Acks) -> None:
         self._publish(entries)

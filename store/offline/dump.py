@@ -95,7 +95,7 @@ def _identity(identity: Identity) -> dict[str, object]:
     if (request := identity.request) is not None:
         fields["request_id"] = request.request_id.hex()
         fields["fingerprint"] = request.fingerprint.hex()
-        fields["places"] = list(request.places)
+        fields["places"] = list(request.request_indexes)
     if (producer := identity.producer) is not None:
         fields["producer_id"] = producer.producer_id.hex()
         fields["sequence"] = producer.sequence

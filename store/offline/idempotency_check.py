@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from store.dedup.ids import Columns, packed_place, packed_queue, row_of
+from store.dedup.ids import Columns, packed_index, packed_queue, row_of
 from store.dedup.journal import JournalDamaged, Segment, decode_blocks, segment_path
 from store.dedup.producers import Table, decode_table
 from store.snapshot import Snapshot
@@ -162,7 +162,7 @@ def _ids_of(entry: Entry, identity: Identity) -> _Ids:
         row.store_time_ms,
         packed_queue(row.queue),
         [(index, id_) for index, id_ in enumerate(row.message_ids) if id_ != NO_ID],
-        None if request is None else (request.request_id, request.fingerprint, list(request.places)),
+        None if request is None else (request.request_id, request.fingerprint, list(request.request_indexes)),
         row.delays,
     )
 
@@ -171,9 +171,9 @@ def _rows_of(columns: Columns) -> Iterator[_Ids]:
     """The rows of a block, one by one."""
     message_ids: list[list[tuple[int, bytes]]] = [[] for _ in columns.positions]
     for value, id_ in zip(columns.values, columns.ids, strict=True):
-        row, index = divmod(value, packed_place(1, 0))
+        row, index = divmod(value, packed_index(1, 0))
         message_ids[row].append((index, id_))
-    requests = {part.row: (id_, part.fingerprint, list(part.places)) for id_, part in columns.requests}
+    requests = {part.row: (id_, part.fingerprint, list(part.request_indexes)) for id_, part in columns.requests}
     delays = dict(columns.delays)
     facts = zip(columns.positions, columns.base_offsets, columns.times_ms, columns.queues, strict=True)
     for row, fact in enumerate(facts):

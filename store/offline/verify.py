@@ -234,7 +234,7 @@ class _Verifier:
             fields = orjson.loads(snapshot.content)
             self._topics.restore(fields["topics"], fields["next_topic_id"])
             self._log_start = fields["log_start"]
-            self._marks = fields.get("idempotency", {})
+            self._marks = fields.get("repeats", {})
             self._meta_offset = snapshot.next_offset
         except (ValueError, TypeError, KeyError) as error:
             self._damage(self._root / "meta.0", 0, f"the snapshot of the topics is not understood: {error!r}")

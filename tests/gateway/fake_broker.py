@@ -230,7 +230,7 @@ def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBro
     """A gateway over a fresh fake broker. Settings are named as in `gateway.settings.config`, "__" for the dot."""
     broker = FakeBroker(clock)
     routes = RouteTable()
-    broker.on_topic = lambda topic: routes.place(topic, broker)
+    broker.on_topic = lambda topic: routes.put(topic, broker)
     broker.on_deleted = routes.remove
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
     producer = Producer(

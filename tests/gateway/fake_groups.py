@@ -17,8 +17,8 @@ from gateway.groups.machines.progress import (
     Commit,
     Found,
     OutOfRange,
+    PartitionBounds,
     PartitionKey,
-    Place,
     Progress,
     Start,
     StartTime,
@@ -28,7 +28,7 @@ from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
-    CommittedPlace,
+    CommittedPosition,
     GroupDescription,
     GroupView,
     MemberKey,
@@ -112,12 +112,12 @@ class FakeGroups:
         generation = membership.share(member_id).generation
         self._apply(membership, membership.decide_leave(member_id, generation, self._routes.topics()))
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPlace]:
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPosition]:
         found = []
         for place in partitions:
             stored = self.progress.lookup(group, self._key(place))
             offset, metadata = (stored.offset, stored.metadata) if isinstance(stored, Found) else (None, "")
-            found.append(CommittedPlace(*place, offset, metadata))
+            found.append(CommittedPosition(*place, offset, metadata))
         return found
 
     async def start_offset(
@@ -128,7 +128,7 @@ class FakeGroups:
         out_of_range: OutOfRange = OutOfRange.NEAREST,
     ) -> int:
         bounds = await self._consumer.bounds(*place)
-        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, Place(bounds))
+        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, PartitionBounds(bounds))
         assert isinstance(answer, int)
         return answer
 

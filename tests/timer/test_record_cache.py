@@ -68,13 +68,13 @@ async def test_only_what_is_wanted_is_decoded_and_the_rest_when_it_is_wanted() -
     assert await record_cache.read_ahead({positions[2]: [1]}) == 1, "it learns how large they are"
     assert await record_cache.read_ahead({position: [5, 3] for position in positions}) == 3
     first: Body = await record_cache.get(positions[0], [3])
-    assert first.places == {3: 0, 5: 1}
+    assert first.rows == {3: 0, 5: 1}
     assert len(first.keys) == len(first.delays) == len(first.tag_hashes) == 2
     assert first.has([3, 5])
     assert not first.has([3, 4])
-    assert (await record_cache.get(positions[0], [4])).places == {4: 0}
-    assert (await record_cache.get(positions[0], range(25))).places is None, "a quarter of it: the whole"
-    assert (await record_cache.get(positions[0], [99])).places is None
+    assert (await record_cache.get(positions[0], [4])).rows == {4: 0}
+    assert (await record_cache.get(positions[0], range(25))).rows is None, "a quarter of it: the whole"
+    assert (await record_cache.get(positions[0], [99])).rows is None
 
 
 async def test_others_have_a_turn_after_so_many_records_of_however_many_entries() -> None:
@@ -139,7 +139,7 @@ async def test_a_few_records_do_not_take_the_place_of_a_whole_entry() -> None:
         await asyncio.sleep(0)
     some = await record_cache.get(position, [1])
     whole = await decoding
-    assert some.places == {1: 0}, "they were decoded at the same time"
+    assert some.rows == {1: 0}, "they were decoded at the same time"
     assert await record_cache.get(position, [1]) is whole
     assert record_cache._bytes == whole.size_bytes
 

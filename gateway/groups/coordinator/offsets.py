@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.groups.coordinator.context import Context, check_partition
-from gateway.groups.coordinator.start_positions import missing_places, start_in
+from gateway.groups.coordinator.start_positions import partitions_without_offset, start_in
 from gateway.groups.coordinator.stream import StreamMode
 from gateway.groups.machines.broadcast import is_lone, member_of
 from gateway.groups.machines.config import BROADCAST
@@ -33,8 +33,8 @@ from gateway.groups.machines.progress import (
     Commit,
     Found,
     OutOfRange,
+    PartitionBounds,
     PartitionKey,
-    Place,
     StartTime,
     Unavailable,
     lag_of,
@@ -42,7 +42,7 @@ from gateway.groups.machines.progress import (
 )
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.protocol import (
-    CommittedPlace,
+    CommittedPosition,
     MemberKey,
     OffsetCommit,
     PartitionLag,
@@ -69,25 +69,25 @@ class Offsets:
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
-    ) -> list[CommittedPlace]:
+    ) -> list[CommittedPosition]:
         """See `Groups.committed`."""
         name = self._stream.name_of(group, member_id)
-        places = []
+        positions = []
         for topic, partition in partitions:
             stored = self._context.table.stored(name, self._context.key(topic, partition))
             match stored:
                 case Found():
-                    places.append(CommittedPlace(topic, partition, stored.offset, stored.metadata))
+                    positions.append(CommittedPosition(topic, partition, stored.offset, stored.metadata))
                 case Absent():
-                    places.append(CommittedPlace(topic, partition, None, ""))
+                    positions.append(CommittedPosition(topic, partition, None, ""))
                 case Unavailable():
                     raise GroupUnavailable(stored.reason)
-        return places
+        return positions
 
     async def start_offset(
         self,
         group: str,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         start: StartSpec,
         out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
@@ -95,9 +95,9 @@ class Offsets:
     ) -> int:
         """See `Groups.start_offset`."""
         name = self._stream.name_of(group, member_id)
-        if isinstance(self._context.table.stored(name, self._context.key(*place)), Absent):
-            start = await to_its_end(self._begin(name, place.topic, start))
-        return await self.where(name, place, start, out_of_range)
+        if isinstance(self._context.table.stored(name, self._context.key(*topic_partition)), Absent):
+            start = await to_its_end(self._begin(name, topic_partition.topic, start))
+        return await self.where(name, topic_partition, start, out_of_range)
 
     async def _begin(self, name: str, topic: str, start: StartSpec) -> StartSpec:
         """Fix, durably, where the group begins in a topic; what is to be said in place of `start` where nothing can
@@ -112,25 +112,33 @@ class Offsets:
                 return start  # a member that has left and keeps no place
             start = start_in(context.table, name, view, start)
             now_ms = context.clock.now_ms()
-            places = [
+            positions = [
                 CommittedOffset(*key, await self.where(name, TopicPartition(topic, key.partition), start), "", now_ms)
-                for key in missing_places(context.table, name, view)
+                for key in partitions_without_offset(context.table, name, view)
             ]
             try:
-                await context.write([OffsetsCommitted(name, tuple(places))] if places else [])
+                await context.write([OffsetsCommitted(name, tuple(positions))] if positions else [])
             except StoreStopped as error:
                 log.warning("group=%s topic=%s the place to begin is not kept: %s", name, topic, error)
         return start
 
     async def where(
-        self, name: str, place: TopicPartition, start: StartSpec, out_of_range: OutOfRange = OutOfRange.NEAREST
+        self,
+        name: str,
+        topic_partition: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
     ) -> int:
         """The stored offset, else what `start` says; nothing is fixed by it. `name` as the group's members have it."""
-        stored = self._context.table.stored(name, self._context.key(*place))
+        stored = self._context.table.stored(name, self._context.key(*topic_partition))
         time_ms = start.time_ms if isinstance(start, StartTime) and not isinstance(stored, Found) else None
-        is_retry_topic = place.topic.startswith(RETRY_PREFIX)
+        is_retry_topic = topic_partition.topic.startswith(RETRY_PREFIX)
         found = where_to_start(
-            stored, start, await self._place(*place, time_ms), out_of_range=out_of_range, is_retry_topic=is_retry_topic
+            stored,
+            start,
+            await self._bounds(*topic_partition, time_ms),
+            out_of_range=out_of_range,
+            is_retry_topic=is_retry_topic,
         )
         if isinstance(found, Unavailable):
             raise GroupUnavailable(found.reason)
@@ -302,11 +310,11 @@ class Offsets:
         table = context.table
         time_ms = to.time_ms if isinstance(to, StartTime) else None
         keys = [PartitionKey(view.topic_id, number) for number in numbers]
-        places = {key: await self._place(view.name, key.partition, time_ms) for key in keys}
+        positions = {key: await self._bounds(view.name, key.partition, time_ms) for key in keys}
         async with context.whole_group(name):
             now_ms = context.clock.now_ms()
             state = table.get(name)
-            moves = table.progress.plan_reset(name, to, places)
+            moves = table.progress.plan_reset(name, to, positions)
             planned = []
             for move in moves:
                 stored = table.stored(name, move.key)
@@ -329,7 +337,7 @@ class Offsets:
             context.leases_changed.happened(name)
             return planned
 
-    async def _place(self, topic: str, partition: int, time_ms: int | None) -> Place:
+    async def _bounds(self, topic: str, partition: int, time_ms: int | None) -> PartitionBounds:
         records = self._context.records
         at_time = None if time_ms is None else await records.offset_at_time(topic, partition, time_ms)
-        return Place(await records.bounds(topic, partition), at_time)
+        return PartitionBounds(await records.bounds(topic, partition), at_time)

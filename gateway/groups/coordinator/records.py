@@ -70,7 +70,7 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in headers) if headers else size
 
 
-_Place = tuple[int, int]  # topic id, partition
+_PartitionId = tuple[int, int]  # topic id, partition
 
 
 class RecordReader:
@@ -81,7 +81,7 @@ class RecordReader:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
-        self._bases: dict[_Place, list[int]] = {}  # base offsets of what is remembered, sorted
+        self._bases: dict[_PartitionId, list[int]] = {}  # base offsets of what is remembered, sorted
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get."""
@@ -103,8 +103,8 @@ class RecordReader:
 
     async def step(self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None) -> Step:
         """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left."""
-        place = (self._routes.topic(topic).topic_id, partition)
-        remembered = self._remembered(place, offset)
+        partition_id = (self._routes.topic(topic).topic_id, partition)
+        remembered = self._remembered(partition_id, offset)
         if remembered is not None:
             return Step([remembered], remembered.next_offset)
         route = self._routes.readable(topic, partition, offset)
@@ -123,7 +123,7 @@ class RecordReader:
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
             )
             entries.append(decoded)
-            self._remember(place, decoded)
+            self._remember(partition_id, decoded)
         return Step(entries, route.to_logical(read.next_offset))
 
     async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
@@ -133,23 +133,23 @@ class RecordReader:
             return None
         return step.entries[0].at(offset)
 
-    def _remembered(self, place: _Place, offset: int) -> Decoded | None:
-        bases = self._bases.get(place)
+    def _remembered(self, partition_id: _PartitionId, offset: int) -> Decoded | None:
+        bases = self._bases.get(partition_id)
         if not bases or (at := bisect_right(bases, offset)) == 0:
             return None
-        key = (*place, bases[at - 1])
+        key = (*partition_id, bases[at - 1])
         entry = self._entries[key]
         if offset >= entry.next_offset:
             return None
         self._entries.move_to_end(key)
         return entry
 
-    def _remember(self, place: _Place, entry: Decoded) -> None:
-        key = (*place, entry.base_offset)
+    def _remember(self, partition_id: _PartitionId, entry: Decoded) -> None:
+        key = (*partition_id, entry.base_offset)
         if key in self._entries:
             return
         self._entries[key] = entry
-        insort(self._bases.setdefault(place, []), entry.base_offset)
+        insort(self._bases.setdefault(partition_id, []), entry.base_offset)
         self._bytes += entry.size_bytes
         while self._bytes > self._bytes_max and len(self._entries) > 1:
             (topic_id, partition, base), oldest = self._entries.popitem(last=False)

@@ -40,7 +40,7 @@ from gateway.groups.machines.strategies.registry import StrategyRegistry, instal
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, GroupTable
 from gateway.groups.protocol import (
-    CommittedPlace,
+    CommittedPosition,
     GroupDescription,
     GroupView,
     MemberKey,
@@ -418,21 +418,21 @@ class Coordinator:
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
-    ) -> list[CommittedPlace]:
+    ) -> list[CommittedPosition]:
         """See `Groups.committed`."""
         return await self._offsets.committed(group, partitions, member_id=member_id)
 
     async def start_offset(
         self,
         group: str,
-        place: TopicPartition,
+        topic_partition: TopicPartition,
         start: StartSpec,
         out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
         member_id: str | None = None,
     ) -> int:
         """See `Groups.start_offset`."""
-        return await self._offsets.start_offset(group, place, start, out_of_range, member_id=member_id)
+        return await self._offsets.start_offset(group, topic_partition, start, out_of_range, member_id=member_id)
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
         """See `Groups.commit`."""
@@ -465,9 +465,9 @@ class Coordinator:
         """See `Groups.ack`."""
         return await self.queue.settling.ack(group, receipts)
 
-    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
         """See `Groups.ack_up_to`."""
-        return await self.queue.settling.ack_up_to(group, place, offset)
+        return await self.queue.settling.ack_up_to(group, topic_partition, offset)
 
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""

@@ -77,9 +77,9 @@ class Settling:
         finally:
             del self._acking[group]
 
-    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
         """See `Groups.ack_up_to`."""
-        return await to_its_end(self._ack_up_to(group, self._context.key(*place), offset))
+        return await to_its_end(self._ack_up_to(group, self._context.key(*topic_partition), offset))
 
     async def _ack_up_to(self, group: str, key: PartitionKey, offset: int) -> int:
         context = self._context
@@ -136,14 +136,18 @@ class Settling:
             now_ms = context.clock.now_ms()
             going = await self._send_off(group, by_key, parsed, delay_ms, now_ms)
             events: list[Event] = []
-            for key, places in by_key.items():
+            for key, receipt_indexes in by_key.items():
                 leases = context.table.leases(group, key)
                 if leases is None:
-                    _note(verdicts, places, [Verdict.STALE] * len(places))
+                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
                     continue
                 gone = going.get(key, set())
-                _note(verdicts, places, leases.verdicts(_at(parsed, places), now_ms))
-                rest = [place for place in places if (one := parsed[place]) is None or one.offset not in gone]
+                _note(verdicts, receipt_indexes, leases.verdicts(_at(parsed, receipt_indexes), now_ms))
+                rest = [
+                    topic_partition
+                    for topic_partition in receipt_indexes
+                    if (one := parsed[topic_partition]) is None or one.offset not in gone
+                ]
                 decision = leases.decide_nack(_at(parsed, rest), now_ms, delay_ms=delay_ms)
                 _note(verdicts, rest, decision.verdicts)
                 events += [*leases.decide_settle(gone), *decision.events]
@@ -162,10 +166,12 @@ class Settling:
         context = self._context
         going: dict[PartitionKey, set[int]] = {}
         copies: list[Copy] = []
-        for key, places in by_key.items():
+        for key, receipt_indexes in by_key.items():
             if (leases := context.table.leases(group, key)) is not None:
                 leases.check_delay(delay_ms)
-                for offset, copy in await self._copies_of(group, key, leases, _at(parsed, places), delay_ms, now_ms):
+                for offset, copy in await self._copies_of(
+                    group, key, leases, _at(parsed, receipt_indexes), delay_ms, now_ms
+                ):
                     going.setdefault(key, set()).add(offset)
                     copies.append(copy)
         if copies:
@@ -231,13 +237,13 @@ class Settling:
         async with context.leases_of(group, by_key):
             now_ms = context.clock.now_ms()
             events: list[Event] = []
-            for key, places in by_key.items():
+            for key, receipt_indexes in by_key.items():
                 leases = context.table.leases(group, key)
                 if leases is None:
-                    _note(verdicts, places, [Verdict.STALE] * len(places))
+                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
                 else:
-                    decision = decide(leases, _at(parsed, places), now_ms)
-                    _note(verdicts, places, decision.verdicts)
+                    decision = decide(leases, _at(parsed, receipt_indexes), now_ms)
+                    _note(verdicts, receipt_indexes, decision.verdicts)
                     events += decision.events
             await context.write(events, flushed=flushed)
         return verdicts
@@ -245,23 +251,23 @@ class Settling:
 
 def _by_key(parsed: _Receipts) -> dict[PartitionKey, list[int]]:
     """Where the receipts of each partition stand."""
-    by_place: dict[tuple[int, int], list[int]] = {}
+    by_index: dict[tuple[int, int], list[int]] = {}
     for at, receipt in enumerate(parsed):
         if receipt is not None:
-            place = receipt[:2]
-            if (places := by_place.get(place)) is None:
-                places = by_place[place] = []
-            places.append(at)
-    return {PartitionKey(*place): places for place, places in by_place.items()}
+            topic_partition = receipt[:2]
+            if (receipt_indexes := by_index.get(topic_partition)) is None:
+                receipt_indexes = by_index[topic_partition] = []
+            receipt_indexes.append(at)
+    return {PartitionKey(*topic_partition): receipt_indexes for topic_partition, receipt_indexes in by_index.items()}
 
 
-def _at(parsed: _Receipts, places: Sequence[int]) -> list[Receipt]:
-    return [receipt for place in places if (receipt := parsed[place]) is not None]
+def _at(parsed: _Receipts, receipt_indexes: Sequence[int]) -> list[Receipt]:
+    return [receipt for topic_partition in receipt_indexes if (receipt := parsed[topic_partition]) is not None]
 
 
-def _note(verdicts: list[Verdict | None], places: Sequence[int], decided: Sequence[Verdict]) -> None:
-    for place, verdict in zip(places, decided, strict=True):
-        verdicts[place] = verdict
+def _note(verdicts: list[Verdict | None], receipt_indexes: Sequence[int], decided: Sequence[Verdict]) -> None:
+    for topic_partition, verdict in zip(receipt_indexes, decided, strict=True):
+        verdicts[topic_partition] = verdict
 
 
 def _results(texts: Sequence[str], verdicts: Verdicts) -> list[Settled]:

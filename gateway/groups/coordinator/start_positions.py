@@ -50,12 +50,12 @@ def decide_follow(
 
 def start_in(table: GroupTable, group: str, topic: TopicView, start: StartSpec) -> StartSpec:
     """Where the group begins in the partitions of a topic in which it has no place yet, when it is told `start`."""
-    if start is Start.FIRST or _has_place(table, group, topic) or _was_wanted_before(table, group, topic):
+    if start is Start.FIRST or _has_offset(table, group, topic) or _was_wanted_before(table, group, topic):
         return Start.FIRST
     return start
 
 
-def _has_place(table: GroupTable, group: str, topic: TopicView) -> bool:
+def _has_offset(table: GroupTable, group: str, topic: TopicView) -> bool:
     return topic.topic_id in table.topic_ids(group)
 
 
@@ -73,7 +73,7 @@ def _was_wanted_before(table: GroupTable, group: str, topic: TopicView) -> bool:
     return any(topic.topic_id >= int(first_id) for first_id in wishes)
 
 
-def missing_places(table: GroupTable, group: str, topic: TopicView) -> list[PartitionKey]:
+def partitions_without_offset(table: GroupTable, group: str, topic: TopicView) -> list[PartitionKey]:
     """Partitions of a topic in which the group has no place."""
     keys = (PartitionKey(topic.topic_id, number) for number in range(topic.partitions))
     return [key for key in keys if isinstance(table.stored(group, key), Absent)]

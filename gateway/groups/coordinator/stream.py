@@ -119,7 +119,7 @@ class StreamMode:
         async with context.turns.of_group(self.name_of(group, member.member_id)):
             name = self._joined(group, member.member_id)
             events = context.table.get(name).membership.decide_leave(*member, context.routes.topics())
-            await context.write([*events, *_place_of_nameless(name)])
+            await context.write([*events, *_offsets_of_nameless(name)])
 
     async def assign(
         self, group: str, member: MemberKey, shares: Mapping[str, Sequence[Partition]], notes: Mapping[str, bytes]
@@ -170,7 +170,7 @@ class StreamMode:
             topics = context.routes.topics()
             events: list[Event] = [*membership.decide_expiry(topics, context.monotonic_ms())]
             if events:
-                events += _place_of_nameless(name)
+                events += _offsets_of_nameless(name)
             await context.write(events or membership.decide_rebalance(topics))
             now_ms = context.monotonic_ms()
             deadline_ms = membership.next_deadline_ms()
@@ -221,7 +221,7 @@ class StreamMode:
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]
 
 
-def _place_of_nameless(name: str) -> list[Event]:
+def _offsets_of_nameless(name: str) -> list[Event]:
     """What goes with the last event of a broadcasting group's member that has no name of its own: its place."""
     is_nameless = is_lone(name) and member_of(name).startswith(NAMELESS)
     return [Forgotten(name, None)] if is_nameless else []

@@ -118,7 +118,7 @@ class PartitionLeases:
     """The leases of one group in one partition."""
 
     def __init__(self, group: str, topic_id: int, partition: int, config: GroupConfig) -> None:
-        self._place = (group, topic_id, partition)
+        self._partition_id = (group, topic_id, partition)
         self._config = config
         self._state = _State()
 
@@ -271,7 +271,9 @@ class PartitionLeases:
         taken = tuple(record.offset for record in fresh)
         before = {record.offset: record.attempt for record in fresh if record.attempt}
         had = tuple(record.attempt for record in fresh) if before else ()
-        event = Leased(*self._place, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id, had)
+        event = Leased(
+            *self._partition_id, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id, had
+        )
         records = state.records
         attempts = (records[at].attempt if at in records else before.get(at, 0) for at in offsets)
         leases = [Lease(offset, attempt + 1, until_ms) for offset, attempt in zip(offsets, attempts, strict=True)]
@@ -292,18 +294,20 @@ class PartitionLeases:
 
     def decide_ack(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
         """Records are consumed. They are done once the event is durable. Acking twice is fine."""
-        return self._decide(receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._place, offsets))
+        return self._decide(
+            receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._partition_id, offsets)
+        )
 
     def decide_ack_up_to(self, offset: int, now_ms: int) -> list[LeaseEvent]:
         """All records in consumers' hands up to and including `offset` are consumed."""
         held = (at for at, record in self._state.records.items() if record.is_leased and record.visible_at_ms > now_ms)
         offsets = tuple(sorted(at for at in held if at <= offset))
-        return [Settled(*self._place, offsets)] if offsets else []
+        return [Settled(*self._partition_id, offsets)] if offsets else []
 
     def decide_give_back(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
         """Records never reached the consumer: ready at once, and the attempt does not count."""
         return self._decide(
-            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._place, offsets, now_ms, False, True)
+            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms, False, True)
         )
 
     def decide_extend(self, receipts: Iterable[Receipt], invisible_ms: int, now_ms: int) -> Decision:
@@ -311,7 +315,9 @@ class PartitionLeases:
         if not 1 <= invisible_ms <= self._config.invisible_ms_max:
             raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
         return self._decide(
-            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._place, offsets, now_ms + invisible_ms, True)
+            receipts,
+            now_ms,
+            event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms + invisible_ms, True),
         )
 
     def check_delay(self, delay_ms: int | None) -> None:
@@ -334,26 +340,26 @@ class PartitionLeases:
                     wait_ms = 0
                 waiting.setdefault(now_ms + wait_ms, []).append(receipt.offset)
         events: list[LeaseEvent] = [
-            LeaseMoved(*self._place, tuple(sorted(set(offsets))), visible_at_ms, False)
+            LeaseMoved(*self._partition_id, tuple(sorted(set(offsets))), visible_at_ms, False)
             for visible_at_ms, offsets in waiting.items()
         ]
         return Decision(verdicts, events)
 
     def decide_reject(self, receipts: Iterable[Receipt], reason: str, now_ms: int) -> Decision:
         """Records shall not be tried again: `dead_letters` names them from now on."""
-        return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._place, offsets, reason))
+        return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._partition_id, offsets, reason))
 
     def decide_settle(self, offsets: Iterable[int]) -> list[LeaseEvent]:
         """Copies of these records, in the dead-letter topic or the timer, are durable (or they are gone from the log):
         they are done."""
         records = self._state.records
         settled = tuple(offset for offset in dict.fromkeys(offsets) if offset in records)
-        return [Settled(*self._place, settled)] if settled else []
+        return [Settled(*self._partition_id, settled)] if settled else []
 
     def decide_reset(self, next_offset: int, now_ms: int) -> list[LeaseEvent]:
         """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void. The epoch is
         a time, so that receipts from before a deletion of the group are void too."""
-        return [LeasesSet(*self._place, max(self._state.epoch + 1, now_ms), next_offset, ())]
+        return [LeasesSet(*self._partition_id, max(self._state.epoch + 1, now_ms), next_offset, ())]
 
     def snapshot(self) -> LeasesSet:
         """An event that leads an empty machine to this state."""
@@ -369,7 +375,7 @@ class PartitionLeases:
             )
             for offset, record in self._state.records.items()
         )
-        return LeasesSet(*self._place, self._state.epoch, self._state.next_offset, tuple(records))
+        return LeasesSet(*self._partition_id, self._state.epoch, self._state.next_offset, tuple(records))
 
     def backoff_ms(self, attempt: int) -> int:
         """The wait after a failed attempt (1-based)."""
@@ -436,7 +442,7 @@ class PartitionLeases:
 
     def _verdict(self, receipt: Receipt, now_ms: int, *, is_done_ok: bool = False) -> Verdict:
         state = self._state
-        is_here = (receipt.topic_id, receipt.partition) == self._place[1:]
+        is_here = (receipt.topic_id, receipt.partition) == self._partition_id[1:]
         if not is_here or receipt.epoch != state.epoch or receipt.offset >= state.next_offset:
             return Verdict.STALE
         record = state.records.get(receipt.offset)

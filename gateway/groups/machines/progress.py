@@ -92,7 +92,7 @@ class OutOfRange(Enum):
     REFUSE = "refuse"
 
 
-class Place(NamedTuple):
+class PartitionBounds(NamedTuple):
     """What the broker knows of a partition: its bounds, and the answer to a search by time where one was asked for."""
 
     bounds: Bounds
@@ -102,20 +102,20 @@ class Place(NamedTuple):
 def where_to_start(
     stored: Stored,
     start: Start | StartTime,
-    place: Place | Unavailable,
+    found: PartitionBounds | Unavailable,
     *,
     out_of_range: OutOfRange = OutOfRange.NEAREST,
     is_retry_topic: bool = False,
 ) -> int | Unavailable:
     """The offset at which to begin; `Unavailable` when that cannot be said now. The table is in the module's docstring.
 
-    A group that starts at a time needs `place.offset_at_time`. Raises IllegalRequest for `OutOfRange.REFUSE`.
+    A group that starts at a time needs `found.offset_at_time`. Raises IllegalRequest for `OutOfRange.REFUSE`.
     """
     if isinstance(stored, Unavailable):
         return stored
-    if isinstance(place, Unavailable):
-        return place
-    low, high = place.bounds
+    if isinstance(found, Unavailable):
+        return found
+    low, high = found.bounds
     if isinstance(stored, Found):
         if low <= stored.offset <= high:
             return stored.offset
@@ -133,9 +133,9 @@ def where_to_start(
     if isinstance(start, StartTime):
         if is_retry_topic:
             return high
-        if place.offset_at_time is None:
+        if found.offset_at_time is None:
             return Unavailable(f"the offset at {start.time_ms} ms is not known")
-        return min(max(place.offset_at_time, low), high)
+        return min(max(found.offset_at_time, low), high)
     return low if is_retry_topic or start is Start.FIRST else high
 
 
@@ -243,7 +243,7 @@ class Progress:
         )
         return [OffsetsCommitted(group, news)] if news else []
 
-    def plan_reset(self, group: str, to: ResetTo, places: Mapping[PartitionKey, Place]) -> list[Move]:
+    def plan_reset(self, group: str, to: ResetTo, found_of: Mapping[PartitionKey, PartitionBounds]) -> list[Move]:
         """What a reset would do, partition by partition: the whole of a dry run. A time needs `offset_at_time`.
 
         Raises IllegalRequest while offsets are not known.
@@ -252,14 +252,14 @@ class Progress:
             raise IllegalRequest("committed offsets are being read; try again")
         known = self._offsets.get(group, {})
         moves: list[Move] = []
-        for key, place in sorted(places.items()):
-            low, high = place.bounds
+        for key, found in sorted(found_of.items()):
+            low, high = found.bounds
             if isinstance(to, Start):
                 after = low if to is Start.FIRST else high
             elif isinstance(to, StartTime):
-                if place.offset_at_time is None:
+                if found.offset_at_time is None:
                     raise IllegalRequest(f"the offset at {to.time_ms} ms of partition {key.partition} is not known")
-                after = min(max(place.offset_at_time, low), high)
+                after = min(max(found.offset_at_time, low), high)
             else:
                 after = min(max(to, low), high)
             before = known.get(key)

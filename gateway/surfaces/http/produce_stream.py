@@ -51,20 +51,20 @@ class Dialect(Protocol):
     """How one surface writes records and receipts."""
 
     def parse(self, documents: Sequence[Document]) -> Parsed: ...
-    def receipt(self, place: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]: ...
-    def refusal(self, place: int, error: RequestError) -> dict[str, object]: ...
-    def last_words(self, error: RequestError, place: int) -> dict[str, object]:
-        """Why the stream ends before its body did; `place` documents have their receipts."""
+    def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]: ...
+    def refusal(self, request_index: int, error: RequestError) -> dict[str, object]: ...
+    def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        """Why the stream ends before its body did; `request_index` documents have their receipts."""
         ...
 
 
 class _Group:
     """Documents that are sent together: the place of the first, and the task that sends them."""
 
-    __slots__ = ("parsed", "place", "sending")
+    __slots__ = ("parsed", "request_index", "sending")
 
-    def __init__(self, place: int, parsed: Parsed, sending: asyncio.Task[list[Outcome]]) -> None:
-        self.place = place
+    def __init__(self, request_index: int, parsed: Parsed, sending: asyncio.Task[list[Outcome]]) -> None:
+        self.request_index = request_index
         self.parsed = parsed
         self.sending = sending
 
@@ -101,7 +101,7 @@ class ProduceStream:
         self._identity = identity
         self._errors_only = errors_only
         self._groups: asyncio.Queue[_Group | None] = asyncio.Queue(GROUPS_IN_FLIGHT)
-        self._place = 0
+        self._next_index = 0
         self._error_count = 0
         self._ending: RequestError | None = None
 
@@ -165,9 +165,9 @@ class ProduceStream:
         for first in range(0, len(documents), GROUP_RECORDS_MAX):
             self._access.check(Permission.SEND, topic=self._topic)  # rules may have changed since the stream began
             parsed = self._dialect.parse(documents[first : first + GROUP_RECORDS_MAX])
-            identity = None if self._identity is None else self._identity.at(self._place)
-            group = _Group(self._place, parsed, tasks.create_task(self._send(parsed, identity)))
-            self._place += len(parsed.records)
+            identity = None if self._identity is None else self._identity.at(self._next_index)
+            group = _Group(self._next_index, parsed, tasks.create_task(self._send(parsed, identity)))
+            self._next_index += len(parsed.records)
             await self._groups.put(group)
             await asyncio.sleep(0)  # the group is handed to the store before the next one is parsed (P2)
 
@@ -181,14 +181,16 @@ class ProduceStream:
         while (group := await self._groups.get()) is not None:
             lines: list[dict[str, object]] = []
             outcomes = await group.sending
-            for place, (record, outcome) in enumerate(zip(group.parsed.records, outcomes, strict=True), group.place):
+            for request_index, (record, outcome) in enumerate(
+                zip(group.parsed.records, outcomes, strict=True), group.request_index
+            ):
                 if isinstance(outcome, RequestError):
                     self._error_count += 1
-                    lines.append(self._dialect.refusal(place, outcome))
+                    lines.append(self._dialect.refusal(request_index, outcome))
                 elif not self._errors_only:
                     assert not isinstance(record, RequestError)
-                    lines.append(self._dialect.receipt(place, record, outcome))
-            count = group.place + len(outcomes)
+                    lines.append(self._dialect.receipt(request_index, record, outcome))
+            count = group.request_index + len(outcomes)
             if lines:
                 await self._answer.write(render_lines(lines))
         return count
@@ -209,51 +211,51 @@ async def send_each(sending: Sending, parsed: Parsed, *, trace: Headers | None =
     outcomes: list[Outcome | None] = [one if isinstance(one, RequestError) else None for one in parsed.records]
     now: list[tuple[int, ProduceRecord]] = []
     later: list[tuple[int, ProduceRecord]] = []
-    for place, one in enumerate(parsed.records):
+    for request_index, one in enumerate(parsed.records):
         if not isinstance(one, RequestError):
             # Apart, because a timer that is full refuses its own after the others are stored.
             is_delayed = one.delay_ms is not None or one.deliver_at_ms is not None
-            (later if is_delayed else now).append((place, traced(one, trace) if trace else one))
-    for placed in (now, later):
-        for run in [placed] if sending.identity is None else _runs(placed):
+            (later if is_delayed else now).append((request_index, traced(one, trace) if trace else one))
+    for indexed in (now, later):
+        for run in [indexed] if sending.identity is None else _runs(indexed):
             if run:
                 await _send(sending, run, outcomes)
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _runs(placed: Sequence[tuple[int, ProduceRecord]]) -> list[Sequence[tuple[int, ProduceRecord]]]:
+def _runs(indexed: Sequence[tuple[int, ProduceRecord]]) -> list[Sequence[tuple[int, ProduceRecord]]]:
     """Records whose places follow each other: an identity counts places from that of its first record."""
     runs: list[Sequence[tuple[int, ProduceRecord]]] = []
     first = 0
-    for index in range(1, len(placed) + 1):
-        if index == len(placed) or placed[index][0] != placed[index - 1][0] + 1:
-            runs.append(placed[first:index])
+    for index in range(1, len(indexed) + 1):
+        if index == len(indexed) or indexed[index][0] != indexed[index - 1][0] + 1:
+            runs.append(indexed[first:index])
             first = index
     return runs
 
 
-async def _send(sending: Sending, placed: Sequence[tuple[int, ProduceRecord]], outcomes: list[Outcome | None]) -> None:
+async def _send(sending: Sending, indexed: Sequence[tuple[int, ProduceRecord]], outcomes: list[Outcome | None]) -> None:
     """Send records together; when one of them spoils the rest, in halves, so that only that one is refused."""
     identity = sending.identity
     try:
         receipts = await sending.gateway.producer.produce(
             sending.topic,
-            [record for _, record in placed],
+            [record for _, record in indexed],
             json_values=sending.json_values,
             acks=sending.acks,
-            identity=None if identity is None else identity.at(identity.first_place + placed[0][0]),
+            identity=None if identity is None else identity.at(identity.first_index + indexed[0][0]),
         )
     except Exception as error:
         refusal = error_of(error)
         if refusal.hides_cause:
             log.error("streamed send failed topic=%s", sending.topic, exc_info=error)
-        if status_of(refusal.error_code) not in _DIVISIBLE or len(placed) == 1:
-            for place, _ in placed:
-                outcomes[place] = refusal
+        if status_of(refusal.error_code) not in _DIVISIBLE or len(indexed) == 1:
+            for request_index, _ in indexed:
+                outcomes[request_index] = refusal
             return
-        half = len(placed) // 2
-        await _send(sending, placed[:half], outcomes)
-        await _send(sending, placed[half:], outcomes)
+        half = len(indexed) // 2
+        await _send(sending, indexed[:half], outcomes)
+        await _send(sending, indexed[half:], outcomes)
         return
-    for (place, _), receipt in zip(placed, receipts, strict=True):
-        outcomes[place] = receipt
+    for (request_index, _), receipt in zip(indexed, receipts, strict=True):
+        outcomes[request_index] = receipt

@@ -68,7 +68,7 @@ def check_table(rows: Sequence[Row]) -> None:
     """Raises ValueError when two rows answer the same requests."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
-        place = (row.method, _PARAMETER.sub("{}", row.path))
-        if place in seen:
+        route_key = (row.method, _PARAMETER.sub("{}", row.path))
+        if route_key in seen:
             raise ValueError(f"two routes for {row.method} {row.path}")
-        seen.add(place)
+        seen.add(route_key)

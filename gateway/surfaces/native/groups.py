@@ -268,18 +268,18 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
     query = Query(request, known=DEAD_LETTERS_QUERY)
     limit = query.integer("limit", 100, least=1, most=DEAD_LETTERS_MAX)
     group = request.match_info["group"]
-    place = TopicPartition(dead_letter_topic(group), 0)
+    topic_partition = TopicPartition(dead_letter_topic(group), 0)
     try:
-        bounds = await gateway.consumer.bounds(*place)
+        bounds = await gateway.consumer.bounds(*topic_partition)
     except UnknownQueue:
         gateway.groups.describe(group)  # an unknown group is told apart from one without dead letters
         return json_answer(request, {"messages": [], "next_offset": None, "total": 0})
-    (committed,) = await gateway.groups.committed(group, [place])
+    (committed,) = await gateway.groups.committed(group, [topic_partition])
     first = max(bounds.min_offset, committed.offset or 0)
     start = max(query.integer("offset", first, least=0, most=RECORD_OFFSET_MAX), bounds.min_offset)
     shown: list[dict[str, object]] = []
     while start < bounds.max_offset and len(shown) < limit:
-        fetched = await gateway.consumer.fetch(*place, start, max_bytes=gateway.limits.fetch_bytes_default)
+        fetched = await gateway.consumer.fetch(*topic_partition, start, max_bytes=gateway.limits.fetch_bytes_default)
         for entry in fetched.entries:
             for record in record_batch.decode(entry.batch):
                 if record.offset >= start and len(shown) < limit:
@@ -314,9 +314,11 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 
 def _raw(gateway: Gateway, message: Delivered) -> web.Response:
     topic_id = _topic_id(gateway, message.topic)
-    place = MessageId(topic_id or 0, message.partition, message.offset)
+    topic_partition = MessageId(topic_id or 0, message.partition, message.offset)
     response = raw_answer(
-        RawRecord(place, message.key, message.value, message.headers, message.timestamp_ms, message.store_time_ms)
+        RawRecord(
+            topic_partition, message.key, message.value, message.headers, message.timestamp_ms, message.store_time_ms
+        )
     )
     if topic_id is None:
         del response.headers["Mq-Message-Id"]
@@ -363,7 +365,7 @@ def _member(view: MemberView) -> dict[str, object]:
 
 
 def _partitions(partitions: Sequence[Partition]) -> list[dict[str, object]]:
-    return [{"topic": place.topic, "partition": place.partition} for place in partitions]
+    return [{"topic": topic_partition.topic, "partition": topic_partition.partition} for topic_partition in partitions]
 
 
 def _lag(row: PartitionLag) -> dict[str, object]:

@@ -148,10 +148,10 @@ def _start(text: str | None, view: TopicView) -> tuple[int, int] | None:
     if text is None:
         return None
     cursor = parse_cursor(text)
-    places = list(cursor.offsets.get(view.name, {}).items())
-    if len(places) != 1 or cursor.epochs.get(view.name) != str(view.topic_id) or len(cursor.offsets) != 1:
+    next_offsets = list(cursor.offsets.get(view.name, {}).items())
+    if len(next_offsets) != 1 or cursor.epochs.get(view.name) != str(view.topic_id) or len(cursor.offsets) != 1:
         raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page of this topic has named")
-    return places[0]
+    return next_offsets[0]
 
 
 def _not_found() -> RequestError:

@@ -47,17 +47,17 @@ class NativeLines:
     def parse(self, documents: Sequence[Document]) -> Parsed:
         return parse_documents(documents)
 
-    def receipt(self, place: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
-        return {"i": place, **receipt_fields(self._topic_id, receipt)}
+    def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+        return {"i": request_index, **receipt_fields(self._topic_id, receipt)}
 
-    def refusal(self, place: int, error: RequestError) -> dict[str, object]:
-        fields: dict[str, object] = {"i": place, "error_code": error.error_code, "error": error.message}
+    def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
+        fields: dict[str, object] = {"i": request_index, "error_code": error.error_code, "error": error.message}
         if error.retriable:
             fields["retriable"] = True
         return fields
 
-    def last_words(self, error: RequestError, place: int) -> dict[str, object]:
-        return {"error_code": error.error_code, "error": error.message, "count": place}
+    def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        return {"error_code": error.error_code, "error": error.message, "count": request_index}
 
 
 class EventLines(NativeLines):

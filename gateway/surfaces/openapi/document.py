@@ -179,9 +179,9 @@ class _Builder:
             found.append(self._parameter("header", name, self._request_headers[name]))
         return found
 
-    def _parameter(self, place: str, name: str, schema: Schema) -> dict[str, object]:
-        key = f"{place}.{name}"
-        self.parameters.setdefault(key, _described(place, name, schema, is_required=place == "path"))
+    def _parameter(self, location: str, name: str, schema: Schema) -> dict[str, object]:
+        key = f"{location}.{name}"
+        self.parameters.setdefault(key, _described(location, name, schema, is_required=location == "path"))
         return {"$ref": f"#/components/parameters/{key}"}
 
     def _responses_of(self, route: Route, described: Operation) -> dict[str, object]:
@@ -242,10 +242,10 @@ def words_of(route: Route) -> tuple[str, str]:
     return summary, "\n\n".join(paragraphs)
 
 
-def _described(place: str, name: str, schema: Schema, *, is_required: bool) -> dict[str, object]:
+def _described(location: str, name: str, schema: Schema, *, is_required: bool) -> dict[str, object]:
     schema = dict(schema)
     description = schema.pop("description", "")
-    return {"name": name, "in": place, "required": is_required, "description": description, "schema": schema}
+    return {"name": name, "in": location, "required": is_required, "description": description, "schema": schema}
 
 
 def _security_schemes(token_in_query: bool) -> Mapping[str, object]:

@@ -44,7 +44,7 @@ SUB: Schema = said(text(64, least=1), "The subscription's name.")
 
 _INVISIBLE_MS = nullable(integer(1, 43_200_000))
 _RECEIPTS = array(text(1024), least=1, most=10_000)
-_PLACES = mapping(array(PARTITION))
+_PARTITIONS_BY_TOPIC = mapping(array(PARTITION))
 _CURSOR = said(STRING, "Next offsets: `orders:0=101;orders:1=88`.")
 _NAME = text(249, least=1)
 _ERROR: dict[str, Schema] = {"error_code": integer(400, 50_999), "message": STRING, "retriable": BOOLEAN}
@@ -85,7 +85,7 @@ def _op(
 
 def commands(limits: Limits) -> dict[str, Op]:
     """The ops."""
-    place = either(
+    start_position = either(
         words("earliest", "latest"),
         _CURSOR,
         obj({"timestamp": integer(0, TIME_MS_MAX)}),
@@ -158,9 +158,9 @@ def commands(limits: Limits) -> dict[str, Op]:
                 "mode": nullable(words("reader", "stream", "queue")),
                 "group": nullable(_NAME),
                 "member": nullable(text(255, least=1)),
-                "from": said(nullable(place), "Where a reader begins; latest."),
+                "from": said(nullable(start_position), "Where a reader begins; latest."),
                 "start": said(
-                    nullable(place),
+                    nullable(start_position),
                     "Where a group begins that has never been there; latest in stream mode, earliest in queue mode.",
                 ),
                 "epochs": nullable(mapping(STRING)),
@@ -177,7 +177,7 @@ def commands(limits: Limits) -> dict[str, Op]:
                 "sub": SUB,
                 "mode": words("reader", "stream", "queue"),
                 "epochs": mapping(STRING),
-                "partitions": _PLACES,
+                "partitions": _PARTITIONS_BY_TOPIC,
                 "credit": {"type": "integer"},
             },
             more={"cursor": _CURSOR, "member": STRING, "generation": COUNT, "credit_bytes": {"type": "integer"}},
@@ -220,10 +220,10 @@ def commands(limits: Limits) -> dict[str, Op]:
         ),
         "release": _op(
             "Give up revoked partitions at once.",
-            {"sub": SUB, "partitions": {**_PLACES, "minProperties": 1}},
+            {"sub": SUB, "partitions": {**_PARTITIONS_BY_TOPIC, "minProperties": 1}},
             answer=confirmed,
         ),
-        "seek": _op("Go on elsewhere.", {"sub": SUB, "to": place}, answer={**confirmed, "cursor": _CURSOR}),
+        "seek": _op("Go on elsewhere.", {"sub": SUB, "to": start_position}, answer={**confirmed, "cursor": _CURSOR}),
         "permit": _op(
             "More credit, in addition to what is left.",
             {"sub": SUB},
@@ -309,12 +309,12 @@ def pushes() -> dict[str, Schema]:
             description="Every partition has reached its end; once.",
         ),
         "assigned": obj(
-            {"op": exactly("assigned"), "sub": SUB, "partitions": _PLACES, "cursor": _CURSOR},
+            {"op": exactly("assigned"), "sub": SUB, "partitions": _PARTITIONS_BY_TOPIC, "cursor": _CURSOR},
             generation,
             description="Records of these partitions follow.",
         ),
         "revoked": obj(
-            {"op": exactly("revoked"), "sub": SUB, "partitions": _PLACES},
+            {"op": exactly("revoked"), "sub": SUB, "partitions": _PARTITIONS_BY_TOPIC},
             {**generation, "drain_ms": COUNT, "lost": exactly(True)},
             description="No records of these partitions follow; `lost`: another has them already.",
         ),

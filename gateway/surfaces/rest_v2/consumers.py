@@ -25,7 +25,7 @@ from gateway.codec.records import Format, render_records
 from gateway.codec.times import parse_time_ms
 from gateway.errors import PARTITION_NOT_FOUND, RequestError, bad_request, invalid
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.protocol import CommittedPlace, OffsetCommit, TopicPartition
+from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
 from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -39,7 +39,7 @@ from store.types import RECORD_OFFSET_MAX
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
-PLACES_MAX = 10_000
+TOPIC_PARTITIONS_MAX = 10_000
 """Partitions of one request."""
 
 
@@ -74,8 +74,8 @@ async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     name, settings = parse_settings(_object(body))
     group = request.match_info["group"]
     name = await request.app[INSTANCES].create(group, name, settings)
-    place = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
-    return v2_answer(request, {"instance_id": name, "base_uri": f"{request.scheme}://{_host_of(request)}{place}"})
+    path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+    return v2_answer(request, {"instance_id": name, "base_uri": f"{request.scheme}://{_host_of(request)}{path}"})
 
 
 async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -124,16 +124,16 @@ async def unsubscribe(_gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 async def assign(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Consume these partitions, whatever the rest of the group does: 204. An empty list ends it."""
-    places = _places(_object(body).get("partitions"), "partitions")
-    _check_topics(request, {place.topic for place in places})
-    await request.app[INSTANCES].assign(*_instance(request), places)
+    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
+    await request.app[INSTANCES].assign(*_instance(request), topic_partitions)
     return web.Response(status=204)
 
 
 async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The partitions the instance has, assigned or by its subscription."""
     owned = await request.app[INSTANCES].owned(*_instance(request))
-    return v2_answer(request, {"partitions": [place._asdict() for place in owned]})
+    return v2_answer(request, {"partitions": [topic_partition._asdict() for topic_partition in owned]})
 
 
 # Records
@@ -218,44 +218,47 @@ async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web
     query = Query(request)
     topic, partition = query.text("topic"), query.text("partition")
     if topic is not None and partition is not None:
-        places = [TopicPartition(topic, query.integer("partition", 0, least=0, most=2**31 - 1))]
+        topic_partitions = [TopicPartition(topic, query.integer("partition", 0, least=0, most=2**31 - 1))]
     elif body.strip():
-        places = _places(_object(body).get("partitions"), "partitions")
+        topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
     else:
         raise RequestError(
             PARTITION_NOT_FOUND,
             "Partition not found: name one with ?topic=orders&partition=0, or several in a POST to offsets:query.",
         )
-    return await _committed(request, places)
+    return await _committed(request, topic_partitions)
 
 
 async def query_committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """The committed offsets of partitions, for clients that cannot send a body with GET."""
-    return await _committed(request, _places(_object(body).get("partitions"), "partitions"))
+    return await _committed(request, _topic_partitions(_object(body).get("partitions"), "partitions"))
 
 
-async def _committed(request: web.Request, places: Sequence[TopicPartition]) -> web.Response:
-    _check_topics(request, {place.topic for place in places})
-    found = await request.app[INSTANCES].committed(*_instance(request), places)
-    return v2_answer(request, {"offsets": [_shown(place) for place in found if place.offset is not None]})
+async def _committed(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> web.Response:
+    _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
+    found = await request.app[INSTANCES].committed(*_instance(request), topic_partitions)
+    return v2_answer(
+        request,
+        {"offsets": [_shown(topic_partition) for topic_partition in found if topic_partition.offset is not None]},
+    )
 
 
 async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Go on at offsets, or at the first records from times on: 204."""
     wanted = _object(body)
     offsets = [
-        (_place(item, "offsets", number), _integer(item, "offset", "offsets", number))
+        (_topic_partition(item, "offsets", number), _integer(item, "offset", "offsets", number))
         for number, item in enumerate(_list(wanted.get("offsets"), "offsets"))
     ]
     times = [
-        (_place(item, "timestamps", number), _time_ms(item, number))
+        (_topic_partition(item, "timestamps", number), _time_ms(item, number))
         for number, item in enumerate(_list(wanted.get("timestamps"), "timestamps"))
     ]
     if not offsets and not times:
         raise invalid('Say where to go on: {"offsets": [...]} or {"timestamps": [...]}.')
-    await _check_own(request, [place for place, _ in (*offsets, *times)])
-    for place, time_ms in times:
-        offsets.append((place, await gateway.consumer.offset_for_time(*place, time_ms)))
+    await _check_own(request, [topic_partition for topic_partition, _ in (*offsets, *times)])
+    for topic_partition, time_ms in times:
+        offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, time_ms)))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
 
@@ -271,17 +274,20 @@ async def seek_to_end(gateway: Gateway, request: web.Request, body: bytes) -> we
 
 
 async def _seek_to_bound(gateway: Gateway, request: web.Request, body: bytes, bound: int) -> web.Response:
-    places = _places(_object(body).get("partitions"), "partitions")
-    await _check_own(request, places)
-    offsets = [(place, (await gateway.consumer.bounds(*place))[bound]) for place in places]
+    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    await _check_own(request, topic_partitions)
+    offsets = [
+        (topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound])
+        for topic_partition in topic_partitions
+    ]
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
 
 
-async def _check_own(request: web.Request, places: Sequence[TopicPartition]) -> None:
+async def _check_own(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> None:
     """Raises RequestError 409/40903 for partitions the instance does not have, whether they exist or not."""
     owned = frozenset(await request.app[INSTANCES].owned(*_instance(request)))
-    for topic, partition in places:
+    for topic, partition in topic_partitions:
         if (topic, partition) not in owned:
             raise RequestError(
                 SUBSCRIPTION_CONFLICT,
@@ -371,18 +377,18 @@ def _list(value: object, name: str) -> list[dict[str, object]]:
         return []
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise invalid(f"{name}: must be an array of objects")
-    if len(value) > PLACES_MAX:
-        raise invalid(f"{name}: has {len(value)} entries; the limit is {PLACES_MAX}")
+    if len(value) > TOPIC_PARTITIONS_MAX:
+        raise invalid(f"{name}: has {len(value)} entries; the limit is {TOPIC_PARTITIONS_MAX}")
     return value
 
 
-def _places(value: object, name: str) -> list[TopicPartition]:
+def _topic_partitions(value: object, name: str) -> list[TopicPartition]:
     if value is None:
         raise invalid(f'{name}: must be given, as in {{"{name}": [{{"topic": "orders", "partition": 0}}]}}')
-    return [_place(item, name, number) for number, item in enumerate(_list(value, name))]
+    return [_topic_partition(item, name, number) for number, item in enumerate(_list(value, name))]
 
 
-def _place(item: dict[str, object], name: str, number: int) -> TopicPartition:
+def _topic_partition(item: dict[str, object], name: str, number: int) -> TopicPartition:
     topic = item.get("topic")
     if not isinstance(topic, str) or not topic:
         raise invalid(f"{name}[{number}].topic: must be a string")
@@ -405,17 +411,17 @@ def _time_ms(item: dict[str, object], number: int) -> int:
 
 
 def _commit(item: dict[str, object], number: int) -> OffsetCommit:
-    place = _place(item, "offsets", number)
+    topic_partition = _topic_partition(item, "offsets", number)
     metadata = item.get("metadata")
     if not isinstance(metadata, str | None):
         raise invalid(f"offsets[{number}].metadata: must be a string")
-    return OffsetCommit(*place, _integer(item, "offset", "offsets", number) + 1, metadata or "")
+    return OffsetCommit(*topic_partition, _integer(item, "offset", "offsets", number) + 1, metadata or "")
 
 
-def _shown(place: CommittedPlace) -> dict[str, object]:
+def _shown(topic_partition: CommittedPosition) -> dict[str, object]:
     return {
-        "topic": place.topic,
-        "partition": place.partition,
-        "offset": place.offset,
-        "metadata": place.metadata,
+        "topic": topic_partition.topic,
+        "partition": topic_partition.partition,
+        "offset": topic_partition.offset,
+        "metadata": topic_partition.metadata,
     }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.api.producer import BatchReceipt, Placed, Receipt
+from gateway.api.producer import BatchReceipt, Receipt, StoredBatch
 from gateway.codec.columns import columns_of
 from gateway.codec.records import Format, open_envelope, parse_records
 from gateway.surfaces.http.answers import check_accept
@@ -64,11 +64,11 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         trace = trace_headers(request)
         is_plain = not (trace or selector or identity or sequence or expected is not None)
         if is_plain and (columns := columns_of(sent, fmt)) is not None:
-            placed = await gateway.producer.produce_columns(
+            stored = await gateway.producer.produce_columns(
                 topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
             )
-            if placed is not None:
-                return _answer(content_type, rendered_columns(placed, len(columns.values)), placed)
+            if stored is not None:
+                return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
         records = parse_records(sent, fmt)
         if trace:
             records = [traced(record, trace) for record in records]
@@ -91,19 +91,21 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 
 
 def _answer(
-    content_type: str, body: bytes, receipts: Sequence[Receipt] | Sequence[BatchReceipt] | Sequence[Placed]
+    content_type: str, body: bytes, receipts: Sequence[Receipt] | Sequence[BatchReceipt] | Sequence[StoredBatch]
 ) -> web.Response:
     reached = min(receipt.acks for receipt in receipts)
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type, MQ_ACKS: name_of_acks(reached)})
 
 
-def rendered_columns(placed: Sequence[Placed], count: int) -> bytes:
+def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
     """What `rendered_receipts` makes of new records, from the places of whole batches."""
     items = [""] * count
-    for partition, places, base_offset, _ in placed:
+    for partition, request_indexes, base_offset, _ in stored:
         head = f'{{"partition":{partition},"offset":'
-        for place, offset in zip(places, range(base_offset, base_offset + len(places)), strict=True):
-            items[place] = f'{head}{offset},"error_code":null,"error":null}}'
+        for request_index, offset in zip(
+            request_indexes, range(base_offset, base_offset + len(request_indexes)), strict=True
+        ):
+            items[request_index] = f'{head}{offset},"error_code":null,"error":null}}'
     return f'{{"offsets":[{",".join(items)}],"key_schema_id":null,"value_schema_id":null}}'.encode()
 
 

@@ -52,7 +52,7 @@ class V3Records:
         self._types.extend(map(data_types, values))
         return Parsed([parse_v3_record(value) for value in values], False)
 
-    def receipt(self, place: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+    def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
         fields = receipt_of(
             self._cluster_id,
             self._topic,
@@ -69,11 +69,11 @@ class V3Records:
             fields["duplicate"] = True
         return {"error_code": STORED, **fields}
 
-    def refusal(self, place: int, error: RequestError) -> dict[str, object]:
+    def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         self._types.popleft()
         return {"error_code": error.error_code, "message": error.message}
 
-    def last_words(self, error: RequestError, place: int) -> dict[str, object]:
+    def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
         return {"error_code": error.error_code, "message": error.message}
 
 
@@ -114,12 +114,12 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     outcomes = await send_each(sending, parsed, trace=trace_headers(request))
     successes: list[dict[str, object]] = []
     failures: list[dict[str, object]] = []
-    for place, (entry, record, outcome) in enumerate(zip(entries, parsed.records, outcomes, strict=True)):
+    for request_index, (entry, record, outcome) in enumerate(zip(entries, parsed.records, outcomes, strict=True)):
         if isinstance(outcome, RequestError):
-            failures.append({"id": entry["id"], **dialect.refusal(place, outcome)})
+            failures.append({"id": entry["id"], **dialect.refusal(request_index, outcome)})
         else:
             assert not isinstance(record, RequestError)
-            fields = dialect.receipt(place, record, outcome)
+            fields = dialect.receipt(request_index, record, outcome)
             del fields["error_code"]
             successes.append({"id": entry["id"], **fields})
     return json_answer(request, {"successes": successes, "failures": failures}, status=207)

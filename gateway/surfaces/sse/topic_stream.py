@@ -76,7 +76,7 @@ _READ_BYTES = 256 * KiB
 _WAIT_MS = 30_000  # of one wait at a partition's end; it is renewed
 
 
-class Place:
+class FollowedPartition:
     """How far one partition has been sent."""
 
     __slots__ = ("offset", "partition", "topic", "topic_id", "waiting")
@@ -140,7 +140,7 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
     if group is None:
         if any(query.text(name) is not None for name in _OF_GROUPS):
             raise invalid(f"{', '.join(_OF_GROUPS)}: only with a group")
-        places = await _places(gateway, request, query)
+        all_followed = await _all_followed(gateway, request, query)
     else:
         asked = _asked_for_group(gateway, request, query, group, tag_filter)
         credit = query.integer("credit", CREDIT_DEFAULT, least=1, most=CREDIT_MAX)
@@ -170,7 +170,7 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
                 as_lines=wants_lines,
                 heartbeat_ms=HEARTBEAT_MS,
             ).run()
-        return await Stream(gateway, places, form, fmt, tag_filter, access_of(request), answer).run()
+        return await Stream(gateway, all_followed, form, fmt, tag_filter, access_of(request), answer).run()
     finally:
         stats.stream_count -= 1
 
@@ -211,7 +211,7 @@ class Stream:
     def __init__(
         self,
         gateway: Gateway,
-        places: list[Place],
+        all_followed: list[FollowedPartition],
         form: EventForm | LineForm,
         fmt: Format | None,
         tag_filter: TagFilter | None,
@@ -219,22 +219,22 @@ class Stream:
         answer: StreamedAnswer,
     ) -> None:
         self._gateway = gateway
-        self._places = places
+        self._all_followed = all_followed
         self._form = form
         self._fmt = fmt
         self._filter = tag_filter
         self._access = access
         self._answer = answer
-        self._epochs = {place.topic: str(place.topic_id) for place in places}
-        self._ready = deque(places)  # may have records
-        self._behind = set(places)
+        self._epochs = {followed.topic: str(followed.topic_id) for followed in all_followed}
+        self._ready = deque(all_followed)  # may have records
+        self._behind = set(all_followed)
         self._changed = asyncio.Event()
         self._ends = False  # the rights of whoever reads have ended
 
     @property
     def cursor(self) -> str:
         """The next offset of every partition."""
-        return write_cursor(((one.topic, one.partition, one.offset) for one in self._places), self._epochs)
+        return write_cursor(((one.topic, one.partition, one.offset) for one in self._all_followed), self._epochs)
 
     async def run(self) -> web.StreamResponse:
         """Stream to the end, or until the client is gone."""
@@ -257,9 +257,9 @@ class Stream:
             unwatch()
             if expiry is not None:
                 expiry.cancel()
-            for place in self._places:
-                if place.waiting is not None:
-                    place.waiting.cancel()
+            for followed in self._all_followed:
+                if followed.waiting is not None:
+                    followed.waiting.cancel()
         return await self._answer.end()
 
     async def _follow(self) -> None:
@@ -267,11 +267,11 @@ class Stream:
             if self._ends or self._access.is_over:
                 raise ended()
             if self._ready:
-                place = self._ready.popleft()
-                if await self._advance(place):
-                    self._ready.append(place)  # its turn comes again after the others'
+                followed = self._ready.popleft()
+                if await self._advance(followed):
+                    self._ready.append(followed)  # its turn comes again after the others'
                 else:
-                    await self._wait_at_end(place)
+                    await self._wait_at_end(followed)
                 continue
             self._changed.clear()
             try:
@@ -282,45 +282,45 @@ class Stream:
         fields = {"reason": "shutdown", "reconnect_after_ms": RETRY_MS}
         await self._answer.write(self._form.event("goaway", fields, self.cursor))
 
-    async def _advance(self, place: Place) -> bool:
+    async def _advance(self, followed: FollowedPartition) -> bool:
         """Send what a partition has, one read's worth; whether there may be more."""
         fetched = await self._gateway.consumer.fetch(
-            place.topic,
-            place.partition,
-            place.offset,
+            followed.topic,
+            followed.partition,
+            followed.offset,
             max_bytes=_READ_BYTES,
             tag_hashes=None if self._filter is None else self._filter.hashes,
         )
-        self._access.check(Permission.RECEIVE, topic=place.topic)  # rules may have changed since the stream began
-        if self._gateway.routes_table.topic(place.topic).topic_id != place.topic_id:
-            raise RequestError(EPOCH_CHANGED, f"Topic {place.topic} was deleted and made again.")
+        self._access.check(Permission.RECEIVE, topic=followed.topic)  # rules may have changed since the stream began
+        if self._gateway.routes_table.topic(followed.topic).topic_id != followed.topic_id:
+            raise RequestError(EPOCH_CHANGED, f"Topic {followed.topic} was deleted and made again.")
         if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
-            raise _out_of_range(place, fetched.min_offset, fetched.max_offset)
+            raise _out_of_range(followed, fetched.min_offset, fetched.max_offset)
         for records, high in rendered_pieces(
-            place.topic,
-            place.partition,
+            followed.topic,
+            followed.partition,
             fetched.entries,
             self._fmt,
-            start=place.offset,
+            start=followed.offset,
             stop=fetched.next_offset,
-            topic_id=place.topic_id if self._fmt is None else None,
+            topic_id=followed.topic_id if self._fmt is None else None,
             tag_filter=self._filter,
         ):
-            step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._places) > 1 else len(records)
+            step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._all_followed) > 1 else len(records)
             for first in range(0, len(records), step or 1):
-                await self._answer.write(self._written(place, records[first : first + step]))
-            self._gateway.stats.fetched_record_count += high - place.offset
-            place.offset = high
+                await self._answer.write(self._written(followed, records[first : first + step]))
+            self._gateway.stats.fetched_record_count += high - followed.offset
+            followed.offset = high
             await asyncio.sleep(0)
-        place.offset = max(place.offset, fetched.next_offset)
-        return place.offset < fetched.max_offset
+        followed.offset = max(followed.offset, fetched.next_offset)
+        return followed.offset < fetched.max_offset
 
-    def _written(self, place: Place, records: list[dict[str, object]]) -> bytes:
+    def _written(self, followed: FollowedPartition, records: list[dict[str, object]]) -> bytes:
         """Records of one partition as events, each with the cursor behind it."""
-        at = place.offset
-        place.offset = -1  # a mark to cut the cursor at; no offset is negative
+        at = followed.offset
+        followed.offset = -1  # a mark to cut the cursor at; no offset is negative
         before, after = self.cursor.encode().split(b"=-1")
-        place.offset = at
+        followed.offset = at
         record = self._form.record
         return b"".join(
             [
@@ -329,24 +329,26 @@ class Stream:
             ]
         )
 
-    async def _wait_at_end(self, place: Place) -> None:
-        if place in self._behind:
-            self._behind.remove(place)
+    async def _wait_at_end(self, followed: FollowedPartition) -> None:
+        if followed in self._behind:
+            self._behind.remove(followed)
             if not self._behind:
                 await self._answer.write(self._form.event("caught_up", {}, self.cursor))
         # The answer is only a wake-up: it is read again when this partition has its turn (E2).
         waiting = asyncio.ensure_future(
-            self._gateway.consumer.fetch(place.topic, place.partition, place.offset, max_bytes=1, wait_ms=_WAIT_MS)
+            self._gateway.consumer.fetch(
+                followed.topic, followed.partition, followed.offset, max_bytes=1, wait_ms=_WAIT_MS
+            )
         )
-        place.waiting = waiting
-        waiting.add_done_callback(self._woken(place))
+        followed.waiting = waiting
+        waiting.add_done_callback(self._woken(followed))
 
-    def _woken(self, place: Place) -> Callable[[asyncio.Task[object]], None]:
+    def _woken(self, followed: FollowedPartition) -> Callable[[asyncio.Task[object]], None]:
         def woken(task: asyncio.Task[object]) -> None:
             if not task.cancelled():
                 task.exception()  # told by the read that follows
-                place.waiting = None
-                self._ready.append(place)
+                followed.waiting = None
+                self._ready.append(followed)
                 self._changed.set()
 
         return woken
@@ -360,7 +362,7 @@ class Stream:
         return None if seconds is None else loop.call_later(seconds, self._end_rights)
 
 
-async def _places(gateway: Gateway, request: web.Request, query: Query) -> list[Place]:
+async def _all_followed(gateway: Gateway, request: web.Request, query: Query) -> list[FollowedPartition]:
     """Where each partition of the stream begins: at the cursor that the client brings, else where it says."""
     last_event_id = request.headers.get(LAST_EVENT_ID) or query.text("last_event_id")
     cursor = None if last_event_id is None else parse_cursor(last_event_id)
@@ -372,7 +374,7 @@ async def _places(gateway: Gateway, request: web.Request, query: Query) -> list[
     reset = query.text("reset")
     if reset not in (None, "earliest", "latest"):
         raise invalid('reset: must be "earliest" or "latest"')
-    places: list[Place] = []
+    all_followed: list[FollowedPartition] = []
     for name in names:
         view = gateway.routes_table.topic(name)
         if cursor is not None and cursor.epochs.get(name, str(view.topic_id)) != str(view.topic_id):
@@ -387,21 +389,21 @@ async def _places(gateway: Gateway, request: web.Request, query: Query) -> list[
             bounds = await gateway.consumer.bounds(name, number)
             if not bounds.min_offset <= offset <= bounds.max_offset:
                 if reset is None:
-                    raise _out_of_range(Place(name, view.topic_id, number, offset), *bounds)
+                    raise _out_of_range(FollowedPartition(name, view.topic_id, number, offset), *bounds)
                 offset = bounds.min_offset if reset == "earliest" else bounds.max_offset
-            places.append(Place(name, view.topic_id, number, offset))
-    _check_cursor_size(places)
-    return places
+            all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
+    _check_cursor_size(all_followed)
+    return all_followed
 
 
-def _check_cursor_size(places: list[Place]) -> None:
-    size = sum(len(place.topic) + len(str(place.partition)) + _OFFSET_DIGITS + 3 for place in places)
-    size += sum(len(str(after.topic_id)) + 1 for before, after in pairwise(places) if before.topic != after.topic)
+def _check_cursor_size(all_followed: list[FollowedPartition]) -> None:
+    size = sum(len(followed.topic) + len(str(followed.partition)) + _OFFSET_DIGITS + 3 for followed in all_followed)
+    size += sum(len(str(after.topic_id)) + 1 for before, after in pairwise(all_followed) if before.topic != after.topic)
     if size > CURSOR_BYTES_MAX:
         raise RequestError(
             LIMIT_ILLEGAL,
-            f"{len(places)} partitions are too many for one stream: its cursor may have {CURSOR_BYTES_MAX} bytes; "
-            "choose some of them with partitions=",
+            f"{len(all_followed)} partitions are too many for one stream: its cursor may have {CURSOR_BYTES_MAX} "
+            "bytes; choose some of them with partitions=",
         )
 
 
@@ -449,13 +451,13 @@ async def _epoch_changed(gateway: Gateway, name: str, topic_id: int, count: int)
     return RequestError(EPOCH_CHANGED, message, details=details)
 
 
-def _out_of_range(place: Place, beginning_offset: int, end_offset: int) -> RequestError:
+def _out_of_range(followed: FollowedPartition, beginning_offset: int, end_offset: int) -> RequestError:
     return RequestError(
         OFFSET_OUT_OF_RANGE,
-        f"Offset {place.offset} of partition {place.partition} of {place.topic} is out of range.",
+        f"Offset {followed.offset} of partition {followed.partition} of {followed.topic} is out of range.",
         details={
-            "topic": place.topic,
-            "partition": place.partition,
+            "topic": followed.topic,
+            "partition": followed.partition,
             "beginning_offset": beginning_offset,
             "end_offset": end_offset,
         },

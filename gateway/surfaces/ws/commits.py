@@ -17,7 +17,7 @@ from gateway.errors import INVALID, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember
 from gateway.groups.protocol import Groups, MemberKey, OffsetCommit, TopicPartition
 from gateway.surfaces.ws.commands import UpTo
-from gateway.surfaces.ws.feed import Place
+from gateway.surfaces.ws.feed import FedPartition
 from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.protocol import NOT_OWNER
 from store.errors import StoreError, UnknownQueue
@@ -31,17 +31,17 @@ AUTO_COMMIT_MS = 1_000
 class Owned:
     """One partition of this member."""
 
-    __slots__ = ("acked", "begins_at", "drained", "place")
+    __slots__ = ("acked", "begins_at", "drained", "fed")
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.acked = place.offset  # next offset the client wants committed
-        self.begins_at = place.offset  # what lies before it was done under former owners, this member among them
+    def __init__(self, fed: FedPartition) -> None:
+        self.fed = fed
+        self.acked = fed.offset  # next offset the client wants committed
+        self.begins_at = fed.offset  # what lies before it was done under former owners, this member among them
         self.drained: asyncio.Event | None = None  # of the revocation that is going on: nothing more is to be acked
 
     def sought(self) -> None:
         """The client went elsewhere: what lies there may be acked too."""
-        self.begins_at = min(self.begins_at, self.place.offset)
+        self.begins_at = min(self.begins_at, self.fed.offset)
 
     @property
     def draining(self) -> bool:
@@ -50,7 +50,7 @@ class Owned:
 
     def look(self) -> None:
         """What was sent may be done with now."""
-        if self.acked >= self.place.offset:
+        if self.acked >= self.fed.offset:
             self.finish()
 
     def finish(self) -> None:
@@ -82,9 +82,9 @@ class Commits:
         self._consumer = consumer
         self._merged: Merged[UpTo, RequestError | None] = Merged(self._commit, tasks)
 
-    async def ask(self, places: Sequence[UpTo]) -> Sequence[RequestError | None]:
+    async def ask(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
         """Commit; for each place None when that is durable, or why not. Raises GroupError, StoreError."""
-        return await self._merged.ask(places)
+        return await self._merged.ask(up_to)
 
     async def settled(self) -> None:
         """Wait until all that was asked for is done, and with `auto` what was handed over."""
@@ -101,9 +101,7 @@ class Commits:
         if not self._auto:
             return
         news = [
-            UpTo(*key, owned.place.delivered)
-            for key, owned in self._owned.items()
-            if owned.place.delivered != owned.acked
+            UpTo(*key, owned.fed.delivered) for key, owned in self._owned.items() if owned.fed.delivered != owned.acked
         ]
         if news:
             try:
@@ -111,21 +109,21 @@ class Commits:
             except (GroupError, StoreError) as error:
                 log.warning("group=%s could not commit: %s", self._group, error)
 
-    async def _commit(self, places: list[UpTo]) -> list[RequestError | None]:
+    async def _commit(self, up_to: list[UpTo]) -> list[RequestError | None]:
         """Commit what may be; for each place None, or why not."""
         answers: list[RequestError | None] = []
         commits: dict[TopicPartition, OffsetCommit] = {}
-        for place in places:
-            key = TopicPartition(place.topic, place.partition)
+        for fed in up_to:
+            key = TopicPartition(fed.topic, fed.partition)
             answer = None
             end_offset = await self._end_offset(key)
             owned = self._owned.get(key)
-            if owned is None or end_offset is None or place.next_offset < owned.begins_at:
+            if owned is None or end_offset is None or fed.next_offset < owned.begins_at:
                 answer = _not_owner(key)  # or what it had been sent as an owner before: the group has come further
-            elif place.next_offset > end_offset:
+            elif fed.next_offset > end_offset:
                 answer = RequestError(INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
             else:
-                commits[key] = OffsetCommit(*key, place.next_offset)
+                commits[key] = OffsetCommit(*key, fed.next_offset)
             answers.append(answer)
         refused = await self._write(commits)
         for key, commit in commits.items():
@@ -133,7 +131,7 @@ class Commits:
             if key not in refused and owned is not None:
                 owned.acked = commit.offset
                 owned.look()
-        keys = [TopicPartition(place.topic, place.partition) for place in places]
+        keys = [TopicPartition(fed.topic, fed.partition) for fed in up_to]
         return [
             _not_owner(key) if answer is None and key in refused else answer
             for key, answer in zip(keys, answers, strict=True)

@@ -53,7 +53,7 @@ class Sources:
     stats: GatewayStats
 
 
-class Place:
+class FedPartition:
     """How far one partition has been sent."""
 
     __slots__ = (
@@ -106,78 +106,78 @@ class Feed:
         self.name = name
         self.ledger = ledger
         self.journal = journal
-        self.places: dict[TopicPartition, Place] = {}
+        self.fed_partitions: dict[TopicPartition, FedPartition] = {}
         self._frame_cache = sources.frame_cache
         self._tail_watcher = sources.tail_watcher
         self._stats = sources.stats
         self._wanted = wanted
         self._outlives_topics = outlives_topics
         self._changed = asyncio.Event()
-        self._ready: deque[Place] = deque()
-        self._numbered: dict[int, Place] = {}
+        self._ready: deque[FedPartition] = deque()
+        self._numbered: dict[int, FedPartition] = {}
         self._next_number = 0
-        self._behind: set[Place] | None = set()  # None once caught up
+        self._behind: set[FedPartition] | None = set()  # None once caught up
 
     # What is
 
     @property
     def cursor(self) -> str:
         """The next offset of every place that is followed."""
-        return self.cursor_of(place for place in self.places.values() if place.is_live)
+        return self.cursor_of(fed for fed in self.fed_partitions.values() if fed.is_live)
 
-    def cursor_of(self, places: Iterable[Place]) -> str:
+    def cursor_of(self, fed_partitions: Iterable[FedPartition]) -> str:
         """The next offsets of these places."""
-        return cursor_of((*place.key, place.offset) for place in places)
+        return cursor_of((*fed.key, fed.offset) for fed in fed_partitions)
 
     # What changes
 
-    def add(self, place: Place) -> None:
+    def add(self, fed: FedPartition) -> None:
         """Follow one more partition."""
-        assert place.key not in self.places
-        self._give_number(place)
-        self.places[place.key] = place
-        self.go(place)
+        assert fed.key not in self.fed_partitions
+        self._give_number(fed)
+        self.fed_partitions[fed.key] = fed
+        self.go(fed)
 
-    def go(self, place: Place) -> None:
+    def go(self, fed: FedPartition) -> None:
         """Send what the place has, from its offset on."""
-        place.is_live = True
+        fed.is_live = True
         if self._behind is not None:
-            self._behind.add(place)
-        self._call_off(place)
-        self._wake(place)
+            self._behind.add(fed)
+        self._call_off(fed)
+        self._wake(fed)
 
-    def stop(self, place: Place) -> None:
+    def stop(self, fed: FedPartition) -> None:
         """Send nothing more of this place, until `go`."""
-        place.is_live = False
-        self._call_off(place)
-        if place.is_ready:
-            place.is_ready = False
-            self._ready.remove(place)
-        if self._behind is not None and place in self._behind:
-            self._behind.remove(place)
+        fed.is_live = False
+        self._call_off(fed)
+        if fed.is_ready:
+            fed.is_ready = False
+            self._ready.remove(fed)
+        if self._behind is not None and fed in self._behind:
+            self._behind.remove(fed)
             if not self._behind:  # all others have been at their ends: one that looks again says so
-                for other in self.places.values():
+                for other in self.fed_partitions.values():
                     if other.is_live:
                         self._call_off(other)
                         self._wake(other)
                         break
 
-    def remove(self, place: Place) -> None:
+    def remove(self, fed: FedPartition) -> None:
         """Forget a place."""
-        self.stop(place)
-        del self.places[place.key], self._numbered[place.number]
+        self.stop(fed)
+        del self.fed_partitions[fed.key], self._numbered[fed.number]
 
     def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Go on from other offsets."""
         for key, offset in offsets.items():
-            place = self.places[key]
-            del self._numbered[place.number]
-            self._give_number(place)  # frames from before the seek are not its any more: no rewind undoes it
-            place.move(offset)
-        self._behind = {place for place in self.places.values() if place.is_live}
-        for place in self._behind:
-            self._call_off(place)
-            self._wake(place)
+            fed = self.fed_partitions[key]
+            del self._numbered[fed.number]
+            self._give_number(fed)  # frames from before the seek are not its any more: no rewind undoes it
+            fed.move(offset)
+        self._behind = {fed for fed in self.fed_partitions.values() if fed.is_live}
+        for fed in self._behind:
+            self._call_off(fed)
+            self._wake(fed)
 
     def rewind(self, seen: int) -> None:
         """Take back the frames after `seen`, as if they had never been sent. Raises Forgotten. Not while it runs.
@@ -186,10 +186,10 @@ class Feed:
         """
         for frame in self.journal.rewind(seen):
             self.ledger.unsent(frame.message_count, frame.byte_count)
-            place = self._numbered.get(frame.place)
-            if place is not None:
-                place.move(frame.start)
-        self._behind = {place for place in self.places.values() if place.is_live}
+            fed = self._numbered.get(frame.fed_number)
+            if fed is not None:
+                fed.move(frame.start)
+        self._behind = {fed for fed in self.fed_partitions.values() if fed.is_live}
 
     def credit_changed(self) -> None:
         """There may be more to send: permit, resume."""
@@ -199,46 +199,46 @@ class Feed:
 
     async def run(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError or StoreError when a partition cannot be read on."""
-        self._ready = deque(place for place in self.places.values() if place.is_live)
-        for place in self.places.values():
-            place.is_ready = place.is_live
+        self._ready = deque(fed for fed in self.fed_partitions.values() if fed.is_live)
+        for fed in self.fed_partitions.values():
+            fed.is_ready = fed.is_live
         try:
             while True:
                 if not self._ready or not self._fits(self._ready[0]):
                     self._changed.clear()
                     await self._changed.wait()
                     continue
-                place = self._ready.popleft()
-                place.is_ready = False
-                await self._turn(place, outbox)
+                fed = self._ready.popleft()
+                fed.is_ready = False
+                await self._turn(fed, outbox)
         finally:
-            for place in self.places.values():
-                self._call_off(place)
+            for fed in self.fed_partitions.values():
+                self._call_off(fed)
 
-    def _fits(self, place: Place) -> bool:
-        return self.ledger.fits(place.next_message_bytes, record_count=place.next_record_count)
+    def _fits(self, fed: FedPartition) -> bool:
+        return self.ledger.fits(fed.next_message_bytes, record_count=fed.next_record_count)
 
-    async def _turn(self, place: Place, outbox: Outbox) -> None:
+    async def _turn(self, fed: FedPartition, outbox: Outbox) -> None:
         """Send of one place what is there and fits; then it waits at its end, or for its next turn."""
-        key = place.key
+        key = fed.key
         seq = self.journal.last
-        if self._tail_watcher.is_end(*key, place.offset):
-            end: int | None = place.offset
+        if self._tail_watcher.is_end(*key, fed.offset):
+            end: int | None = fed.offset
         else:
             try:
                 portion = await self._frame_cache.read(
                     key.topic,
-                    place.topic_id,
+                    fed.topic_id,
                     key.partition,
-                    place.offset,
+                    fed.offset,
                     self._wanted,
-                    count_max=self._count_max(place),
+                    count_max=self._count_max(fed),
                 )
             except OutOfRange as error:
-                raise out_of_range(key, place.offset, *error.bounds) from None
+                raise out_of_range(key, fed.offset, *error.bounds) from None
             except (UnknownQueue, TopicGone) as error:
                 if self._outlives_topics:
-                    self.stop(place)
+                    self.stop(fed)
                     return
                 if isinstance(error, UnknownQueue):
                     raise
@@ -246,93 +246,93 @@ class Feed:
             end = portion.end
             for part in portion.ranges:
                 # A seek or a rebalance may have come in between.
-                if not place.is_live or part.start != place.offset or not await self._push(place, part, outbox):
+                if not fed.is_live or part.start != fed.offset or not await self._push(fed, part, outbox):
                     break
-        if not place.is_live or place.is_ready:
+        if not fed.is_live or fed.is_ready:
             return
-        if end is not None and place.offset >= end:
-            await self._at_end(place, outbox)
-            if place.is_live and not place.is_ready:
-                place.call_off = self._tail_watcher.watch(*key, place.offset, lambda: self._wake(place))
+        if end is not None and fed.offset >= end:
+            await self._at_end(fed, outbox)
+            if fed.is_live and not fed.is_ready:
+                fed.call_off = self._tail_watcher.watch(*key, fed.offset, lambda: self._wake(fed))
         else:
-            self._make_ready(place)
+            self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
                 await asyncio.sleep(0)
 
-    def _wake(self, place: Place) -> None:
-        place.call_off = None
-        if place.is_live and not place.is_ready:
-            self._make_ready(place)
+    def _wake(self, fed: FedPartition) -> None:
+        fed.call_off = None
+        if fed.is_live and not fed.is_ready:
+            self._make_ready(fed)
         self._changed.set()
 
-    def _make_ready(self, place: Place) -> None:
-        place.is_ready = True
-        self._ready.append(place)
+    def _make_ready(self, fed: FedPartition) -> None:
+        fed.is_ready = True
+        self._ready.append(fed)
 
-    def _call_off(self, place: Place) -> None:
+    def _call_off(self, fed: FedPartition) -> None:
         """It does not wait at its end any more."""
-        if place.call_off is not None:
-            place.call_off()
-            place.call_off = None
+        if fed.call_off is not None:
+            fed.call_off()
+            fed.call_off = None
 
-    def _give_number(self, place: Place) -> None:
-        place.number = self._next_number
+    def _give_number(self, fed: FedPartition) -> None:
+        fed.number = self._next_number
         self._next_number += 1
-        self._numbered[place.number] = place
+        self._numbered[fed.number] = fed
 
-    def _count_max(self, place: Place) -> int:
+    def _count_max(self, fed: FedPartition) -> int:
         """How many messages to read: about what credit allows, for the rest would be encoded in vain."""
         count = self.ledger.message_budget
         byte_budget = self.ledger.byte_budget
         if byte_budget is not None:
-            count = min(count, byte_budget // place.message_bytes + 1)
+            count = min(count, byte_budget // fed.message_bytes + 1)
         return max(count, 1)
 
-    async def _at_end(self, place: Place, outbox: Outbox) -> None:
+    async def _at_end(self, fed: FedPartition, outbox: Outbox) -> None:
         if self._behind is not None:
-            self._behind.discard(place)
+            self._behind.discard(fed)
             if not self._behind:
                 self._behind = None
                 await outbox.put(caught_up_push(self.name, self.cursor))
 
-    async def _push(self, place: Place, part: EncodedRange, outbox: Outbox) -> bool:
+    async def _push(self, fed: FedPartition, part: EncodedRange, outbox: Outbox) -> bool:
         """Send a range as far as credit goes; whether all of it went."""
         if not part.ends:  # a stretch that the filter left empty
-            place.move(part.stop)
+            fed.move(part.stop)
             return True
         is_whole = self._wanted.form is Form.BATCH
         count = self._count_of_batches(part) if is_whole else self._count_of_messages(part)
         size_bytes = part.size_bytes(count) if count else part.size_bytes(1)
         message_count = part.ends[count - 1] - part.start if is_whole and count else max(count, 1)
-        place.next_message_bytes = part.size_bytes(1)
-        place.next_record_count = part.ends[0] - part.start if is_whole else 1
-        place.message_bytes = part.size_bytes(len(part.ends)) // len(part.ends) + 1
+        fed.next_message_bytes = part.size_bytes(1)
+        fed.next_record_count = part.ends[0] - part.start if is_whole else 1
+        fed.message_bytes = part.size_bytes(len(part.ends)) // len(part.ends) + 1
         if not count or not self.ledger.fits(size_bytes, record_count=message_count):
             return False
         is_all = count == len(part.ends)
         stop = part.stop if is_all else part.ends[count - 1]
         self.ledger.sent(message_count, size_bytes, whole=is_whole)
-        seq = self.journal.sent(Frame(place.number, place.offset, message_count, size_bytes))
-        place.offset = stop
-        place.next_message_bytes = place.next_record_count = 1
-        frame = self._frame(place, part, count, seq, size_bytes)
+        seq = self.journal.sent(Frame(fed.number, fed.offset, message_count, size_bytes))
+        fed.offset = stop
+        fed.next_message_bytes = fed.next_record_count = 1
+        frame = self._frame(fed, part, count, seq, size_bytes)
         try:
             await outbox.send(frame, is_binary=self._wanted.form is not Form.JSON)
         finally:  # a connection that is lost meanwhile has had it; what the client did not see is rewound
             self.ledger.returned(message_count, size_bytes)
-        if place.offset == stop:
-            place.delivered = stop
+        if fed.offset == stop:
+            fed.delivered = stop
         self._stats.ws_sent_message_count += message_count
         self._stats.ws_sent_byte_count += len(frame)
         return is_all
 
-    def _frame(self, place: Place, part: EncodedRange, count: int, seq: int, size_bytes: int) -> bytes:
+    def _frame(self, fed: FedPartition, part: EncodedRange, count: int, seq: int, size_bytes: int) -> bytes:
         ledger = self.ledger
         credit = ledger.messages.left
         credit_bytes = None if ledger.bytes is None else ledger.bytes.left
         if self._wanted.form is Form.BATCH:
             header = batch_header(
-                self.name, seq, *place.key, part.start, part.ends[count - 1],
+                self.name, seq, *fed.key, part.start, part.ends[count - 1],
                 size_bytes=size_bytes, credit=credit, credit_bytes=credit_bytes,
             )  # fmt: skip
         else:

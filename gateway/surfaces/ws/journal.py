@@ -25,9 +25,9 @@ class Forgotten(Exception):
 
 
 class Frame(NamedTuple):
-    """One frame: the number of its place, the place's offset before it, what it cost."""
+    """One frame: the number of its partition in the feed, the offset before it, what it cost."""
 
-    place: int
+    fed_number: int
     start: int
     message_count: int
     byte_count: int

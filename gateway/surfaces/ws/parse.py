@@ -59,7 +59,7 @@ RECEIPTS_MAX = 10_000
 """Receipts of one command."""
 
 RECEIPT_CHARS_MAX = 1024
-PLACES_PER_ACK_MAX = 4096
+UP_TO_MAX = 4096
 REASON_CHARS_MAX = 1024
 NAME_CHARS_MAX = 249
 """Topics and groups."""
@@ -268,10 +268,8 @@ def _ack(id_: int | None, fields: _Fields) -> Ack:
         return Ack(id_, sub, _receipts(fields), ())
     if given == ["up_to"]:
         return Ack(id_, sub, (), _up_to(fields.value("up_to")))
-    places = parse_cursor(fields.required(fields.text("cursor", 2**20), "cursor"))
-    return Ack(
-        id_, sub, (), tuple(UpTo(t, p, offset) for t, offsets in places.items() for p, offset in offsets.items())
-    )
+    up_to = parse_cursor(fields.required(fields.text("cursor", 2**20), "cursor"))
+    return Ack(id_, sub, (), tuple(UpTo(t, p, offset) for t, offsets in up_to.items() for p, offset in offsets.items()))
 
 
 def _nack(id_: int | None, fields: _Fields) -> Nack:
@@ -371,11 +369,9 @@ def _receipts(fields: _Fields) -> tuple[str, ...]:
 
 
 def _up_to(value: object) -> tuple[UpTo, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= PLACES_PER_ACK_MAX:
-        raise invalid(
-            f'up_to: must be an array of 1 to {PLACES_PER_ACK_MAX} objects {{"topic", "partition", "offset"}}'
-        )
-    places = []
+    if not isinstance(value, list) or not 1 <= len(value) <= UP_TO_MAX:
+        raise invalid(f'up_to: must be an array of 1 to {UP_TO_MAX} objects {{"topic", "partition", "offset"}}')
+    up_to = []
     for item in value:
         if not isinstance(item, dict) or item.keys() != {"topic", "partition", "offset"}:
             raise invalid('up_to: every place is an object {"topic", "partition", "offset"}')
@@ -384,8 +380,8 @@ def _up_to(value: object) -> tuple[UpTo, ...]:
             raise invalid("up_to: topic must be a string, partition and offset integers")
         if not 0 <= partition < 2**31 or not 0 <= offset < OFFSET_MAX:
             raise invalid("up_to: partition and offset must not be negative, nor too large")
-        places.append(UpTo(topic, partition, offset + 1))
-    return tuple(places)
+        up_to.append(UpTo(topic, partition, offset + 1))
+    return tuple(up_to)
 
 
 def _reason(fields: _Fields) -> str:

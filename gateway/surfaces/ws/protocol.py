@@ -81,26 +81,26 @@ class BadFrame(Exception):
 # ------------------------------------------------------------------------------------------------------- cursors
 
 PARTITION_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-_PLACE = re.compile(r"([^:;=]+):(0|[1-9][0-9]{0,8})=(0|[1-9][0-9]{0,18})")
+_CURSOR_PART = re.compile(r"([^:;=]+):(0|[1-9][0-9]{0,8})=(0|[1-9][0-9]{0,18})")
 
 
 def parse_cursor(cursor: str) -> dict[str, dict[int, int]]:
     """Topic -> partition -> next offset. Raises RequestError 400/40050; partitions may not repeat."""
-    places: dict[str, dict[int, int]] = {}
+    next_offsets: dict[str, dict[int, int]] = {}
     for part in cursor.split(";"):
-        match = _PLACE.fullmatch(part)
+        match = _CURSOR_PART.fullmatch(part)
         if match is None or int(match[3]) > OFFSET_MAX:
             raise RequestError(CURSOR_SYNTAX, "The cursor is not of the form topic:partition=offset;...")
-        offsets = places.setdefault(match[1], {})
+        offsets = next_offsets.setdefault(match[1], {})
         if int(match[2]) in offsets:
             raise RequestError(CURSOR_SYNTAX, f"The cursor names partition {match[2]} of {match[1]} twice.")
         offsets[int(match[2])] = int(match[3])
-    return places
+    return next_offsets
 
 
-def cursor_of(places: Iterable[tuple[str, int, int]]) -> str:
+def cursor_of(next_offsets: Iterable[tuple[str, int, int]]) -> str:
     """The cursor of (topic, partition, next offset) triples."""
-    return ";".join(f"{topic}:{partition}={offset}" for topic, partition, offset in places)
+    return ";".join(f"{topic}:{partition}={offset}" for topic, partition, offset in next_offsets)
 
 
 # ---------------------------------------------------------------------------------------------- server to client
@@ -233,9 +233,9 @@ Partitions = Mapping[str, Sequence[int]]
 """Topic -> partitions, as frames write them."""
 
 
-def partitions_of(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+def partitions_of(next_offsets: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     """(topic, partition) pairs as frames write them, in order."""
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(places):
+    for topic, partition in sorted(next_offsets):
         by_topic.setdefault(topic, []).append(partition)
     return by_topic

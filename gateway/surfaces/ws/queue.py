@@ -134,7 +134,7 @@ class Queue:
         """Topics it asks for now."""
         return [topic.name for topic in self._wanted_topics()]
 
-    def place_count(self) -> int:
+    def partition_count(self) -> int:
         return 0
 
     @property
@@ -203,11 +203,11 @@ class Queue:
         """Done with these. Raises GroupError, StoreError."""
         return await self._acks.ask(receipts)
 
-    async def ack_up_to(self, places: Sequence[UpTo]) -> list[int]:
+    async def ack_up_to(self, fed_partitions: Sequence[UpTo]) -> list[int]:
         """Done with all this subscription holds of these partitions up to there; how many each."""
         counts = []
         receipts: list[str] = []
-        for topic, partition, next_offset in places:
+        for topic, partition, next_offset in fed_partitions:
             mine = [
                 lease.newest
                 for lease in self._leases.values()

@@ -16,12 +16,12 @@ from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
 from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
-from gateway.surfaces.ws.feed import Feed, Place, epoch_changed, out_of_range
+from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed, out_of_range
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import EPOCH_CHANGED, TOO_MANY, assigned_push, partitions_of, revoked_push
 from store.errors import UnknownQueue
 
-PLACES_MAX = 4096
+FOLLOWED_PARTITIONS_MAX = 4096
 """Partitions that the subscriptions of one socket follow."""
 
 
@@ -39,9 +39,9 @@ class Reader:
         routes: Routes,
         consumer: Consumer,
         access: Callable[[], Access],
-        places_left: Callable[[], int],
+        partitions_left: Callable[[], int],
     ) -> None:
-        """`access`, `places_left`: the rights of the client, and how many more partitions its socket may follow, as
+        """`access`, `partitions_left`: the rights of the client, and how many more partitions its socket may follow, as
         they are at the time."""
         self.name = command.sub
         self.feed = feed
@@ -51,7 +51,7 @@ class Reader:
         self._routes = routes
         self._consumer = consumer
         self._access = access
-        self._places_left = places_left
+        self._partitions_left = partitions_left
         self._outbox: Outbox | None = None
         self._epochs: dict[str, str] = {}
 
@@ -60,15 +60,15 @@ class Reader:
         command = self._command
         start = From.LATEST if command.start is None else command.start
         topics = self._wanted_topics()
-        if sum(topic.partitions for topic in topics) > self._places_left():
-            raise too_many_places()
+        if sum(topic.partitions for topic in topics) > self._partitions_left():
+            raise too_many_partitions()
         await self._check_epochs(topics)
         check_all_named(start, {topic.name: topic.partitions for topic in topics}, "from")
         for topic in topics:
             for partition in range(topic.partitions):
                 key = TopicPartition(topic.name, partition)
                 offset = await offset_at(self._consumer, key, start, "earliest")
-                self.feed.add(Place(key, topic.topic_id, offset))
+                self.feed.add(FedPartition(key, topic.topic_id, offset))
         self._epochs = {topic.name: str(topic.topic_id) for topic in topics}
         return {"epochs": self._epochs, **self.state()}
 
@@ -76,8 +76,8 @@ class Reader:
         """Topics it follows now."""
         return list(self._epochs)
 
-    def place_count(self) -> int:
-        return len(self.feed.places)
+    def partition_count(self) -> int:
+        return len(self.feed.fed_partitions)
 
     @property
     def seq(self) -> int:
@@ -86,8 +86,8 @@ class Reader:
 
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
-        live = [place for place in self.feed.places.values() if place.is_live]
-        return {"partitions": partitions_of(place.key for place in live), "cursor": self.feed.cursor_of(live)}
+        live = [fed for fed in self.feed.fed_partitions.values() if fed.is_live]
+        return {"partitions": partitions_of(fed.key for fed in live), "cursor": self.feed.cursor_of(live)}
 
     def credit_changed(self) -> None:
         """Permit, pause or resume."""
@@ -119,35 +119,37 @@ class Reader:
         topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
         if self._pattern is not None:
             gone = [
-                place
-                for place in self.feed.places.values()
-                if place.key.topic not in topics or topics[place.key.topic].topic_id != place.topic_id
+                fed
+                for fed in self.feed.fed_partitions.values()
+                if fed.key.topic not in topics or topics[fed.key.topic].topic_id != fed.topic_id
             ]
-            for place in gone:
-                self.feed.remove(place)
+            for fed in gone:
+                self.feed.remove(fed)
             if gone and self._outbox is not None:
-                keys = [place.key for place in gone]
+                keys = [fed.key for fed in gone]
                 await self._outbox.put(revoked_push(self.name, None, partitions_of(keys), None))
         news = [
             (TopicPartition(topic.name, partition), topic.topic_id)
             for topic in topics.values()
             for partition in range(topic.partitions)
-            if (topic.name, partition) not in self.feed.places
+            if (topic.name, partition) not in self.feed.fed_partitions
         ]
-        if len(news) > self._places_left():
-            raise too_many_places()
-        places = [new for key, topic_id in news if (new := await self._new_place(key, topic_id)) is not None]
+        if len(news) > self._partitions_left():
+            raise too_many_partitions()
+        fed_partitions = [new for key, topic_id in news if (new := await self._new_fed(key, topic_id)) is not None]
         self._epochs = {topic.name: str(topic.topic_id) for topic in topics.values()}
-        if places and self._outbox is not None:
-            keys = [place.key for place in places]
-            await self._outbox.put(assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(places)))
-        for place in places:
-            self.feed.add(place)
+        if fed_partitions and self._outbox is not None:
+            keys = [fed.key for fed in fed_partitions]
+            await self._outbox.put(
+                assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(fed_partitions))
+            )
+        for fed in fed_partitions:
+            self.feed.add(fed)
 
-    async def _new_place(self, key: TopicPartition, topic_id: int) -> Place | None:
+    async def _new_fed(self, key: TopicPartition, topic_id: int) -> FedPartition | None:
         """Where a partition that came begins; None when its topic has gone again. Raises StoreError."""
         try:
-            return Place(key, topic_id, (await self._consumer.bounds(*key)).min_offset)
+            return FedPartition(key, topic_id, (await self._consumer.bounds(*key)).min_offset)
         except UnknownQueue:
             if self._pattern is None:
                 raise
@@ -198,9 +200,9 @@ class Reader:
             )
 
 
-def too_many_places() -> RequestError:
+def too_many_partitions() -> RequestError:
     """The answer to one partition too many."""
-    return RequestError(TOO_MANY, f"A socket may follow {PLACES_MAX} partitions; use another one.")
+    return RequestError(TOO_MANY, f"A socket may follow {FOLLOWED_PARTITIONS_MAX} partitions; use another one.")
 
 
 def check_all_named(start: Start, partition_counts: Mapping[str, int], field: str) -> None:
@@ -234,14 +236,14 @@ async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnam
 
 async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
     """Move the places of a feed; those that `to` does not name stay. Raises RequestError, and then none has moved."""
-    places = [place for place in feed.places.values() if place.is_live]
+    fed_partitions = [fed for fed in feed.fed_partitions.values() if fed.is_live]
     if isinstance(to, FromOffsets):
-        has = {place.key for place in places}
+        has = {fed.key for fed in fed_partitions}
         named = {TopicPartition(topic, number) for topic, offsets in to.offsets.items() for number in offsets}
         for topic, number in sorted(named - has):
             raise RequestError(
                 PARTITION_NOT_FOUND, f"to: this subscription does not have partition {number} of {topic}."
             )
-        places = [place for place in places if place.key in named]
-    offsets_of = {place.key: await offset_at(consumer, place.key, to, place.offset) for place in places}
-    feed.seek({key: offset for key, offset in offsets_of.items() if key in feed.places})
+        fed_partitions = [fed for fed in fed_partitions if fed.key in named]
+    offsets_of = {fed.key: await offset_at(consumer, fed.key, to, fed.offset) for fed in fed_partitions}
+    feed.seek({key: offset for key, offset in offsets_of.items() if key in feed.fed_partitions})

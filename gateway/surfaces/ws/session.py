@@ -32,7 +32,7 @@ from gateway.surfaces.ws.journal import FRAMES_MAX, Forgotten, Journal
 from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
-from gateway.surfaces.ws.reader import PLACES_MAX, Reader
+from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX, Reader
 from gateway.surfaces.ws.stream import Stream
 from store.errors import StoreError
 
@@ -212,8 +212,8 @@ class Session:
 
     # Inside
 
-    def _places_left(self) -> int:
-        return PLACES_MAX - sum(subscription.place_count() for subscription in self.subscriptions)
+    def _partitions_left(self) -> int:
+        return FOLLOWED_PARTITIONS_MAX - sum(subscription.partition_count() for subscription in self.subscriptions)
 
     def _made(self, command: Subscribe) -> Subscription:
         gateway = self._gateway
@@ -232,7 +232,7 @@ class Session:
                 routes=gateway.routes_table,
                 consumer=gateway.consumer,
                 access=self._rights,
-                places_left=self._places_left,
+                partitions_left=self._partitions_left,
             )
         if command.mode is Mode.STREAM:
             return Stream(
@@ -242,7 +242,7 @@ class Session:
                 routes=gateway.routes_table,
                 consumer=gateway.consumer,
                 access=self._rights,
-                places_left=self._places_left,
+                partitions_left=self._partitions_left,
                 tasks=self._tasks,
             )
         return Queue(

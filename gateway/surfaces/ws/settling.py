@@ -31,10 +31,10 @@ async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[s
     if isinstance(command, Ack) and command.up_to:
         if isinstance(subscription, Stream):
             errors = await subscription.ack(command.up_to)
-            return [_place_result(place, error) for place, error in zip(command.up_to, errors, strict=True)]
+            return [_up_to_result(up_to, error) for up_to, error in zip(command.up_to, errors, strict=True)]
         counts = await subscription.ack_up_to(command.up_to)
         return [
-            {**_place_result(place, None), "count": count} for place, count in zip(command.up_to, counts, strict=True)
+            {**_up_to_result(up_to, None), "count": count} for up_to, count in zip(command.up_to, counts, strict=True)
         ]
     assert isinstance(subscription, Queue)
     if isinstance(command, Ack):
@@ -52,8 +52,8 @@ def _result(settled: Settled) -> dict[str, object]:
     return shown
 
 
-def _place_result(place: UpTo, error: RequestError | None) -> dict[str, object]:
-    shown: dict[str, object] = {"topic": place.topic, "partition": place.partition, "ok": error is None}
+def _up_to_result(up_to: UpTo, error: RequestError | None) -> dict[str, object]:
+    shown: dict[str, object] = {"topic": up_to.topic, "partition": up_to.partition, "ok": error is None}
     if error is not None:
         shown["error_code"] = error.error_code
         shown["error"] = error.message

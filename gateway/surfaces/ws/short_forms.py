@@ -39,7 +39,7 @@ def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) 
     fields: dict[str, object] = {"id": 0, "op": "subscribe", "sub": SUB}
     for name in ("from", "start", *_TEXTS):
         if name in query:
-            fields[name] = _place(query[name]) if name in ("from", "start") else query[name]
+            fields[name] = _start_position(query[name]) if name in ("from", "start") else query[name]
     for name in _NUMBERS:
         if name in query:
             fields[name] = _number(name, query[name])
@@ -148,7 +148,7 @@ def _check_known(query: Mapping[str, str], known: tuple[str, ...], access: Acces
             raise invalid(f"Unrecognized parameter: {name}")
 
 
-def _place(text: str) -> object:
+def _start_position(text: str) -> object:
     """`from` and `start` in a URL: a word or a cursor, or epoch milliseconds."""
     return {"timestamp": int(text)} if text.isascii() and text.isdigit() and len(text) < 16 else text
 

@@ -36,10 +36,10 @@ from gateway.routing.base import Routes
 from gateway.surfaces.ws import commands
 from gateway.surfaces.ws.commands import From, FromTime, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import Commits, Owned
-from gateway.surfaces.ws.feed import Feed, Place
+from gateway.surfaces.ws.feed import FedPartition, Feed
 from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
-from gateway.surfaces.ws.reader import seek, too_many_places
+from gateway.surfaces.ws.reader import seek, too_many_partitions
 from store.errors import StoreError, UnknownQueue
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Stream:
         routes: Routes,
         consumer: Consumer,
         access: Callable[[], Access],
-        places_left: Callable[[], int],
+        partitions_left: Callable[[], int],
         tasks: Tasks,
     ) -> None:
         assert command.group is not None
@@ -79,7 +79,7 @@ class Stream:
         self._routes = routes
         self._consumer = consumer
         self._access = access
-        self._places_left = places_left
+        self._partitions_left = partitions_left
         self._tasks = tasks
         self._outbox: Outbox | None = None
         self._member_id = command.member
@@ -128,7 +128,7 @@ class Stream:
         """Topics it has partitions of."""
         return sorted({key.topic for key in self._owned})
 
-    def place_count(self) -> int:
+    def partition_count(self) -> int:
         return len(self._owned)
 
     @property
@@ -138,15 +138,15 @@ class Stream:
 
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
-        live = [owned.place for owned in self._owned.values() if not owned.draining]
+        live = [owned.fed for owned in self._owned.values() if not owned.draining]
         return {
             "generation": self._share.generation,
-            "partitions": partitions_of(place.key for place in live),
+            "partitions": partitions_of(fed.key for fed in live),
             "cursor": self.feed.cursor_of(live),
         }
 
     def _epochs(self) -> dict[str, str]:
-        return {key.topic: str(owned.place.topic_id) for key, owned in sorted(self._owned.items())}
+        return {key.topic: str(owned.fed.topic_id) for key, owned in sorted(self._owned.items())}
 
     # What the client does
 
@@ -184,9 +184,9 @@ class Stream:
             owned.sought()
         return self.feed.cursor
 
-    async def ack(self, places: Sequence[UpTo]) -> Sequence[RequestError | None]:
+    async def ack(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
         """Commit; for each place None, or why not (T3). Raises GroupError, StoreError."""
-        return await self._commits.ask(places)
+        return await self._commits.ask(up_to)
 
     def release(self, partitions: Sequence[TopicPartition]) -> None:
         """The client is done with partitions that were revoked. Others are passed over."""
@@ -246,7 +246,7 @@ class Stream:
         ids = assigned | revoking  # a topic that was made anew is another one: its partitions are lost, and taken
         gone = {key for key, topic_id in revoking.items() if self._topic_id(key.topic) != topic_id}
         await self._lose(
-            [key for key, owned in self._owned.items() if key in gone or ids.get(key) != owned.place.topic_id]
+            [key for key, owned in self._owned.items() if key in gone or ids.get(key) != owned.fed.topic_id]
         )
         if nothing_sent := [key for key in revoking if key not in self._owned]:
             self._tasks.start(self._give_up(nothing_sent))
@@ -254,9 +254,9 @@ class Stream:
         await self._take(sorted(assigned.items()))
 
     async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
-        if sum(key not in self._owned for key, _ in assigned) > self._places_left():
-            raise too_many_places()
-        taken: list[Place] = []
+        if sum(key not in self._owned for key, _ in assigned) > self._partitions_left():
+            raise too_many_partitions()
+        taken: list[FedPartition] = []
         for key, topic_id in assigned:
             owned = self._owned.get(key)
             if owned is None:
@@ -265,26 +265,26 @@ class Stream:
                     offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
                 except UnknownQueue:
                     continue  # deleted a moment ago: the group is about to say so
-                owned = self._owned[key] = Owned(Place(key, topic_id, offset))
-                taken.append(owned.place)
+                owned = self._owned[key] = Owned(FedPartition(key, topic_id, offset))
+                taken.append(owned.fed)
             elif owned.draining:  # it is to stay after all
                 owned.drained = None
-                taken.append(owned.place)
+                taken.append(owned.fed)
         if taken:
-            partitions = partitions_of(place.key for place in taken)
+            partitions = partitions_of(fed.key for fed in taken)
             await self._tell(assigned_push(self.name, self._share.generation, partitions, self.feed.cursor_of(taken)))
-        for place in taken:
-            if place.key in self.feed.places:
-                self.feed.go(place)
+        for fed in taken:
+            if fed.key in self.feed.fed_partitions:
+                self.feed.go(fed)
             else:
-                self.feed.add(place)
+                self.feed.add(fed)
 
     async def _lose(self, lost: Sequence[TopicPartition]) -> None:
         told = []
         for key in lost:
             owned = self._owned.pop(key)
-            if key in self.feed.places:
-                self.feed.remove(owned.place)
+            if key in self.feed.fed_partitions:
+                self.feed.remove(owned.fed)
             if not owned.draining:
                 told.append(key)
             owned.finish()
@@ -296,7 +296,7 @@ class Stream:
             return
         for key in keys:
             owned = self._owned[key]
-            self.feed.stop(owned.place)
+            self.feed.stop(owned.fed)
             owned.drained = asyncio.Event()
             self._tasks.start(self._drain(key, owned, owned.drained))
             owned.look()

@@ -32,7 +32,7 @@ def broker_over(store: Store, routes: RouteTable) -> LocalBroker:
         store,
         Unbounded(store),
         name="b",
-        on_topic=lambda topic: routes.place(topic, broker),
+        on_topic=lambda topic: routes.put(topic, broker),
         on_deleted=routes.remove,
     )
     return broker

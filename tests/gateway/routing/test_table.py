@@ -23,7 +23,7 @@ def test_topics_are_listed_by_name_whatever_comes_grows_and_goes(steps: list[tup
         before = table.topics()
         kept = list(before)
         if comes:
-            table.place(topic, broker)
+            table.put(topic, broker)
             there[name] = topic
         else:
             table.remove(topic)

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from store.dedup.ids import DELAY, Columns, DedupIndex, Row, packed_place, packed_queue
+from store.dedup.ids import DELAY, Columns, DedupIndex, Row, packed_index, packed_queue
 from store.dedup.journal import decode_blocks, encode_block
 from store.errors import IdentityReused, TooManyIds
 from store.topics import TIMER_QUEUE
@@ -34,8 +34,8 @@ def index(ids_max: int = 100) -> DedupIndex:
     return DedupIndex(window_ms=WINDOW_MS, ids_max=ids_max)
 
 
-def part(*places: int, number: int = 7, fingerprint: bytes = BODY) -> RequestPart:
-    return RequestPart(id_of(number), fingerprint, places)
+def part(*request_indexes: int, number: int = 7, fingerprint: bytes = BODY) -> RequestPart:
+    return RequestPart(id_of(number), fingerprint, request_indexes)
 
 
 def found(known: DedupIndex, now_ms: int, *numbers: int | None) -> dict[int, Original]:
@@ -152,7 +152,7 @@ def test_rows_come_back_from_the_journal_as_they_were() -> None:
 
 
 def test_what_is_packed_fits_eight_bytes() -> None:
-    column = array("q", [packed_queue(QueueKey(2**31 - 1, 2**32 - 1)), packed_place(2**46 - 1, 2**17 - 1)])
+    column = array("q", [packed_queue(QueueKey(2**31 - 1, 2**32 - 1)), packed_index(2**46 - 1, 2**17 - 1)])
     columns = Columns(array("q", [0]), array("q", [7]), array("q", [0]), column[:1], [], array("q"), [], [])
     known = index()
     known.restore(columns)

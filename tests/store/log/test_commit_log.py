@@ -37,7 +37,7 @@ def write(log: CommitLog, number: int, size: int = 1000, *, sync: bool = True) -
     """Append one entry as the writer does."""
     append = Append(queue=QUEUE, batch=encode([Record(None, b"%d;" % number + bytes(size), 0)]), record_count=1)
     needed = entry_bytes(append, 1)
-    position = log.place(log.end_position, needed)
+    position = log.position_for(log.end_position, needed)
     log.prepare(position + needed)
     buffers = encode_entry(
         append,
@@ -103,9 +103,9 @@ def test_no_entry_spans_files_and_a_blank_marker_fills_the_rest() -> None:
 
 def test_room_for_a_blank_marker_is_always_left() -> None:
     log = open_log(SimDisk())
-    assert log.place(0, FILE_BYTES - BLANK_BYTES) == 0
-    assert log.place(8, FILE_BYTES - BLANK_BYTES) == FILE_BYTES
-    assert log.place(FILE_BYTES - BLANK_BYTES, 8) == FILE_BYTES
+    assert log.position_for(0, FILE_BYTES - BLANK_BYTES) == 0
+    assert log.position_for(8, FILE_BYTES - BLANK_BYTES) == FILE_BYTES
+    assert log.position_for(FILE_BYTES - BLANK_BYTES, 8) == FILE_BYTES
 
 
 def test_space_is_zero_and_durable_before_it_is_written() -> None:

@@ -226,4 +226,4 @@ def test_an_identity_reads_back(identity: Identity) -> None:
     assert (read.request is None) == (identity.request is None)
     if read.request is not None and identity.request is not None:
         assert read.request[:2] == identity.request[:2]
-        assert list(read.request.places) == list(identity.request.places)
+        assert list(read.request.request_indexes) == list(identity.request.request_indexes)

@@ -105,7 +105,7 @@ def _a_block_less(root: Path) -> None:
     assert newest is not None
     fields = orjson.loads(newest.content)
     length = struct.unpack_from(">I", journal(root).read_bytes(), 4)[0]
-    fields["idempotency"]["segments"][0][1] = 28 + length
+    fields["repeats"]["segments"][0][1] = 28 + length
     slots.save(Snapshot(newest.next_offset, orjson.dumps(fields)))
 
 

@@ -32,12 +32,12 @@ class ConsistentHash:
         self._virtual_nodes = virtual_nodes
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
-        ring = {place(f"{member}-{node}"): member for member in members for node in range(self._virtual_nodes)}
-        places = sorted(ring)
+        ring = {point(f"{member}-{node}"): member for member in members for node in range(self._virtual_nodes)}
+        points = sorted(ring)
         shares: dict[str, list[Partition]] = {member: [] for member in members}
         for partition in partitions:
-            at = bisect_left(places, place(self._text(partition)))
-            shares[ring[places[at % len(places)]]].append(partition)
+            at = bisect_left(points, point(self._text(partition)))
+            shares[ring[points[at % len(points)]]].append(partition)
         return shares
 
     def _text(self, partition: Partition) -> str:
@@ -45,6 +45,6 @@ class ConsistentHash:
         return f"MessageQueue [topic={partition.topic}, brokerName={broker}, queueId={partition.partition}]"
 
 
-def place(text: str) -> int:
+def point(text: str) -> int:
     """Where a text lies on the ring: 0 to 2³² - 1."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")

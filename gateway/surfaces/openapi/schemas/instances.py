@@ -27,7 +27,7 @@ from gateway.surfaces.openapi.shapes import (
 def instances() -> dict[str, Schema]:
     """Instances, and what they are told."""
     boolean = nullable(either(BOOLEAN, words("true", "false", "True", "False", "TRUE", "FALSE")))
-    place = obj({"topic": text(least=1), "partition": integer(0, 2**63 - 2)}, others=True)
+    topic_partition = obj({"topic": text(least=1), "partition": integer(0, 2**63 - 2)}, others=True)
     offset = integer(0, 2**63 - 2)
     timestamp = either(integer(0, TIME_MS_MAX), TIME_TEXT)
     at_offset = obj(
@@ -39,7 +39,7 @@ def instances() -> dict[str, Schema]:
         {"topic": text(least=1), "partition": integer(0, 2**63 - 2), "timestamp": timestamp},
         others=True,
     )
-    a_place = {"topic": "orders", "partition": 0}
+    example = {"topic": "orders", "partition": 0}
     return {
         "NewInstance": with_example(
             said(
@@ -80,12 +80,12 @@ def instances() -> dict[str, Schema]:
         ),
         "SubscribedTopics": obj({"topics": array(STRING)}),
         "PartitionsToName": with_example(
-            obj({"partitions": array(place, most=10_000)}, others=True), {"partitions": [a_place]}
+            obj({"partitions": array(topic_partition, most=10_000)}, others=True), {"partitions": [example]}
         ),
         "AssignedPartitions": obj({"partitions": array(ref("TopicPartition"))}),
         "OffsetsToCommit": with_example(
             obj({}, {"offsets": nullable(array(at_offset, most=10_000))}, others=True),
-            {"offsets": [{**a_place, "offset": 41}]},
+            {"offsets": [{**example, "offset": 41}]},
         ),
         "CommittedOffsets": obj(
             {"offsets": array(obj({"topic": STRING, "partition": PARTITION, "offset": OFFSET, "metadata": STRING}))}
@@ -101,7 +101,7 @@ def instances() -> dict[str, Schema]:
                 others=True,
                 minProperties=1,
             ),
-            {"offsets": [{**a_place, "offset": 0}]},
-            {"timestamps": [{**a_place, "timestamp": "2026-01-31T09:30:00Z"}]},
+            {"offsets": [{**example, "offset": 0}]},
+            {"timestamps": [{**example, "timestamp": "2026-01-31T09:30:00Z"}]},
         ),
     }

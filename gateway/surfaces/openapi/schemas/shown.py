@@ -26,7 +26,7 @@ from gateway.surfaces.openapi.shapes import (
 )
 
 SHOWN_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
-_PLACE = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
+_POSITION = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
 _TIMES = {"timestamp": said(TIME_MS, "Event time."), "store_timestamp": said(TIME_MS, "When it was stored.")}
 SHOWN = {
     "headers": SHOWN_HEADERS,
@@ -46,13 +46,13 @@ NATIVE_PARTS = {
 
 def native_record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
     """A record in the native form."""
-    return obj({**_PLACE, **_TIMES, **required}, {**NATIVE_PARTS, **SHOWN, **(optional or {})})
+    return obj({**_POSITION, **_TIMES, **required}, {**NATIVE_PARTS, **SHOWN, **(optional or {})})
 
 
 def shown() -> dict[str, Schema]:
     """Records, messages and lines."""
     record = obj(
-        {**_PLACE, **_TIMES, "key": ANYTHING, "value": ANYTHING},
+        {**_POSITION, **_TIMES, "key": ANYTHING, "value": ANYTHING},
         {
             **SHOWN,
             "key_b64": BASE64,
@@ -86,7 +86,7 @@ def shown() -> dict[str, Schema]:
         "StreamLine": either(
             native_record({"message_id": STRING, "cursor": cursor}),
             obj(
-                {**_PLACE, **_TIMES, "key": ANYTHING, "value": ANYTHING, "cursor": cursor},
+                {**_POSITION, **_TIMES, "key": ANYTHING, "value": ANYTHING, "cursor": cursor},
                 {
                     **SHOWN,
                     "key_b64": BASE64,

@@ -56,36 +56,36 @@ class Gathering:
         """What was taken, partition by partition, in the order of offsets."""
         return [record for shown, _ in self._shown.values() for record in shown]
 
-    def take(self, place: Partition, start: int, entries: Sequence[Entry]) -> int:
+    def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry]) -> int:
         """Take records of entries from `start` on. Returns the next offset; `is_full` when it stopped before the end.
 
         Raises RequestError 408/40801 for a record that does not decode, when that is what the instance wants.
         """
-        shown, size_bytes = self._shown.get(place, ([], 0))
+        shown, size_bytes = self._shown.get(topic_partition, ([], 0))
         next_offset = start
         before_bytes = self.size_bytes
         try:
             for entry in entries:
                 if entry.next_offset > next_offset and not self.is_full:
-                    next_offset = self._take_entry(place, next_offset, entry, shown)
+                    next_offset = self._take_entry(topic_partition, next_offset, entry, shown)
         finally:
-            self.ends[place] = next_offset
-            self._shown[place] = (shown, size_bytes + self.size_bytes - before_bytes)
+            self.ends[topic_partition] = next_offset
+            self._shown[topic_partition] = (shown, size_bytes + self.size_bytes - before_bytes)
         return next_offset
 
-    def passed(self, place: Partition, next_offset: int) -> None:
+    def passed(self, topic_partition: Partition, next_offset: int) -> None:
         """There is nothing wanted before `next_offset`."""
-        self.ends[place] = next_offset
+        self.ends[topic_partition] = next_offset
 
-    def drop(self, place: Partition) -> None:
+    def drop(self, topic_partition: Partition) -> None:
         """The partition is another's now: its records are not to be handed out here."""
-        self.ends.pop(place, None)
-        shown, size_bytes = self._shown.pop(place, ([], 0))
+        self.ends.pop(topic_partition, None)
+        shown, size_bytes = self._shown.pop(topic_partition, ([], 0))
         self.count -= len(shown)
         self.size_bytes -= size_bytes
         self.is_full = self.is_full and self.count > 0
 
-    def _take_entry(self, place: Partition, start: int, entry: Entry, shown: list[RecordShown]) -> int:
+    def _take_entry(self, topic_partition: Partition, start: int, entry: Entry, shown: list[RecordShown]) -> int:
         for record in record_batch.decode(entry.batch):
             offset = record.offset
             if offset < start:
@@ -107,11 +107,11 @@ class Gathering:
                 if self.count:
                     self.is_full = True
                     return offset
-                raise _undecodable(place, offset, self._fmt)
+                raise _undecodable(topic_partition, offset, self._fmt)
             shown.append(
                 {
-                    "topic": place.topic,
-                    "partition": place.partition,
+                    "topic": topic_partition.topic,
+                    "partition": topic_partition.partition,
                     "offset": offset,
                     "timestamp": record.timestamp,
                     "store_timestamp": entry.store_time_ms,
@@ -126,11 +126,11 @@ class Gathering:
         return entry.next_offset
 
 
-def _undecodable(place: Partition, offset: int, fmt: Format) -> RequestError:
+def _undecodable(topic_partition: Partition, offset: int, fmt: Format) -> RequestError:
     return RequestError(
         UNDECODABLE,
         f"value deserialization error for format {fmt.value}: the record at offset {offset} of partition "
-        f"{place.partition} of {place.topic} is not {fmt.value}. Seek behind it, read it with a binary instance, or "
-        'create the instance with "on.decode.error": "inline" or "skip".',
-        details={"topic": place.topic, "partition": place.partition, "offset": offset},
+        f"{topic_partition.partition} of {topic_partition.topic} is not {fmt.value}. Seek behind it, read it with a "
+        'binary instance, or create the instance with "on.decode.error": "inline" or "skip".',
+        details={"topic": topic_partition.topic, "partition": topic_partition.partition, "offset": offset},
     )

@@ -109,8 +109,12 @@ class Instance:
     def own(self, partitions: Iterable[Partition]) -> list[Partition]:
         """These are the instance's partitions now. Forgets the others; returns those that need a position (I2)."""
         owned = sorted(set(partitions))
-        self.positions = {place: self.positions[place] for place in owned if place in self.positions}
-        return [place for place in owned if place not in self.positions]
+        self.positions = {
+            topic_partition: self.positions[topic_partition]
+            for topic_partition in owned
+            if topic_partition in self.positions
+        }
+        return [topic_partition for topic_partition in owned if topic_partition not in self.positions]
 
     def own_share(self, share: Share) -> list[Partition]:
         """As `own`, by what the coordinator says."""
@@ -118,9 +122,9 @@ class Instance:
         self.revoking = frozenset(share.revoking)
         return self.own((*share.assigned, *share.revoking))
 
-    def begin(self, place: Partition, offset: int, committed: int | None) -> None:
+    def begin(self, topic_partition: Partition, offset: int, committed: int | None) -> None:
         """Give a new partition its position."""
-        self.positions[place] = Position(offset, offset, committed)
+        self.positions[topic_partition] = Position(offset, offset, committed)
 
     def owned(self) -> list[TopicPartition]:
         """Its partitions, by topic and number, but for those it is to give up."""
@@ -128,31 +132,33 @@ class Instance:
 
     def owned_topics(self) -> frozenset[str]:
         """The topics of its partitions."""
-        return frozenset(place.topic for place in self.positions)
+        return frozenset(topic_partition.topic for topic_partition in self.positions)
 
     def reading_order(self) -> list[Partition]:
         """The partitions to read; each call begins with the next one, so that none is starved."""
-        places = sorted(place for place in self.positions if place not in self.revoking)
-        if not places:
+        topic_partitions = sorted(
+            topic_partition for topic_partition in self.positions if topic_partition not in self.revoking
+        )
+        if not topic_partitions:
             return []
         self._rotation += 1
-        first = self._rotation % len(places)
-        return places[first:] + places[:first]
+        first = self._rotation % len(topic_partitions)
+        return topic_partitions[first:] + topic_partitions[:first]
 
-    def place_of(self, topic: str, partition: int) -> Partition:
+    def partition_of(self, topic: str, partition: int) -> Partition:
         """The partition by its name. Raises RequestError 409 when it is not the instance's."""
-        for place in self.positions:
-            if place.topic == topic and place.partition == partition:
-                return place
+        for topic_partition in self.positions:
+            if topic_partition.topic == topic and topic_partition.partition == partition:
+                return topic_partition
         raise _illegal_state(f"no current assignment for partition {partition} of topic {topic}")
 
     # How far it is
 
     def delivered(self, ends: Mapping[Partition, int]) -> None:
         """Records up to these offsets are in an answer that is about to be sent."""
-        for place, offset in ends.items():
-            if place in self.positions:
-                self.positions[place].next_offset = offset
+        for topic_partition, offset in ends.items():
+            if topic_partition in self.positions:
+                self.positions[topic_partition].next_offset = offset
 
     def ask_for_more(self) -> None:
         """The client reads on: it has everything it was handed, unless a restart may have cut the answer off."""
@@ -168,23 +174,26 @@ class Instance:
         for position in self.positions.values():
             position.confirmed = position.next_offset
 
-    def seek(self, place: Partition, offset: int) -> None:
+    def seek(self, topic_partition: Partition, offset: int) -> None:
         """Go on at this offset."""
-        position = self.positions[place]
+        position = self.positions[topic_partition]
         position.next_offset = position.confirmed = offset
 
     def unsaved(self) -> list[OffsetCommit]:
         """What is confirmed and not committed. A place where nothing has been read yet is committed too: a group that
         begins at the end must not begin at a later end because another member takes over."""
         return [
-            OffsetCommit(place.topic, place.partition, position.confirmed)
-            for place, position in sorted(self.positions.items())
+            OffsetCommit(topic_partition.topic, topic_partition.partition, position.confirmed)
+            for topic_partition, position in sorted(self.positions.items())
             if position.confirmed != position.committed
         ]
 
     def committed(self, commits: Iterable[OffsetCommit]) -> None:
         """These are durable. Whoever commits an offset has the records before it."""
-        by_name = {(place.topic, place.partition): position for place, position in self.positions.items()}
+        by_name = {
+            (topic_partition.topic, topic_partition.partition): position
+            for topic_partition, position in self.positions.items()
+        }
         for commit in commits:
             position = by_name.get((commit.topic, commit.partition))
             if position is not None:
@@ -204,15 +213,15 @@ class Instance:
             "settings": settings_as_json(self.settings),
             "topics": None if wish is None else sorted(wish.topics),
             "pattern": None if wish is None else wish.pattern,
-            "assigned": [(place.topic, place.partition) for place in self.assigned],
+            "assigned": [(topic_partition.topic, topic_partition.partition) for topic_partition in self.assigned],
             "generation": self.generation,
         }
         bare = orjson.dumps({**document, "positions": []})
         if len(bare) > DOCUMENT_BYTES_MAX:
             raise invalid(f"the topics of one instance have at most {DOCUMENT_BYTES_MAX} bytes together; use a pattern")
         document["positions"] = [
-            (*place, position.next_offset, position.confirmed, position.committed)
-            for place, position in self.positions.items()
+            (*topic_partition, position.next_offset, position.confirmed, position.committed)
+            for topic_partition, position in self.positions.items()
         ]
         whole = orjson.dumps(document)
         return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
@@ -226,7 +235,7 @@ def decode_instance(group: str, name: str, content: bytes) -> Instance:
     instance = Instance(group, name, parse_settings(document["settings"])[1])
     if document["topics"] is not None:
         instance.wish = Subscription(frozenset(document["topics"]), document["pattern"])
-    instance.assigned = tuple(TopicPartition(*place) for place in document["assigned"])
+    instance.assigned = tuple(TopicPartition(*topic_partition) for topic_partition in document["assigned"])
     instance.generation = document["generation"]
     instance.is_resumed = True
     for topic, topic_id, partition, next_offset, confirmed, committed in document["positions"]:

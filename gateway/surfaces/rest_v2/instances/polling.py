@@ -64,8 +64,8 @@ class Poller:
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
         deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
         while True:
-            for place in instance.reading_order():
-                while not gathering.is_full and not await self._gather_from(instance, place, gathering):
+            for topic_partition in instance.reading_order():
+                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering):
                     pass
             if gathering.is_full or (gathering.count and gathering.size_bytes >= wanted_bytes):
                 return gathering
@@ -86,14 +86,14 @@ class Poller:
             tag_filter=poll.tag_filter,
         )
 
-    async def _gather_from(self, instance: Instance, place: Partition, gathering: Gathering) -> bool:
+    async def _gather_from(self, instance: Instance, topic_partition: Partition, gathering: Gathering) -> bool:
         """One fetch of one partition; whether it has come to its end."""
-        start = _next_offset(instance, place, gathering)
+        start = _next_offset(instance, topic_partition, gathering)
         tag_filter = gathering.tag_filter
         try:
             fetched = await self._consumer.fetch(
-                place.topic,
-                place.partition,
+                topic_partition.topic,
+                topic_partition.partition,
                 start,
                 max_bytes=min(gathering.bytes_left, _FETCH_BYTES),
                 tag_hashes=None if tag_filter is None else tag_filter.hashes,
@@ -108,19 +108,19 @@ class Poller:
                 "position out of range group=%s instance=%s topic=%s partition=%s offset=%s new_offset=%s",
                 instance.group,
                 instance.name,
-                place.topic,
-                place.partition,
+                topic_partition.topic,
+                topic_partition.partition,
                 start,
                 offset,
             )
-            instance.seek(place, offset)
-            gathering.passed(place, offset)
+            instance.seek(topic_partition, offset)
+            gathering.passed(topic_partition, offset)
             return offset >= fetched.max_offset
         if fetched.entries:
-            gathering.take(place, start, fetched.entries)
+            gathering.take(topic_partition, start, fetched.entries)
             await asyncio.sleep(0)  # others' turn: a megabyte was rendered
         if not gathering.is_full:
-            gathering.passed(place, max(start, fetched.next_offset))
+            gathering.passed(topic_partition, max(start, fetched.next_offset))
         return fetched.next_offset >= fetched.max_offset
 
     async def _woken(
@@ -138,9 +138,11 @@ class Poller:
         stirring = asyncio.ensure_future(stirred.wait())
         waits = [
             asyncio.ensure_future(
-                self._arrived(place, _next_offset(instance, place, gathering), int(left_s * 1000) + 1)
+                self._arrived(
+                    topic_partition, _next_offset(instance, topic_partition, gathering), int(left_s * 1000) + 1
+                )
             )
-            for place in instance.reading_order()
+            for topic_partition in instance.reading_order()
         ]
         waiting = [stirring, *waits]
         try:
@@ -157,18 +159,20 @@ class Poller:
                 task.cancel()
             await asyncio.gather(stirring, *waits, return_exceptions=True)
 
-    async def _arrived(self, place: Partition, offset: int, wait_ms: int) -> bool:
+    async def _arrived(self, topic_partition: Partition, offset: int, wait_ms: int) -> bool:
         """Whether there is something at this offset, at last."""
         try:
-            fetched = await self._consumer.fetch(place.topic, place.partition, offset, max_bytes=1, wait_ms=wait_ms)
+            fetched = await self._consumer.fetch(
+                topic_partition.topic, topic_partition.partition, offset, max_bytes=1, wait_ms=wait_ms
+            )
         except UnknownQueue:
             return False
         return bool(fetched.entries) or fetched.status in _OUT_OF_RANGE
 
 
-def _next_offset(instance: Instance, place: Partition, gathering: Gathering) -> int:
-    offset = gathering.ends.get(place)
-    return instance.positions[place].next_offset if offset is None else offset
+def _next_offset(instance: Instance, topic_partition: Partition, gathering: Gathering) -> int:
+    offset = gathering.ends.get(topic_partition)
+    return instance.positions[topic_partition].next_offset if offset is None else offset
 
 
 def _timeout_ms(poll: Poll, settings: InstanceSettings, limits: Limits) -> int:

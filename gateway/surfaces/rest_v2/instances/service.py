@@ -30,7 +30,7 @@ from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownG
 from gateway.groups.machines.membership import Share
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.protocol import CommittedPlace, Groups, MemberKey, OffsetCommit, TopicPartition
+from gateway.groups.protocol import CommittedPosition, Groups, MemberKey, OffsetCommit, TopicPartition
 from gateway.routing.base import Routes, UnknownPartition
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, RecordShown
@@ -235,10 +235,10 @@ class Instances:
         """Go on at these offsets. Durable on return. Raises RequestError 409/40903 unless all are its partitions."""
         async with self._at(group, name) as live:
             await self._sync(live)
-            places = [(live.instance.place_of(*partition), offset) for partition, offset in offsets]
+            topic_partitions = [(live.instance.partition_of(*partition), offset) for partition, offset in offsets]
             live.instance.is_resumed = False
-            for place, offset in places:
-                live.instance.seek(place, offset)
+            for topic_partition, offset in topic_partitions:
+                live.instance.seek(topic_partition, offset)
             await self._keep(live, flushed=True)
 
     # Progress
@@ -257,7 +257,7 @@ class Instances:
             await self._release(live, forced=True)
             await self._keep_soon(live)
 
-    async def committed(self, group: str, name: str, partitions: Sequence[TopicPartition]) -> list[CommittedPlace]:
+    async def committed(self, group: str, name: str, partitions: Sequence[TopicPartition]) -> list[CommittedPosition]:
         """What the group has committed, in the order asked."""
         async with self._at(group, name):
             return await self._groups.committed(group, partitions)
@@ -312,8 +312,12 @@ class Instances:
         await self._sync(live)
         await self._release(live, forced=False)
         positions, revoking = live.instance.positions, live.instance.revoking
-        for place in [place for place in gathering.ends if place not in positions or place in revoking]:
-            gathering.drop(place)
+        for topic_partition in [
+            topic_partition
+            for topic_partition in gathering.ends
+            if topic_partition not in positions or topic_partition in revoking
+        ]:
+            gathering.drop(topic_partition)
 
     # Membership
 
@@ -380,16 +384,18 @@ class Instances:
         live.share = share
         await self._begin(live, live.instance.own_share(share))
 
-    async def _begin(self, live: _Live, places: Sequence[Partition]) -> None:
+    async def _begin(self, live: _Live, topic_partitions: Sequence[Partition]) -> None:
         """Find where to begin in new partitions."""
-        if not places:
+        if not topic_partitions:
             return
         instance = live.instance
-        named = [TopicPartition(place.topic, place.partition) for place in places]
+        named = [
+            TopicPartition(topic_partition.topic, topic_partition.partition) for topic_partition in topic_partitions
+        ]
         stored = await self._groups.committed(instance.group, named)
-        for place, partition, committed in zip(places, named, stored, strict=True):
+        for topic_partition, partition, committed in zip(topic_partitions, named, stored, strict=True):
             offset = await self._groups.start_offset(instance.group, partition, instance.settings.start)
-            instance.begin(place, offset, committed.offset)
+            instance.begin(topic_partition, offset, committed.offset)
 
     def _assigned(self, instance: Instance) -> list[Partition]:
         """The assigned partitions that exist."""
@@ -403,10 +409,16 @@ class Instances:
     async def _release(self, live: _Live, *, forced: bool) -> None:
         """Give up what is revoked. Unless `forced`, only partitions of which the client has nothing uncommitted."""
         instance = live.instance
-        ready = [place for place in instance.revoking if forced or instance.positions[place].is_clean]
+        ready = [
+            topic_partition
+            for topic_partition in instance.revoking
+            if forced or instance.positions[topic_partition].is_clean
+        ]
         if not ready:
             return
-        partitions = [TopicPartition(place.topic, place.partition) for place in sorted(ready)]
+        partitions = [
+            TopicPartition(topic_partition.topic, topic_partition.partition) for topic_partition in sorted(ready)
+        ]
         try:
             share = await self._groups.release(instance.group, self._key_of(instance), partitions)
         except (UnknownMember, StaleGeneration):

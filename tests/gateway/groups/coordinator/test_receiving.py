@@ -207,7 +207,7 @@ async def test_what_is_remembered_of_a_group_goes_with_it(is_deleted: bool) -> N
         assert queue._search._origins
         if is_deleted:
             await made.groups.delete(G)
-            assert queue._receiving._next_lane == {}
+            assert queue.receiving._next_lane == {}
         else:
             await made.broker.delete_topic(retry_topic(G))
             await made.groups.stream.topics_changed()

@@ -129,7 +129,7 @@ class World:
         self._writing = asyncio.create_task(self.groups.log.run())
 
     def _place(self, topic: TopicView) -> None:
-        self.routes.place(topic, self.broker)
+        self.routes.put(topic, self.broker)
 
     async def create_own_topic(self, name: str, partitions: int) -> TopicView:
         try:

@@ -24,8 +24,8 @@ from gateway.groups.machines.progress import (
     Lag,
     Move,
     OutOfRange,
+    PartitionBounds,
     PartitionKey,
-    Place,
     Progress,
     Start,
     StartTime,
@@ -74,14 +74,14 @@ def opened(*commits: Commit, group: str = "g") -> Progress:
 def test_where_a_group_starts(
     stored: Stored, start: Start | StartTime, is_retry_topic: bool, expected: int | Unavailable
 ) -> None:
-    assert where_to_start(stored, start, Place(BOUNDS, 512), is_retry_topic=is_retry_topic) == expected
+    assert where_to_start(stored, start, PartitionBounds(BOUNDS, 512), is_retry_topic=is_retry_topic) == expected
 
 
 def test_an_error_never_moves_an_offset() -> None:
     no_bounds = Unavailable("broker away")
     assert where_to_start(found(100), Start.FIRST, no_bounds) == no_bounds
     assert where_to_start(Absent(), Start.FIRST, no_bounds) == no_bounds
-    assert isinstance(where_to_start(Absent(), StartTime(5), Place(BOUNDS)), Unavailable)
+    assert isinstance(where_to_start(Absent(), StartTime(5), PartitionBounds(BOUNDS)), Unavailable)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_an_error_never_moves_an_offset() -> None:
     ],
 )
 def test_an_offset_out_of_bounds_goes_where_the_policy_says(offset: int, policy: OutOfRange, expected: int) -> None:
-    assert where_to_start(found(offset), Start.FIRST, Place(BOUNDS), out_of_range=policy) == expected
+    assert where_to_start(found(offset), Start.FIRST, PartitionBounds(BOUNDS), out_of_range=policy) == expected
 
 
 @pytest.mark.parametrize("offset", [39, 901])
 def test_an_offset_out_of_bounds_can_be_refused(offset: int) -> None:
     with pytest.raises(IllegalRequest):
-        where_to_start(found(offset), Start.FIRST, Place(BOUNDS), out_of_range=OutOfRange.REFUSE)
+        where_to_start(found(offset), Start.FIRST, PartitionBounds(BOUNDS), out_of_range=OutOfRange.REFUSE)
 
 
 def test_a_lookup_tells_absent_from_not_known_yet() -> None:
@@ -160,7 +160,7 @@ def test_lag_counts_what_can_still_be_read(stored: Found | Absent, expected: Lag
 
 def test_a_reset_is_planned_then_decided() -> None:
     progress = opened(Commit(K0, 100))
-    places = {K0: Place(BOUNDS, 512), K1: Place(Bounds(0, 10), 10)}
+    places = {K0: PartitionBounds(BOUNDS, 512), K1: PartitionBounds(Bounds(0, 10), 10)}
     assert progress.plan_reset("g", Start.FIRST, places) == [Move(K0, 100, 40), Move(K1, None, 0)]
     assert progress.plan_reset("g", Start.LAST, places) == [Move(K0, 100, 900), Move(K1, None, 10)]
     assert progress.plan_reset("g", StartTime(5), places) == [Move(K0, 100, 512), Move(K1, None, 10)]
@@ -178,9 +178,9 @@ def test_a_reset_is_planned_then_decided() -> None:
 
 def test_a_reset_is_refused_while_something_is_not_known() -> None:
     with pytest.raises(IllegalRequest):
-        opened().plan_reset("g", StartTime(5), {K0: Place(BOUNDS)})
+        opened().plan_reset("g", StartTime(5), {K0: PartitionBounds(BOUNDS)})
     with pytest.raises(IllegalRequest):
-        Progress().plan_reset("g", Start.FIRST, {K0: Place(BOUNDS)})
+        Progress().plan_reset("g", Start.FIRST, {K0: PartitionBounds(BOUNDS)})
 
 
 def test_groups_and_topics_are_forgotten() -> None:

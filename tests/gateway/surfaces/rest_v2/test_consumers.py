@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from gateway.codec.tags import batch_tag_hashes
 from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, PLACES_MAX, install_instances
+from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, TOPIC_PARTITIONS_MAX, install_instances
 from gateway.surfaces.rest_v2.instances import service
 from gateway.surfaces.rest_v2.instances.instance import ILLEGAL_STATE
 from gateway.surfaces.rest_v2.instances.polling import Poll
@@ -324,7 +324,7 @@ async def test_an_assignment_that_breaks_a_rule(proxy: Proxy, body: Json, status
 
 async def test_one_request_names_so_many_partitions_and_not_one_more(proxy: Proxy) -> None:
     place = await proxy.create()
-    places = [{"topic": "orders", "partition": 0}] * PLACES_MAX
+    places = [{"topic": "orders", "partition": 0}] * TOPIC_PARTITIONS_MAX
     assert (await proxy.call("POST", f"{place}/assignments", {"partitions": places}))[0] == 204
     status, answer = await proxy.call("POST", f"{place}/assignments", {"partitions": places + places[:1]})
     assert (status, answer["error_code"]) == (422, 422)

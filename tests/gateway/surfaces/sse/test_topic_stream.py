@@ -20,7 +20,7 @@ from gateway.main.application import build_application
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.sse import topic_stream
-from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, Place
+from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, FollowedPartition
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
@@ -293,7 +293,7 @@ async def test_bad_requests_are_told_why(client: Client, query: str, status: int
 
 def test_the_size_of_a_cursor_is_limited() -> None:
     offset = 10**topic_stream._OFFSET_DIGITS - 1
-    places = [Place(f"topic{number // 100}", 10**9, number, offset) for number in range(1000)]
+    places = [FollowedPartition(f"topic{number // 100}", 10**9, number, offset) for number in range(1000)]
     epochs = {place.topic: str(place.topic_id) for place in places}
 
     refusals = set[int]()

@@ -19,7 +19,7 @@ from gateway.groups.machines.progress import OutOfRange, Start
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
-    CommittedPlace,
+    CommittedPosition,
     Delivered,
     GroupDescription,
     GroupView,
@@ -189,8 +189,8 @@ class FakeGroups:
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
-    ) -> list[CommittedPlace]:
-        return [CommittedPlace(*place, self.offsets.get(place), "") for place in partitions]
+    ) -> list[CommittedPosition]:
+        return [CommittedPosition(*place, self.offsets.get(place), "") for place in partitions]
 
     async def start_offset(
         self,

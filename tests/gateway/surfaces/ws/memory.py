@@ -147,7 +147,7 @@ class MemoryRoutes(RouteTable):
     def add(self, name: str, partitions: int, topic_id: int | None = None) -> None:
         """Make a topic, or let one grow."""
         known = {topic.name: topic.topic_id for topic in self.topics()}
-        self.place(FakeTopic(name, topic_id or known.get(name, len(known) + 1), partitions), self._broker)
+        self.put(FakeTopic(name, topic_id or known.get(name, len(known) + 1), partitions), self._broker)
 
 
 class FirstPartition:

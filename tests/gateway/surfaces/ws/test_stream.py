@@ -13,7 +13,7 @@ import pytest
 
 from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.groups.protocol import TopicPartition
-from gateway.surfaces.ws.reader import PLACES_MAX
+from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX
 from tests.gateway.surfaces.ws.memory import until
 from tests.gateway.surfaces.ws.talk import Frame, Server, Talk, subscribe, talking
 
@@ -23,8 +23,8 @@ P1 = TopicPartition("orders", 1)
 
 
 def up_to(partition: int, offset: int, **fields: Any) -> Frame:
-    place = {"topic": "orders", "partition": partition, "offset": offset}
-    return {"id": 9, "op": "ack", "sub": "s", "up_to": [place], **fields}
+    fed = {"topic": "orders", "partition": partition, "offset": offset}
+    return {"id": 9, "op": "ack", "sub": "s", "up_to": [fed], **fields}
 
 
 async def joined(talk: Talk, **fields: Any) -> Frame:
@@ -224,8 +224,8 @@ async def test_a_connection_that_is_lost_while_it_joins_leaves_no_member() -> No
 
 @pytest.mark.parametrize("fields", [{}, STREAM])
 async def test_as_many_partitions_as_may_be_and_one_more(fields: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert PLACES_MAX == 4096
-    monkeypatch.setattr("gateway.surfaces.ws.session.PLACES_MAX", 3)
+    assert FOLLOWED_PARTITIONS_MAX == 4096
+    monkeypatch.setattr("gateway.surfaces.ws.session.FOLLOWED_PARTITIONS_MAX", 3)
     for count, is_taken in ((3, True), (4, False)):
         async with talking({"orders": count}) as talk:
             answer = await talk.ask(subscribe(**fields))

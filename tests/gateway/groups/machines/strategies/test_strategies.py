@@ -8,7 +8,7 @@ from gateway.groups.machines.strategies.averagely import Averagely
 from gateway.groups.machines.strategies.averagely_by_circle import AveragelyByCircle
 from gateway.groups.machines.strategies.base import Partition, Strategy, allocate
 from gateway.groups.machines.strategies.by_config import ByConfig
-from gateway.groups.machines.strategies.consistent_hash import ConsistentHash, place
+from gateway.groups.machines.strategies.consistent_hash import ConsistentHash, point
 from gateway.groups.machines.strategies.machine_room import MachineRoom
 from gateway.groups.machines.strategies.machine_room_nearby import MachineRoomNearby
 
@@ -61,7 +61,7 @@ def test_consistent_hash_is_that_of_the_original() -> None:
 
 
 def test_a_place_is_the_first_four_bytes_of_the_md5() -> None:
-    assert place("") == 0xD41D8CD9
+    assert point("") == 0xD41D8CD9
 
 
 def test_consistent_hash_moves_only_partitions_of_who_left() -> None:

@@ -122,10 +122,10 @@ def test_subscribing_and_assigning_exclude_each_other() -> None:
 
 def test_only_own_partitions_have_a_place() -> None:
     instance = subscribed(P0)
-    assert instance.place_of("orders", 0) == P0
+    assert instance.partition_of("orders", 0) == P0
     for topic, number in (("orders", 1), ("other", 0)):
         with pytest.raises(RequestError) as refused:
-            instance.place_of(topic, number)
+            instance.partition_of(topic, number)
         assert refused.value.error_code == ILLEGAL_STATE
 
 
