@@ -114,7 +114,7 @@ class Begun(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """The records of a request that go to one partition, and their places in the request."""
+    """The records of a request that go to one partition, and their indexes in the request."""
 
     partition: int
     records: list[Record]
@@ -126,7 +126,7 @@ class _Lane(NamedTuple):
 
 
 class _Delayed(NamedTuple):
-    """A record that waits: its place in the request, where it goes, and when."""
+    """A record that waits: its index in the request, where it goes, and when."""
 
     request_index: int
     partition: int
@@ -149,7 +149,7 @@ class _Send(NamedTuple):
     expected_offset: int | None = None
 
     def identity_of(self, request_indexes: Sequence[int]) -> Identity | None:
-        """The identity of a batch of the records at these places."""
+        """The identity of a batch of the records at these indexes."""
         message_ids: Sequence[bytes] = ()
         if self.has_ids:
             message_ids = _hashed_ids(
@@ -551,8 +551,8 @@ class Producer:
         selector: str | None,
         identity: RequestIdentity | None,
     ) -> tuple[list[_Lane], list[_Delayed], dict[int, int]]:
-        """Give every record its partition and due time (P1). Last: the places of records whose msg_id an earlier one of
-        this request has, and the place of that one."""
+        """Give every record its partition and due time (P1). Last: the indexes of records whose msg_id an earlier one
+        of this request has, and the index of that one."""
         count = view.partitions
         if partition is not None:
             _check_partition(view, partition)
@@ -754,7 +754,8 @@ _SCOPE = struct.Struct(">I")
 
 
 def _shifted(request_indexes: Sequence[int], by: int) -> Sequence[int]:
-    """The places counted from another one; a range when they follow each other one by one, as they nearly always do."""
+    """The indexes counted from another one; a range when they follow each other one by one, as they nearly always
+    do."""
     first = request_indexes[0] + by
     if request_indexes[-1] - request_indexes[0] == len(request_indexes) - 1:
         return range(first, first + len(request_indexes))
@@ -806,7 +807,7 @@ def _not_one_batch() -> RequestError:
 
 
 def _indexes_by_partition(keys: Sequence[bytes], count: int, selector: Selector) -> dict[int, list[int]]:
-    """The places of the records that go to each partition by their keys, partitions in the order they are met."""
+    """The indexes of the records that go to each partition by their keys, partitions in the order they are met."""
     for_key = selector.for_key
     lanes: dict[int, list[int]] = {}
     for request_index, target in enumerate([for_key(key, count) for key in keys]):

@@ -177,7 +177,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
-    """One record with any of the known fields. Errors say nothing of the record's place."""
+    """One record with any of the known fields. Errors say nothing of the record's index."""
     if not item.keys() <= _KNOWN:
         raise unrecognized(next(name for name in item if name not in _KNOWN))
     field = item.get
@@ -418,7 +418,7 @@ def _delay_illegal(part: str, rule: str) -> RequestError:
 
 
 def _at_record(error: RequestError, index: int) -> RequestError:
-    """The same error with the record's place in `validation_errors`; the message keeps the words clients look for."""
+    """The same error with the record's index in `validation_errors`; the message keeps the words clients look for."""
     return RequestError(error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"])
 
 

@@ -145,7 +145,8 @@ class Receive:
 
 
 class Delivered(NamedTuple):
-    """One record in a consumer's hands until `until_ms` (epoch ms). A retried one shows the place it came from first.
+    """One record in a consumer's hands until `until_ms` (epoch ms). A retried one shows the position it came from
+    first.
 
     `attempt` counts deliveries from 1. `json_value`: key and value are known to be JSON or null.
     """
@@ -259,7 +260,7 @@ class Groups(Protocol):
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
     ) -> list[CommittedPosition]:
-        """In the order asked. `member_id` is for broadcasting groups, whose members have places of their own. Raises
+        """In the order asked. `member_id` is for broadcasting groups, whose members have positions of their own. Raises
         GroupUnavailable while progress is being read, UnknownQueue, UnknownPartition."""
         ...
 
@@ -273,7 +274,7 @@ class Groups(Protocol):
         member_id: str | None = None,
     ) -> int:
         """Where the group (or, when it is broadcasting, the member) begins in a partition: a stored offset wins, then
-        `start`. The first start in a topic fixes the place in all its partitions, durable on return (see
+        `start`. The first start in a topic fixes the position in all its partitions, durable on return (see
         `coordinator/start_positions`); a stored one is never moved."""
         ...
 

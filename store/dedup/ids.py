@@ -1,7 +1,7 @@
 """Which records of the last minutes are known by an id, and where they are: what makes a repeated send harmless. Pure.
 
 Two kinds of ids, both of 16 bytes. A *message id* names one record. A *request id* names a whole request; a record is
-known by its place in it, so a request of a thousand records costs one id a partition, and one that was torn by a crash
+known by its index in it, so a request of a thousand records costs one id a partition, and one that was torn by a crash
 is completed by its repeat: what is known is answered, what is missing is appended.
 
 An entry that carries ids is one row; rows are numbered in the order of the log. A message id leads to its row and the
@@ -9,7 +9,7 @@ record's index in it, packed into one integer.
 
     rows        position, base offset, store time, queue      four columns of 8 bytes
     ids         message id  ->  row << 17 | index             a dict, in the order of the rows
-    requests    request id  ->  fingerprint, row, places      a part for each entry, in the order of the last row
+    requests    request id  ->  fingerprint, row, indexes     a part for each entry, in the order of the last row
 
 Invariants
     D1  an id is known exactly while `now - store time of its entry <= window`; an id in the window is never forgotten
@@ -189,7 +189,7 @@ class DedupIndex:
 
     def _put_ids(self, ids: Sequence[bytes], values: Sequence[int]) -> None:
         known = self._ids
-        if not known.keys().isdisjoint(ids):  # they are out of the window; their place in the order is new
+        if not known.keys().isdisjoint(ids):  # they are out of the window; their turn in the order is new
             for message_id in ids:
                 known.pop(message_id, None)
         known.update(zip(ids, values, strict=True))

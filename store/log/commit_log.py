@@ -347,7 +347,7 @@ class CommitLog:
         return self._entry_or_raise(view, 0, position)
 
     def read_spans(self, spans: Sequence[Span]) -> list[Entry]:
-        """The entries at the given places, in order. Neighbours are fetched by one system call. Raises Corrupt."""
+        """The entries at the given positions, in order. Neighbours are fetched by one system call. Raises Corrupt."""
         entries: list[Entry] = []
         for run in self._neighbours(spans):
             begin, size = _extent(run)

@@ -28,7 +28,7 @@ Format, big-endian, version 1; entries begin at multiples of 8:
               3 sources      position i64, index u32                            count = records delivered by the timer
               4 message ids  16 bytes a record, zeros = none                    count = records
               5 request      id 16 bytes, fingerprint 8 bytes                   count = 1
-              6 places       u32: a record's place in that request              count = records, or 1: the first one's,
+              6 indexes      u32: a record's index in that request              count = records, or 1: the first one's,
                                                                                 the others follow it one by one
               7 producer     id 16 bytes, sequence i64                          count = 1
 
@@ -324,7 +324,7 @@ def _identity_bytes(identity: Identity) -> int:
 
 
 def _is_run(request_indexes: Sequence[int]) -> bool:
-    """True when the places follow each other one by one. They ascend."""
+    """True when the indexes follow each other one by one. They ascend."""
     return request_indexes[-1] - request_indexes[0] == len(request_indexes) - 1
 
 

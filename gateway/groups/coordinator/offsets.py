@@ -9,7 +9,7 @@ is decided later, and behind every one before: the next owner reads it, and no f
 group has leases it has their turns too, until it is applied.
 
     crash                                  what a restart finds
-    before the place to begin is durable           none: no consumer has begun, and the next one asks again
+    before the position to begin is durable        none: no consumer has begun, and the next one asks again
     after a commit is durable, before its answer   the commit
     after a reset is durable, before its answer    the reset, whole: offsets, leases and members are one entry
 """
@@ -109,7 +109,7 @@ class Offsets:
                 await context.write([Barrier()], flushed=False)
             view = context.routes.topic(topic)
             if is_lone(name) and name not in context.table:
-                return start  # a member that has left and keeps no place
+                return start  # a member that has left and keeps no position
             start = start_in(context.table, name, view, start)
             now_ms = context.clock.now_ms()
             positions = [
@@ -228,7 +228,7 @@ class Offsets:
         ]
 
     async def lags(self, name: str) -> list[tuple[str, int, int]]:
-        """Topic, partition and lag of one group: what costs little. Partitions it has no place in are left out."""
+        """Topic, partition and lag of one group: what costs little. Partitions it has no position in are left out."""
         context = self._context
         if name not in context.table:
             return []

@@ -12,8 +12,8 @@ Leases of one partition change under its turn. Events, and when they are durable
     Settled, Rejected       flushed before the answer (C5)
 
     crash                                        what a restart finds
-    before the first use is durable              no place: nobody has got anything, and the next receive begins anew
-    after it, before a lease is written          the place, in all partitions; the records as they were
+    before the first use is durable              no position: nobody has got anything, and the next receive begins anew
+    after it, before a lease is written          the position, in all partitions; the records as they were
     after the lease, before the answer           the lease; it ends by itself, or is asked for again by attempt_id
     before an ack is durable                     the lease, or its end: the record is delivered again
     after it, before the answer                  the ack; acking again is fine

@@ -3,8 +3,8 @@
 A consumer says where to start: first, last, a time. That is for the records that were there when the group came to the
 topic. Whatever is stored from then on belongs to the group (C5), whoever comes and goes meanwhile, so:
 
-    the first start in a topic      fixes the place in every partition of it, in one entry
-    a partition that came later     first record: the group has places in others of the topic
+    the first start in a topic      fixes the position in every partition of it, in one entry
+    a partition that came later     first record: the group has positions in others of the topic
     a topic that came later than    first record: the group was waiting for it, or had the one of that name before.
     the wish for it                 Wishes are remembered in small documents, whose content is the lowest topic id that
                                     a later topic can have; ids only grow:    names/<name>    follows/<pattern>
@@ -49,7 +49,7 @@ def decide_follow(
 
 
 def start_in(table: GroupTable, group: str, topic: TopicView, start: StartSpec) -> StartSpec:
-    """Where the group begins in the partitions of a topic in which it has no place yet, when it is told `start`."""
+    """Where the group begins in the partitions of a topic in which it has no position yet, when it is told `start`."""
     if start is Start.FIRST or _has_offset(table, group, topic) or _was_wanted_before(table, group, topic):
         return Start.FIRST
     return start
@@ -74,6 +74,6 @@ def _was_wanted_before(table: GroupTable, group: str, topic: TopicView) -> bool:
 
 
 def partitions_without_offset(table: GroupTable, group: str, topic: TopicView) -> list[PartitionKey]:
-    """Partitions of a topic in which the group has no place."""
+    """Partitions of a topic in which the group has no position."""
     keys = (PartitionKey(topic.topic_id, number) for number in range(topic.partitions))
     return [key for key in keys if isinstance(table.stored(group, key), Absent)]

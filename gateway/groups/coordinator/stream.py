@@ -2,7 +2,7 @@
 
 Every change is decided under the group's turn, written flushed, and applied before anybody is told. The members of a
 broadcasting group are groups of their own here (see gateway/groups/machines/broadcast.py); who joins without a name
-leaves no place behind.
+leaves no position behind.
 
     crash                                     what a restart finds
     after a join is durable, before its answer   the member, who joins again: under its generation as the same process,
@@ -32,7 +32,8 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import MemberKey, TopicPartition
 
 NAMELESS = "m-"
-"""Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no place for it."""
+"""Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no position for
+it."""
 
 
 class StreamMode:
@@ -222,6 +223,6 @@ class StreamMode:
 
 
 def _offsets_of_nameless(name: str) -> list[Event]:
-    """What goes with the last event of a broadcasting group's member that has no name of its own: its place."""
+    """What goes with the last event of a broadcasting group's member that has no name of its own: its position."""
     is_nameless = is_lone(name) and member_of(name).startswith(NAMELESS)
     return [Forgotten(name, None)] if is_nameless else []

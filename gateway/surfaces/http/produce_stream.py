@@ -197,7 +197,7 @@ class ProduceStream:
 
 
 class Sending(NamedTuple):
-    """What all records of a group have in common. `identity` is that of its first place."""
+    """What all records of a group have in common. `identity` is that of its first record."""
 
     gateway: Gateway
     topic: str
@@ -224,7 +224,7 @@ async def send_each(sending: Sending, parsed: Parsed, *, trace: Headers | None =
 
 
 def _runs(indexed: Sequence[tuple[int, ProduceRecord]]) -> list[Sequence[tuple[int, ProduceRecord]]]:
-    """Records whose places follow each other: an identity counts places from that of its first record."""
+    """Records whose indexes follow each other: an identity counts indexes from that of its first record."""
     runs: list[Sequence[tuple[int, ProduceRecord]]] = []
     first = 0
     for index in range(1, len(indexed) + 1):

@@ -147,7 +147,8 @@ def _offset_spec(query: Query) -> OffsetSpec:
 
 
 def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
-    """Where a pull outside the partition's bounds goes on. Raises RequestError 416 unless the client chose a place."""
+    """Where a pull outside the partition's bounds goes on. Raises RequestError 416 unless the client chose a
+    position."""
     low, high = fetched.min_offset, fetched.max_offset
     if reset == "earliest":
         return low

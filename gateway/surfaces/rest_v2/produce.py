@@ -1,7 +1,7 @@
 """POST /topics/{topic} and /topics/{topic}/partitions/{partition}: JSON records or raw batches in, receipts out.
 
 Safe to repeat with an `Idempotency-Key`, a `msg_id` in the records, or a producer's sequence: what was stored before
-is answered with its original place and `"duplicate": true`.
+is answered with its original offset and `"duplicate": true`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _answer(
 
 
 def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
-    """What `rendered_receipts` makes of new records, from the places of whole batches."""
+    """What `rendered_receipts` makes of new records, from the base offsets of whole batches."""
     items = [""] * count
     for partition, request_indexes, base_offset, _ in stored:
         head = f'{{"partition":{partition},"offset":'

@@ -4,7 +4,7 @@
                  least once, from a browser or from a shell. At most `credit` records are out at a time
     ack=auto     a record is done once it is handed to the connection: one that was lost on its way is lost
 
-The group keeps the place, so there are no ids, and a stream that is opened again goes on. Records that did not reach
+The group keeps the position, so there are no ids, and a stream that is opened again goes on. Records that did not reach
 the connection are given back; those that did, and are not settled, come again when their lease is over.
 """
 

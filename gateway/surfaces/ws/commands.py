@@ -34,7 +34,7 @@ class Form(Enum):
 
 
 class From(Enum):
-    """Starting places that need no number."""
+    """Starting positions that need no number."""
 
     EARLIEST = "earliest"
     LATEST = "latest"

@@ -1,7 +1,7 @@
 """What a member has done of its partitions, and committing it.
 
-Acks that come while a commit runs go into the next one, together (`merged.py`); each place is answered by itself. With
-`auto_ack` it is the server that acks: what the transport has taken, now and then.
+Acks that come while a commit runs go into the next one, together (`merged.py`); each partition is answered by itself.
+With `auto_ack` it is the server that acks: what the transport has taken, now and then.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Commits:
         self._merged: Merged[UpTo, RequestError | None] = Merged(self._commit, tasks)
 
     async def ask(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
-        """Commit; for each place None when that is durable, or why not. Raises GroupError, StoreError."""
+        """Commit; for each partition None when that is durable, or why not. Raises GroupError, StoreError."""
         return await self._merged.ask(up_to)
 
     async def settled(self) -> None:
@@ -110,7 +110,7 @@ class Commits:
                 log.warning("group=%s could not commit: %s", self._group, error)
 
     async def _commit(self, up_to: list[UpTo]) -> list[RequestError | None]:
-        """Commit what may be; for each place None, or why not."""
+        """Commit what may be; for each partition None, or why not."""
         answers: list[RequestError | None] = []
         commits: dict[TopicPartition, OffsetCommit] = {}
         for fed in up_to:

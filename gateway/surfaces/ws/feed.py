@@ -1,18 +1,19 @@
 """From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
 
-One task goes round the places that have something to send. A place that has come to its partition's end leaves the
+One task goes round the partitions that have something to send. A partition that has come to its end leaves the
 round until `TailWatcher` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
 again later, so a client that returns no credit costs no memory.
 
-Places come and go while it runs (a rebalance); what of a place has been put out before it goes is sent before. A topic
-that is gone ends the subscription, unless somebody else takes its places away (a pattern, a group): then they just lie.
+Partitions come and go while it runs (a rebalance); what of a partition has been put out before it goes is sent before.
+A topic that is gone ends the subscription, unless somebody else takes its partitions away (a pattern, a group): then
+they just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
     S2  at most one read and its encoded messages are held, whatever the client does
-    S3  `caught_up` is pushed once, after every place had nothing more for the first time; once more after a seek, and
-        after a rewind
-    S4  no message of a place is put out after `remove` or `stop` of it has returned
+    S3  `caught_up` is pushed once, after every partition had nothing more for the first time; once more after a seek,
+        and after a rewind
+    S4  no message of a partition is put out after `remove` or `stop` of it has returned
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Feed:
         *,
         outlives_topics: bool = False,
     ) -> None:
-        """`outlives_topics`: somebody removes the places of a topic that is gone."""
+        """`outlives_topics`: somebody removes the partitions of a topic that is gone."""
         self.name = name
         self.ledger = ledger
         self.journal = journal
@@ -122,11 +123,11 @@ class Feed:
 
     @property
     def cursor(self) -> str:
-        """The next offset of every place that is followed."""
+        """The next offset of every partition that is followed."""
         return self.cursor_of(fed for fed in self.fed_partitions.values() if fed.is_live)
 
     def cursor_of(self, fed_partitions: Iterable[FedPartition]) -> str:
-        """The next offsets of these places."""
+        """The next offsets of these partitions."""
         return cursor_of((*fed.key, fed.offset) for fed in fed_partitions)
 
     # What changes
@@ -139,7 +140,7 @@ class Feed:
         self.go(fed)
 
     def go(self, fed: FedPartition) -> None:
-        """Send what the place has, from its offset on."""
+        """Send what the partition has, from its offset on."""
         fed.is_live = True
         if self._behind is not None:
             self._behind.add(fed)
@@ -147,7 +148,7 @@ class Feed:
         self._wake(fed)
 
     def stop(self, fed: FedPartition) -> None:
-        """Send nothing more of this place, until `go`."""
+        """Send nothing more of this partition, until `go`."""
         fed.is_live = False
         self._call_off(fed)
         if fed.is_ready:
@@ -163,7 +164,7 @@ class Feed:
                         break
 
     def remove(self, fed: FedPartition) -> None:
-        """Forget a place."""
+        """Forget a partition."""
         self.stop(fed)
         del self.fed_partitions[fed.key], self._numbered[fed.number]
 
@@ -373,7 +374,7 @@ def epoch_changed(topic: str) -> RequestError:
 
 
 def out_of_range(key: TopicPartition, offset: int, beginning_offset: int, end_offset: int) -> RequestError:
-    """The answer when a place is not within its partition's bounds (which then are in the details)."""
+    """The answer when an offset is not within its partition's bounds (which then are in the details)."""
     return RequestError(
         OFFSET_OUT_OF_RANGE,
         f"Offset {offset} of partition {key.partition} of {key.topic} is out of range.",

@@ -178,12 +178,12 @@ class FrameCache:
 
 
 _MARK_BYTES = 40  # of one integer in a list
-_SLICE_BYTES = 500
+_RANGE_BYTES = 500
 
 
 def _memory_bytes(made: EncodedRange) -> int:
     mark_count = len(made.ends) + len(made.marks) + len(made.payload_marks)
-    return _SLICE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
+    return _RANGE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
 
 
 def _frame_cache(

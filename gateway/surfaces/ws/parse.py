@@ -408,7 +408,8 @@ def _seqs(value: object, name: str) -> dict[str, int]:
 
 
 def _start(value: object, topics: Sequence[str] | None, name: str) -> Start | None:
-    """A place as `from` writes it: a word, a cursor, a time, or offsets of partitions. `topics` None: of any topic."""
+    """A position as `from` writes it: a word, a cursor, a time, or offsets of partitions. `topics` None: of any
+    topic."""
     if value is None:
         return None
     if isinstance(value, str):

@@ -1,4 +1,5 @@
-"""Reader mode: every subscription gets every record; the place is the client's, who finds it in each message's cursor.
+"""Reader mode: every subscription gets every record; the position is the client's, who finds it in each message's
+cursor.
 
 A reader follows its topics as they grow, and with a pattern the topics that come. What is new is read from its first
 record, so nothing stored since it came into being is missed.
@@ -56,7 +57,7 @@ class Reader:
         self._epochs: dict[str, str] = {}
 
     async def open(self) -> dict[str, object]:
-        """Find the places; the answer's fields. Raises RequestError, StoreError."""
+        """Find the positions; the answer's fields. Raises RequestError, StoreError."""
         command = self._command
         start = From.LATEST if command.start is None else command.start
         topics = self._wanted_topics()
@@ -206,7 +207,7 @@ def too_many_partitions() -> RequestError:
 
 
 def check_all_named(start: Start, partition_counts: Mapping[str, int], field: str) -> None:
-    """Every partition that a place names must exist. Raises RequestError."""
+    """Every partition that `from` names must exist. Raises RequestError."""
     if isinstance(start, FromOffsets):
         for topic, offsets in start.offsets.items():
             for partition in offsets:
@@ -235,7 +236,8 @@ async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnam
 
 
 async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
-    """Move the places of a feed; those that `to` does not name stay. Raises RequestError, and then none has moved."""
+    """Move the positions of a feed; those that `to` does not name stay. Raises RequestError, and then none has
+    moved."""
     fed_partitions = [fed for fed in feed.fed_partitions.values() if fed.is_live]
     if isinstance(to, FromOffsets):
         has = {fed.key for fed in fed_partitions}

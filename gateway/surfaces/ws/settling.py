@@ -1,4 +1,4 @@
-"""What settles messages: ack, nack, reject and extend, and what each receipt or place is answered."""
+"""What settles messages: ack, nack, reject and extend, and what each receipt or partition is answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def settle(command: Settle, subscription: Stream | Queue) -> dict[str, obj
 
 
 async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[str, object]]:
-    """One a receipt or place, in the order asked."""
+    """One a receipt or partition, in the order asked."""
     if isinstance(command, Ack) and command.up_to:
         if isinstance(subscription, Stream):
             errors = await subscription.ack(command.up_to)

@@ -185,7 +185,7 @@ class Stream:
         return self.feed.cursor
 
     async def ack(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
-        """Commit; for each place None, or why not (T3). Raises GroupError, StoreError."""
+        """Commit; for each partition None, or why not (T3). Raises GroupError, StoreError."""
         return await self._commits.ask(up_to)
 
     def release(self, partitions: Sequence[TopicPartition]) -> None:

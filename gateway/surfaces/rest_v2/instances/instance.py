@@ -180,8 +180,8 @@ class Instance:
         position.next_offset = position.confirmed = offset
 
     def unsaved(self) -> list[OffsetCommit]:
-        """What is confirmed and not committed. A place where nothing has been read yet is committed too: a group that
-        begins at the end must not begin at a later end because another member takes over."""
+        """What is confirmed and not committed. A position where nothing has been read yet is committed too: a group
+        that begins at the end must not begin at a later end because another member takes over."""
         return [
             OffsetCommit(topic_partition.topic, topic_partition.partition, position.confirmed)
             for topic_partition, position in sorted(self.positions.items())

@@ -58,7 +58,7 @@ class Poller:
         must_stop: Callable[[], bool],
         look_around: Callable[[Gathering], Awaitable[None]],
     ) -> Gathering:
-        """Records from the instance's places on. `look_around` is called when somebody has set `stirred`: the
+        """Records from the instance's positions on. `look_around` is called when somebody has set `stirred`: the
         instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
         gathering = self._gathering(instance.settings, poll)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)

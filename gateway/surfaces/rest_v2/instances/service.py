@@ -274,7 +274,7 @@ class Instances:
         check_topics: Callable[[AbstractSet[str]], None],
         topic: str | None = None,
     ) -> list[RecordShown]:
-        """Records from the instance's places on: at once if there are enough, else as they come, up to the timeout.
+        """Records from the instance's positions on: at once if there are enough, else as they come, up to the timeout.
 
         When the client goes meanwhile, nothing has been handed out. `check_topics` raises when the client may not read
         one of the topics the instance has. With `topic` (REST Proxy v1) the instance

@@ -45,7 +45,7 @@ class OnDecodeError(Enum):
     """What to do with a record whose bytes are not in the instance's format."""
 
     INLINE = "inline"  # hand it out with its bytes in base64 and an error
-    FAIL = "fail"  # refuse the read; the place stays
+    FAIL = "fail"  # refuse the read; the position stays
     SKIP = "skip"  # leave it out
 
 
