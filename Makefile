@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check format lint types imports routes fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
+.PHONY: help setup demo run test check format lint types imports routes published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,7 +52,10 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
 
 routes: $(STAMP) ## docs/routes.md from the route table
-	@$(BIN)/python -m gateway.http.openapi.table > docs/routes.md
+	@$(BIN)/python -m gateway.main.routes > docs/routes.md
+
+published: $(STAMP) ## Every name that users see: settings, metrics, codes, help, API documents; compare two trees with it
+	@$(BIN)/python -m tests.published
 
 fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: make fuzz-api MINUTES=5
 	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(BIN)/python -m pytest -s -q tests/e2e/test_schemathesis.py
@@ -102,7 +105,7 @@ torture-disk: $(STAMP) ## Power cuts, failing fsyncs and full disks on real file
 
 torture-groups: $(STAMP) ## Members killed and stopped for minutes while the server is killed with -9: KILLS=60 MEMBERS=50
 	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(BIN)/python -m pytest -s -q tests/e2e/test_groups.py
-	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/coordinator/test_crash.py
+	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/groups/coordinator/test_crash.py
 
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
 	@MQ_TIMER_PENDING=1000000 $(BIN)/python -m pytest -s -q tests/e2e/test_timer_kill9.py

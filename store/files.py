@@ -88,7 +88,7 @@ class BackgroundSync(Protocol):
         cannot do it for this file: call `datasync` in a thread."""
         ...
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """Let a sync that is under way have the processor: for a loop with work that can wait."""
         ...
 
@@ -231,8 +231,8 @@ class OsBackgroundSync:
         assert isinstance(file, OsFile)
         return self._kernel.begin(file._fd)
 
-    def give_way(self) -> None:
-        self._kernel.give_way()
+    def yield_to_loop(self) -> None:
+        self._kernel.yield_to_loop()
 
     def close(self) -> None:
         self._kernel.close()

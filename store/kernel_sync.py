@@ -15,9 +15,9 @@ struct iocb of <linux/aio_abi.h>:
     struct io_event: data u64, obj u64, result i64 (0, or minus an errno), result 2 i64
 
 The kernel's thread works on the processor that submitted, which belongs to the loop; a loop that is busy keeps it
-waiting until the next tick of the scheduler, milliseconds. So the loop gives way when a sync takes long; not before:
-what gathers meanwhile is the next group. Work in the background gives way at once, between two pieces of it
-(`give_way`): nobody's request gathers while it is being done.
+waiting until the next tick of the scheduler, milliseconds. So the loop yields when a sync takes long; not before:
+what gathers meanwhile is the next group. Work in the background yields at once, between two pieces of it
+(`yield_to_loop`): nobody's request gathers while it is being done.
 
 Where the system has none of this (no Linux, an old kernel, a sandbox that forbids it, a file system without the
 operation) there is no `KernelSync`, or it begins nothing; then a thread syncs.
@@ -89,14 +89,14 @@ class KernelSync:
         self._late = self._loop.call_later(LATE_S, self._is_late, 0.0)
         return self._outcome
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """Let the kernel's thread have this processor, if a sync is under way."""
         if self._outcome is not None:
             os.sched_yield()
 
     def _is_late(self, last_s: float) -> None:
-        """Give way in every turn of a loop that is busy, until the sync is done."""
-        self.give_way()
+        """Yield in every turn of a loop that is busy, until the sync is done."""
+        self.yield_to_loop()
         now_s = time.perf_counter()
         if now_s - last_s > IDLE_TURN_S:
             self._late = self._loop.call_soon(self._is_late, now_s)

@@ -36,5 +36,5 @@ PARTITIONS_MAX = 1024
 
 # A record that passes its own limit must fit a batch of its own, with room for the batch header.
 assert RECORD_BYTES_MAX + 1 * KiB <= BATCH_BYTES_MAX
-# The widest per-record extension is one delay, one tag hash, one message id and one place; see store/entry.py.
+# The widest per-record extension is one delay, one tag hash, one message id and one place; see store/log/entry.py.
 assert BATCH_RECORDS_MAX * 56 + 64 * KiB <= ENTRY_BYTES_MAX - BATCH_BYTES_MAX

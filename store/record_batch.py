@@ -331,19 +331,19 @@ def _check_records(plain: Buffer, base_offset: int, count: int, *, limited: bool
         raise MalformedBatch(f"{expected - base_offset} records decode, the header says {count}")
 
 
-def _check_limits(record: DecodedRecord, place: int) -> None:
+def _check_limits(record: DecodedRecord, index: int) -> None:
     """Hold one record to the limits of single ones."""
     key, value, headers = record.key or b"", record.value or b"", record.headers
     if len(key) > KEY_BYTES_MAX:
-        raise IllegalRecord(f"record {place}: the key has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
+        raise IllegalRecord(f"record {index}: the key has {len(key)} bytes; the limit is {KEY_BYTES_MAX}")
     if len(headers) > HEADER_COUNT_MAX:
-        raise IllegalRecord(f"record {place}: {len(headers)} headers; the limit is {HEADER_COUNT_MAX}")
+        raise IllegalRecord(f"record {index}: {len(headers)} headers; the limit is {HEADER_COUNT_MAX}")
     headers_bytes = sum(len(name.encode()) + len(content or b"") for name, content in headers)
     if headers_bytes > HEADERS_BYTES_MAX:
-        raise IllegalRecord(f"record {place}: {headers_bytes} bytes of headers; the limit is {HEADERS_BYTES_MAX}")
+        raise IllegalRecord(f"record {index}: {headers_bytes} bytes of headers; the limit is {HEADERS_BYTES_MAX}")
     size = len(key) + len(value) + headers_bytes
     if size > RECORD_BYTES_MAX:
-        raise RecordTooLarge(f"record {place}: {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}")
+        raise RecordTooLarge(f"record {index}: {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}")
 
 
 def _inflate(batch: Buffer) -> bytearray:

@@ -4,7 +4,7 @@
                                                                            ├─ tail in memory
                                                                            └─ waiting readers
 
-Opening is recovery: the log is scanned from the checkpoint, the tail is cut or refused (store/recovery.py), consume
+Opening is recovery: the log is scanned from the checkpoint, the tail is cut or refused (store/log/recovery.py), consume
 queues are brought up to date by the same `append` that live records use, then the topic table is rebuilt from `__meta`.
 """
 
@@ -21,19 +21,20 @@ from itertools import pairwise
 import orjson
 
 from store.clock import Clock, SystemClock
-from store.commit_log import CommitLog, Span
 from store.config import StoreConfig
-from store.consume_queue.base import ConsumeQueues, Run, search_time
-from store.consume_queue.opening import open_consume_queues
 from store.data_format import check_format
-from store.entry import Blank, Damage, Header
+from store.dedup.idempotency import Idempotency
 from store.errors import AlreadyStored, Corrupt, IndexDamaged, StoreError, StoreLocked
 from store.files import BackgroundSync, File, Files, OsFiles
+from store.index.base import ConsumeQueues, Run, search_time
+from store.index.opening import open_consume_queues
 from store.limits import KiB
+from store.log.commit_log import CommitLog, Span
+from store.log.entry import Blank, Damage, Header
+from store.log.recovery import Progress, RecoveryReport, recover
+from store.log.retention import LogFile, decide_expired
+from store.log.writer import Writer, WriterStats
 from store.record_batch import Record, decode, encode
-from store.recovery import Progress, RecoveryReport, recover
-from store.repeats import Repeats
-from store.retention import LogFile, decide_expired
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import (
     META_QUEUE,
@@ -46,20 +47,8 @@ from store.topics import (
     decode_events,
     encode_event,
 )
-from store.types import (
-    Acks,
-    Append,
-    Appended,
-    Boundary,
-    Bounds,
-    Entry,
-    QueueKey,
-    ReadResult,
-    ReadStatus,
-    Source,
-)
+from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from store.uncancelled import to_its_end
-from store.writer import Writer, WriterStats
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +65,8 @@ FLUSHED_FILE_LOG_BYTES = 16 * KiB
 """What writing one file of the index at a checkpoint may cost, in bytes of the log: it dirties a page, an inode and its
 share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
 
-GIVE_WAY_TURNS_MAX = 5
-GIVE_WAY_S_MAX = 250e-6
+YIELD_TURNS_MAX = 5
+YIELD_S_MAX = 250e-6
 """How many turns of the event loop work in the background gives at most to appends under way, and how long: a loop that
 has much to do in each turn goes through them anyway, and what is due must not wait for all of it."""
 
@@ -112,7 +101,7 @@ class Store:
         self._snapshot_offset = 0  # ... and in the saved snapshot
         self._log_start = 0  # retention has given up everything before it
         self._saved_log_start = 0
-        self._repeats = Repeats(
+        self._idempotency = Idempotency(
             config.root,
             files,
             window_ms=config.dedup_window_ms,
@@ -190,7 +179,7 @@ class Store:
             self._meta_snapshots = SnapshotFiles(config.root, "meta", files)
             snapshot = self._meta_snapshots.load()
             fields = {} if snapshot is None else orjson.loads(snapshot.content)
-            self._repeats.load(fields.get("repeats", {}))
+            self._idempotency.load(fields.get("repeats", {}))
             self._replay_log(progress)
             self._load_topics(snapshot)
         except BaseException:
@@ -215,7 +204,7 @@ class Store:
             self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
         )
         checkpoint = self._queues.checkpoint
-        before_bytes = self._repeats.catch_up(self._log, checkpoint, self._clock.now_ms(), progress)
+        before_bytes = self._idempotency.catch_up(self._log, checkpoint, self._clock.now_ms(), progress)
 
         def tell(done_bytes: int, total_bytes: int) -> None:
             if progress is not None:
@@ -235,7 +224,7 @@ class Store:
         add: Callable[[Header | Entry], None]
         for entry in entries:
             if isinstance(entry, Entry) and entry.identity is not None:
-                self._repeats.apply(entry, is_durable=True)  # it will be, before anything is shown or saved
+                self._idempotency.apply(entry, is_durable=True)  # it will be, before anything is shown or saved
             if entry.queue is not queue:  # neighbours in the log are often of one queue, and share the key then
                 queue = entry.queue
                 add = of_queue.setdefault(queue, []).append
@@ -434,11 +423,11 @@ class Store:
     async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
         """Raise what `append` would raise now for the identities of these batches (AlreadyStored, IdentityReused,
         SequenceGone, TooManyIds), if anything. For who has no room for what is new, and yet answers a repeat."""
-        repeats = self._repeats
-        while waiters := repeats.in_flight(appends):
+        idempotency = self._idempotency
+        while waiters := idempotency.in_flight(appends):
             await asyncio.wait(waiters)
         try:
-            repeats.check(appends, self._clock.now_ms())
+            idempotency.check(appends, self._clock.now_ms())
         except AlreadyStored as known:
             if acks is Acks.FLUSHED and known.last_position >= self._log.durable_position:
                 await self._writer.append((), Acks.FLUSHED)  # the originals were only written
@@ -447,7 +436,7 @@ class Store:
     async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
         await self.refuse_known(appends, acks=acks)  # it returns in the turn of its check: nothing comes in between
         outcome = self._writer.append(appends, acks)
-        self._repeats.begin(appends, outcome)
+        self._idempotency.begin(appends, outcome)
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
 
     @property
@@ -467,7 +456,7 @@ class Store:
     @property
     def remembered(self) -> tuple[int, int]:
         """Ids of recent sends, and numbered producers (a pair with each queue), that are remembered."""
-        return self._repeats.id_count, self._repeats.producer_count
+        return self._idempotency.id_count, self._idempotency.producer_count
 
     @property
     def waiting_bytes(self) -> int:
@@ -481,7 +470,7 @@ class Store:
                 continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
             if entry.identity is not None:
-                self._repeats.apply(entry, is_durable=entry.position < self._log.durable_position)
+                self._idempotency.apply(entry, is_durable=entry.position < self._log.durable_position)
             self._remember(entry)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
@@ -599,15 +588,15 @@ class Store:
     def _read_each(self, positions: Sequence[int]) -> list[Entry]:
         return [self._log.read_entry(position) for position in positions]
 
-    async def give_way(self) -> None:
+    async def yield_to_loop(self) -> None:
         """For work in the background, between two pieces of it: the loop has its turn, and the sync that others wait
         for has the processor. While somebody's append is under way the loop has several turns, if they are short: an
         append takes some from its call to its answer, and would have to wait for a piece of this work in each."""
         if self._background is not None:
-            self._background.give_way()
-        given_up_s = time.perf_counter() + GIVE_WAY_S_MAX
+            self._background.yield_to_loop()
+        given_up_s = time.perf_counter() + YIELD_S_MAX
         await asyncio.sleep(0)
-        for _ in range(GIVE_WAY_TURNS_MAX - 1):
+        for _ in range(YIELD_TURNS_MAX - 1):
             if not self._writer.is_awaited or time.perf_counter() >= given_up_s:
                 return
             await asyncio.sleep(0)
@@ -644,7 +633,7 @@ class Store:
             _wake(waiting)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """Search by store time; see `store.consume_queue.base.search_time`. Raises UnknownQueue, Corrupt."""
+        """Search by store time; see `store.index.base.search_time`. Raises UnknownQueue, Corrupt."""
         bounds = self.bounds(queue)
 
         def time_at(offset: int) -> int:
@@ -711,8 +700,8 @@ class Store:
             log_start = self._log_start
             has_grown = self._published_position > self._queues.checkpoint
             has_changed = self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start
-            if has_grown or has_changed or self._repeats.is_damaged:
-                saving = self._repeats.saving(until)
+            if has_grown or has_changed or self._idempotency.is_damaged:
+                saving = self._idempotency.saving(until)
             meta_offset = self._meta_offset
             fields = {
                 "log_start": log_start,

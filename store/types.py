@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, NewType, Protocol
 
+OFFSET_MAX = 2**63 - 1
+"""The largest offset that a read may name."""
+
+RECORD_OFFSET_MAX = OFFSET_MAX - 1
+"""The largest offset of a record: the one behind it is an offset, too."""
+
 Buffer = bytes | bytearray | memoryview
 
 Offset = NewType("Offset", int)
@@ -75,12 +81,12 @@ NO_FINGERPRINT = bytes(FINGERPRINT_BYTES)
 
 
 class RequestPart(NamedTuple):
-    """The records of one batch as a part of a request that may be sent again: `places[i]` is the place of record i in
-    the request, ascending. A repeat must have the same fingerprint."""
+    """The records of one batch as a part of a request that may be sent again: `request_indexes[i]` is the index of
+    record i in the request, ascending. A repeat must have the same fingerprint."""
 
     request_id: bytes
     fingerprint: bytes
-    places: Sequence[int]
+    request_indexes: Sequence[int]
 
 
 class ProducerSequence(NamedTuple):
@@ -109,7 +115,7 @@ class ScheduleKey(NamedTuple):
 
 class Original(NamedTuple):
     """Where an earlier send of a record put it. `queue` is where it is or will be delivered; `offset` None: it was
-    accepted as `schedule`, or (batches of a sequenced producer only) it is so old that its place is forgotten."""
+    accepted as `schedule`, or (batches of a sequenced producer only) it is so old that its offset is forgotten."""
 
     queue: QueueKey
     offset: int | None

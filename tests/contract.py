@@ -27,11 +27,11 @@ import pytest
 from aiohttp import WSMsgType, hdrs
 from jsonschema_rs import Draft202012Validator, ValidationError
 
-from gateway.http.openapi.document import KAFKA_PREFIX, build_document
-from gateway.http.openapi.operations import ANY_TYPE, ITEMS
-from gateway.http.openapi.sockets import build_socket_document
-from gateway.http.routes import ROUTES
-from gateway.limits import Limits
+from gateway.main.routes import ROUTES
+from gateway.settings.limits import Limits
+from gateway.surfaces.openapi.document import KAFKA_PREFIX, build_document
+from gateway.surfaces.openapi.operations import ANY_TYPE, ITEMS
+from gateway.surfaces.openapi.sockets import build_socket_document
 
 _stubbed = False
 

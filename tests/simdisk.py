@@ -356,7 +356,7 @@ class SimBackgroundSync:
         self._sync_count += 1
         return self._outcome
 
-    def give_way(self) -> None:
+    def yield_to_loop(self) -> None:
         """It has no thread to wait for."""
 
     def _sync(self, file: SimFile, mark: Mark, outcome: asyncio.Future[None], turns_left: int) -> None:

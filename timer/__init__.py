@@ -1,1 +1,1 @@
-"""Delayed records: a wheel of one-second slots, a log of what hangs in them, and the service that fires them."""
+"""Delayed records: a wheel of one-second slots, a log of what is in them, and the service that fires them."""

@@ -3,8 +3,8 @@
 Two bounds, both answered before anything is stored: on all schedules that are pending, and on those of one second (what
 must be delivered as fast as the disk takes it). Never is one too many accepted: what comes counts from before its
 append on, and for the moment in which that is being answered twice. In its second it counts first here, by the records
-of `__timer` that do not hang yet, then in its slot of the wheel. A second gets room back when a schedule of it is
-cancelled or moved away, not when it is delivered: then it is nearly over. What rolls first counts in its second once
+of `__timer` that are not in the wheel yet, then in its slot of the wheel. A second gets room back when a schedule of it
+is cancelled or moved away, not when it is delivered: then it is nearly over. What rolls first counts in its second once
 that is within the roll window, and is never refused then.
 
 A repeat of what was accepted needs no room: it is answered as a repeat also when nothing more is accepted.
@@ -31,8 +31,8 @@ class Accepting:
     def __init__(self, state: TimerState) -> None:
         self._state = state
         self._accepting_count = 0  # records in appends under way
-        self._unhung: _InSeconds = {}  # what does not hang in the wheel yet; for a moment also some that does
-        self._unhung_entries: list[tuple[int, _InSeconds]] = []  # heap: by the offset behind each
+        self._unscheduled: _InSeconds = {}  # what is not in the wheel yet; for a moment also some that does
+        self._unscheduled_entries: list[tuple[int, _InSeconds]] = []  # heap: by the offset behind each
 
     async def schedule(self, append: Append, *, acks: Acks) -> Appended:
         """See TimerService.schedule."""
@@ -52,7 +52,7 @@ class Accepting:
             raise
         finally:
             self._accepting_count -= count
-        heapq.heappush(self._unhung_entries, (appended.base_offset + count, in_seconds))
+        heapq.heappush(self._unscheduled_entries, (appended.base_offset + count, in_seconds))
         return appended
 
     @contextmanager
@@ -66,33 +66,33 @@ class Accepting:
             self._let_go(in_second)
 
     def _hold(self, in_seconds: _InSeconds, new_count: int) -> None:
-        self._let_go_of_what_hangs()
-        state, unhung = self._state, self._unhung
+        self._forget_scheduled()
+        state, unscheduled = self._state, self._unscheduled
         config = state.config
         if state.pending_count + self._accepting_count + new_count > config.pending_count_max:
             raise TooManySchedules(f"{config.pending_count_max} schedules are pending; no more are accepted")
         slot_at = state.wheel.at
         for second_s, count in in_seconds.items():
-            if slot_at(second_s).unit_count + unhung.get(second_s, 0) + count > config.slot_count_max:
+            if slot_at(second_s).unit_count + unscheduled.get(second_s, 0) + count > config.slot_count_max:
                 raise TooManySchedules(
                     f"{config.slot_count_max} schedules are due in second {second_s}; no more are accepted"
                 )
         for second_s, count in in_seconds.items():
-            unhung[second_s] = unhung.get(second_s, 0) + count
+            unscheduled[second_s] = unscheduled.get(second_s, 0) + count
         self._accepting_count += new_count
 
-    def _let_go_of_what_hangs(self) -> None:
-        entries = self._unhung_entries
+    def _forget_scheduled(self) -> None:
+        entries = self._unscheduled_entries
         while entries and entries[0][0] <= self._state.queue_offset:
             self._let_go(heapq.heappop(entries)[1])
 
     def _let_go(self, in_seconds: _InSeconds) -> None:
-        unhung = self._unhung
+        unscheduled = self._unscheduled
         for second_s, count in in_seconds.items():
-            if unhung[second_s] == count:
-                del unhung[second_s]
+            if unscheduled[second_s] == count:
+                del unscheduled[second_s]
             else:
-                unhung[second_s] -= count
+                unscheduled[second_s] -= count
 
 
 def _by_second(dues_ms: Iterable[int]) -> _InSeconds:

@@ -7,7 +7,7 @@ A change is appended to `__timer` as an entry of its own, and is durable as soon
     record n .. n+k-1  the new copies of what was moved or is to fire now: record, new due time, old origin
 
 So whatever consumes a copy, a delivery, a roll or a change, names it as a source, and recovery learns of all three in
-the same way. A tombstone is not hung into the wheel; when it is met in `__timer`, the unit of the copy it names is
+the same way. A tombstone is not scheduled in the wheel; when it is met in `__timer`, the unit of the copy it names is
 marked in the timer log, and from then on costs no memory. To fire now is to move to now.
 
 The id of a moved schedule has its new due time; the old id names nothing any more.
@@ -22,8 +22,8 @@ from enum import Enum, IntEnum
 from store import record_batch
 from store.record_batch import Record
 from store.types import Append, Delay, Source
-from timer.bodies import Picked
 from timer.delivery import TIMER_QUEUE
+from timer.record_cache import Picked
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, Unit
 
 TOMBSTONE_TOPIC_ID = 0

@@ -3,7 +3,7 @@
     find        the copy that waits now (timer/schedules.py)
     claim       if it is still pending, no delivery takes it from here on
     append      one entry of `__timer` for all changes of the go (timer/changes.py): durable, and so done
-    meet        enqueueing meets the tombstones, marks the units and gives up the claims
+    meet        intake meets the tombstones, marks the units and gives up the claims
 
 Changes and deliveries exclude each other by one lock, so a copy has one consumer, and each answer is exact: done,
 delivered already, or unknown. All changes that wait share one append.
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from store.errors import Corrupt, DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.types import Acks, Appended, QueueKey, Source
 from timer.accepting import Accepting
-from timer.bodies import pick
 from timer.changes import Change, Reason, Standing, encode_changes
 from timer.errors import TimerBusy
+from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
 from timer.state import TimerState
@@ -157,7 +157,7 @@ class Changing:
             unit = self._state.timer_log.read(change.position)
             if self._state.standing_of(unit) is Standing.PENDING:
                 source = Source(unit.entry_position, unit.record_index)
-                change.moved = pick(source, await self._state.bodies.get(source.position, (source.record_index,)))
+                change.moved = pick(source, await self._state.record_cache.get(source.position, (source.record_index,)))
         except StoreStopped:
             raise
         except StoreError as error:
@@ -182,7 +182,7 @@ class Changing:
         for change in changes:
             assert change.unit is not None
             change.is_done = True
-            self._state.hung_count -= 1
+            self._state.scheduled_count -= 1
             self._state.pending_counts[change.unit.topic_id] -= 1
             if change.reason is Reason.CANCELLED:
                 metrics.cancelled_count += 1

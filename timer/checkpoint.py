@@ -11,7 +11,7 @@ File format: two slots, at byte 0 and byte 4096, each big-endian:
     magic 0x6D717463 ("mqtc"); version 1; flags: bit 0 = the wheel file is complete (clean stop)
     crc: CRC-32C of the 56 bytes before it
     log end         the timer log is durable up to this position; what follows it is cut
-    queue offset    the next record of `__timer` to hang into the wheel
+    queue offset    the next record of `__timer` to schedule in the wheel
     read mark       every slot before it is done for good: all its records were delivered durably
     write mark      slots before it were open: some of their records may have been delivered
     delivered from  commit-log position at or after which lies every delivery out of slots from the read mark on

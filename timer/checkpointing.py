@@ -1,4 +1,5 @@
-"""Checkpoints: making what was hung and delivered part of the timer's files, and removing what nothing needs any more.
+"""Checkpoints: making what was scheduled and delivered part of the timer's files, and removing what nothing needs any
+more.
 
 Order of writing (K2 in timer/checkpoint.py): timer log, at a clean stop the wheel and the counts, then the checkpoint.
 So a checkpoint names only what the timer log has flushed.
@@ -77,8 +78,8 @@ class Checkpointing:
             await self._write(clean=True)
 
     async def checkpoint(self) -> None:
-        """Make what was hung and delivered since the last one part of the timer's files. Durable on return, except on
-        a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
+        """Make what was scheduled and delivered since the last one part of the timer's files. Durable on return, except
+        on a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
         await to_its_end(self._checkpoint())
 
     async def _checkpoint(self) -> None:
@@ -104,7 +105,7 @@ class Checkpointing:
         """Set `needed_position` by the last checkpoint; return the oldest timer-log position a restart would need."""
         saved = self._file.latest
         assert saved is not None
-        unhung = (await self._state.log.read(TIMER_QUEUE, saved.queue_offset, max_bytes=1)).entries
+        unscheduled = (await self._state.log.read(TIMER_QUEUE, saved.queue_offset, max_bytes=1)).entries
         oldest = saved.log_end
 
         def survey() -> None:
@@ -116,8 +117,8 @@ class Checkpointing:
         needed = saved.delivered_from
         if oldest < saved.log_end:
             needed = min(needed, self._state.timer_log.read(oldest).entry_position)
-        if unhung:
-            needed = min(needed, unhung[0].position)
+        if unscheduled:
+            needed = min(needed, unscheduled[0].position)
         self.needed_position = needed
         return oldest
 
@@ -147,7 +148,7 @@ class Checkpointing:
         log_end = state.log.end_position
         delivered_from = state.open.delivered_from(log_end)
         if state.queue_offset < state.log.bounds(TIMER_QUEUE).max_offset:
-            delivered_from = min(delivered_from, state.enqueued_position)  # a tombstone may be among what is not met
+            delivered_from = min(delivered_from, state.intake_position)  # a tombstone may be among what is not met
         if state.consumed_queued or state.open.read_mark_s < state.delivered_until_s:
             # A restart would meet them again, in slots it has to walk again.
             delivered_from = min(delivered_from, state.delivered_from_at_start)

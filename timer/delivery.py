@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from store import record_batch
-from store.entry import packed_sources, unpack_delay
+from store.log.entry import packed_sources, unpack_delay
 from store.record_batch import Headers, Record
 from store.types import Append, Delay, QueueKey
-from timer.bodies import Body, checked_places, record_bytes
 from timer.items import Item, record_index_of, source_of, source_row, unpack_item
+from timer.record_cache import Body, checked_rows, record_bytes
 from timer.schedule import spell_schedule_id
 
 TIMER_QUEUE = QueueKey(2, 0)
@@ -53,16 +53,16 @@ class DueRecords:
         items, keys, values, timestamps_ms = self.items, self.keys, self.values, self.timestamps_ms
         headers, sizes_bytes = self.headers, self.sizes_bytes
         indexes = [record_index_of(items[number]) for number in numbers]
-        places = checked_places(source_of(items[numbers[0]]).position, indexes, body)
+        rows = checked_rows(source_of(items[numbers[0]]).position, indexes, body)
         total_bytes = 0
-        for number, place, delay in zip(numbers, places, body.delays.row_bytes(places), strict=True):
-            key = keys[number] = body.keys[place]
-            value = values[number] = body.values[place]
-            timestamp_ms = timestamps_ms[number] = body.timestamps_ms[place]
-            own_headers = headers[number] = body.headers[place]
+        for number, row, delay in zip(numbers, rows, body.delays.row_bytes(rows), strict=True):
+            key = keys[number] = body.keys[row]
+            value = values[number] = body.values[row]
+            timestamp_ms = timestamps_ms[number] = body.timestamps_ms[row]
+            own_headers = headers[number] = body.headers[row]
             self.delays[number] = delay
             if body.tag_hashes:
-                self.tag_hashes[number] = body.tag_hashes[place]
+                self.tag_hashes[number] = body.tag_hashes[row]
             self.json_values[number] = body.json_values
             size_bytes = sizes_bytes[number] = record_bytes(key, value, timestamp_ms, own_headers)
             total_bytes += size_bytes

@@ -63,7 +63,7 @@ def fire_ms_of(item: Item) -> int:
 
 
 def slot_of(item: Item) -> int:
-    """The second in which the item hangs."""
+    """The second in which the item is due."""
     slot_s: int = _SLOT.unpack_from(item, _SLOT_AT)[0]
     return slot_s
 
@@ -85,5 +85,5 @@ def slot_bytes(item: Item) -> bytes:
 
 
 def source_row(item: Item) -> bytes:
-    """The copy as a row of an entry's sources (store/entry.py)."""
+    """The copy as a row of an entry's sources (store/log/entry.py)."""
     return item[_SOURCE_AT:_SLOT_AT]

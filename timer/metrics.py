@@ -18,7 +18,7 @@ class TimerMetrics:
     """Counters since the start of the process, in records unless the name says otherwise."""
 
     accepted_count: int = 0
-    """New schedules hung into the wheel."""
+    """New schedules scheduled in the wheel."""
 
     fired_count: int = 0
     rolled_count: int = 0

@@ -2,11 +2,11 @@
 
     ... done for good ... | read mark   open slots   write mark | ... only on disk ...
 
-The write mark is the barrier: a schedule hung into a slot before it is also given to `arrive`; a slot at or after it
+The write mark is the barrier: a schedule scheduled in a slot before it is also given to `arrive`; a slot at or after it
 is only on disk, and is opened by moving the mark past it and then walking its chain as it stood at that moment. So
 every schedule of an open slot gets here exactly once: by the walk, or because it arrived after it.
 
-All of it also hangs in the wheel, so memory is a cache and may be bounded: each open slot has a *bound*, and exactly
+All of it also is in the wheel, so memory is a cache and may be bounded: each open slot has a *bound*, and exactly
 its schedules below the bound are in memory (or fired). A slot too full to load at once is loaded in pages of its
 smallest schedules; when arrivals overfill memory, the latest are evicted by lowering bounds. Schedules compare by
 (fire ms, entry position, record index): records due at one millisecond keep the order in which they were sent.
@@ -40,7 +40,7 @@ class _Slot:
     popped: Key = LOWEST  # the largest item that has left memory
     outstanding_count: int = 0  # in memory, or popped and not done
     loading: bool = False
-    arrivals: list[Item] = field(default_factory=list)  # at or above the bound, while a walk is under way
+    arrived: list[Item] = field(default_factory=list)  # at or above the bound, while a walk is under way
     withdrawn: set[Item] = field(default_factory=set)  # not to be popped, wherever they are
 
 
@@ -95,7 +95,7 @@ class OpenSlots:
         self._partial: set[int] = set()
         self._late: set[Item] = set()  # in memory, though not above what was popped: came late, or put back
         self._leaving: set[Item] = set()  # popped, and neither done nor put back yet
-        # Schedules that were late when they arrived hang in the slot that was the read mark then, so this one, and
+        # Schedules that were late when they arrived are in the slot that was the read mark then, so this one, and
         # no later one, may hold some that were due before its second.
         self._add(read_mark_s, delivered_from, LOWEST)
 
@@ -110,7 +110,7 @@ class OpenSlots:
         self.write_mark_s = max(self.write_mark_s, slot_s)
 
     def arrive(self, item: Item, delivered_from: int) -> None:
-        """Take a schedule just hung into an open slot."""
+        """Take a schedule just scheduled in an open slot."""
         slot_s = slot_of(item)
         assert self.read_mark_s <= slot_s < self.write_mark_s
         slot = self._slots.get(slot_s)
@@ -124,7 +124,7 @@ class OpenSlots:
             if len(self._memory) > self._count_max:
                 self._evict()
         elif slot.loading:
-            slot.arrivals.append(item)
+            slot.arrived.append(item)
 
     def next_load(self, until_ms: int) -> Load | None:
         """The walk to do next, if any: of the slot whose bound comes first, when it comes before `until_ms`."""
@@ -145,11 +145,11 @@ class OpenSlots:
         """Take the page of a finished walk."""
         slot = self._slots[load.slot_s]
         slot.loading = False
-        arrivals, slot.arrivals = slot.arrivals, []
+        arrived, slot.arrived = slot.arrived, []
         if slot.bound != load.started_from:
             return  # schedules were evicted meanwhile: the walk has not seen them; the next one will
         page, slot.bound = load.result()
-        page.add(sorted(item for item in arrivals if item < slot.bound))
+        page.add(sorted(item for item in arrived if item < slot.bound))
         slot.outstanding_count += len(page)
         self._memory.take_over(page)
         if slot.bound == HIGHEST:
@@ -186,7 +186,7 @@ class OpenSlots:
             slot.withdrawn.add(item)
 
     def is_waiting(self, item: Item) -> bool:
-        """Whether a schedule that hangs in a slot before the write mark is still to fire, or is leaving just now."""
+        """Whether a schedule that is in a slot before the write mark is still to fire, or is leaving just now."""
         slot = self._slots.get(slot_of(item))
         if slot is None or item in slot.withdrawn:
             return False

@@ -32,8 +32,8 @@ class Log(Protocol):
         """Sources of all entries (those of `__timer` too) that lie at or after `position`."""
         ...
 
-    async def give_way(self) -> None:
-        """As Store.give_way: between two pieces of the timer's work."""
+    async def yield_to_loop(self) -> None:
+        """As Store.yield_to_loop: between two pieces of the timer's work."""
         ...
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:

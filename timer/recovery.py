@@ -1,12 +1,12 @@
 """Opening the timer's files: what a restart trusts, what it rebuilds, and which schedules are already delivered.
 
     after a clean stop    the wheel file is complete; only the slots that were open are walked
-    after a crash         the timer log is cut at the checkpoint, the wheel rebuilt from it, and `__timer` hung in again
+    after a crash         the timer log is cut at the checkpoint, the wheel rebuilt from it, and `__timer` read again
                           from the checkpoint's queue offset on
     no usable files       (none yet, or damaged) everything is rebuilt from the log: they hold no fact of their own
 
 In each case the sources of the entries appended since the checkpoint's `delivered from` say which schedules have been
-delivered or rolled already. Only those are kept that recovery will meet again, so the set ends empty: *hung* ones
+delivered or rolled already. Only those are kept that recovery will meet again, so the set ends empty: *scheduled* ones
 have a unit in the timer log; *queued* ones will be met on the way from the queue offset to the end of `__timer`.
 
 Why nothing is lost or doubled: a schedule accepted before the checkpoint has a durable unit in a slot at or after the
@@ -48,10 +48,10 @@ class Recovered(NamedTuple):
     queue_offset: int
     queue_end: int  # the end of `__timer` at recovery
     read_mark_s: int
-    delivered_until_s: int  # all slots that hold any of `hung` are before it
+    delivered_until_s: int  # all slots that hold any of `scheduled` are before it
     delivered_from: int
     pending_counts: dict[int, int]  # by topic id: units in slots from the read mark on, but those consumed
-    hung: dict[Source, int]  # with the seconds of their slots
+    scheduled: dict[Source, int]  # with the seconds of their slots
     queued: set[Source]
     outcome: str  # "clean", "crash" or "rebuilt", for the log line and the tests
 
@@ -110,16 +110,18 @@ async def _from_checkpoint(
     if pending_counts is not None and last.position < log_end:
         outcome = "clean"
         delivered_until_s = checkpoint.write_mark_s
-        hung = _walk_open_slots(wheel, timer_log, read_mark_s, checkpoint.write_mark_s, sources)
+        scheduled = _walk_open_slots(wheel, timer_log, read_mark_s, checkpoint.write_mark_s, sources)
         if queue_offset < bounds.max_offset:
-            hung |= _look_up(timer_log, read_mark_s, sources.difference(hung))  # tombstones may be still to be met
+            scheduled |= _look_up(
+                timer_log, read_mark_s, sources.difference(scheduled)
+            )  # tombstones may be still to be met
     else:
         outcome = "crash"
-        pending_counts, hung, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
+        pending_counts, scheduled, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
         last = _last_source(timer_log)
     queued = {source for source in sources if source > last}
     return Recovered(
-        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending_counts, hung,
+        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending_counts, scheduled,
         queued, outcome,
     )  # fmt: skip
 
@@ -135,8 +137,8 @@ def _last_source(timer_log: TimerLog) -> Source:
 def _walk_open_slots(
     wheel: Wheel, timer_log: TimerLog, from_s: int, to_s: int, sources: set[Source]
 ) -> dict[Source, int]:
-    """Which of `sources` hang in the slots [from_s, to_s)."""
-    hung: dict[Source, int] = {}
+    """Which of `sources` are in the slots [from_s, to_s)."""
+    scheduled: dict[Source, int] = {}
     slot_s = wheel.next_occupied(from_s, to_s) if sources else None
     while slot_s is not None:
         position = wheel.at(slot_s).last
@@ -144,36 +146,36 @@ def _walk_open_slots(
             unit = timer_log.read(position)
             source = Source(unit.entry_position, unit.record_index)
             if source in sources and not unit.magic & MAGIC_DELETE:
-                hung[source] = slot_s
+                scheduled[source] = slot_s
             position = unit.previous
         slot_s = wheel.next_occupied(slot_s + 1, to_s)
-    return hung
+    return scheduled
 
 
 def _look_up(timer_log: TimerLog, read_mark_s: int, sources: set[Source]) -> dict[Source, int]:
-    """Which of `sources` hang in slots from the read mark on, whichever they are."""
-    hung: dict[Source, int] = {}
+    """Which of `sources` are in slots from the read mark on, whichever they are."""
+    scheduled: dict[Source, int] = {}
     for source in sources:
         position = timer_log.find(*source)
         if position is not None:
             unit = timer_log.read(position)
             if unit.slot_s >= read_mark_s and not unit.magic & MAGIC_DELETE:
-                hung[source] = unit.slot_s
-    return hung
+                scheduled[source] = unit.slot_s
+    return scheduled
 
 
 def _rebuild_wheel(
     wheel: Wheel, timer_log: TimerLog, read_mark_s: int, log_end: int, sources: set[Source]
 ) -> tuple[dict[int, int], dict[Source, int], int]:
     """Hang every unit from the read mark on again; return how many are pending by topic, which of `sources` they are,
-    and the end of the slots those hang in.
+    and the end of the slots those are in.
 
     Units of entries that the commit log no longer has (it was answered before it was flushed, and the power failed)
     are cut off: they stand at the end (L1).
     """
     wheel.reset()
     pending_counts: dict[int, int] = {}
-    hung: dict[Source, int] = {}
+    scheduled: dict[Source, int] = {}
     delivered_until_s = read_mark_s
     for position, unit in timer_log.scan():
         if unit.entry_position + unit.entry_size > log_end:
@@ -182,14 +184,14 @@ def _rebuild_wheel(
             break
         if unit.slot_s < read_mark_s:
             continue
-        if wheel.hang(unit.slot_s, position) != unit.previous:
+        if wheel.add(unit.slot_s, position) != unit.previous:
             raise Corrupt("timerlog", position, f"the unit does not follow the last one of its slot {unit.slot_s}")
         if unit.magic & MAGIC_DELETE:
             wheel.release(unit.slot_s)
             continue
         if sources and (source := Source(unit.entry_position, unit.record_index)) in sources:
-            hung[source] = unit.slot_s
+            scheduled[source] = unit.slot_s
             delivered_until_s = max(delivered_until_s, unit.slot_s + 1)
         else:
             pending_counts[unit.topic_id] = pending_counts.get(unit.topic_id, 0) + 1
-    return pending_counts, hung, delivered_until_s
+    return pending_counts, scheduled, delivered_until_s

@@ -93,7 +93,7 @@ def decode_schedule_id(text: str) -> ScheduleId:
     raise ValueError("not a schedule id")
 
 
-def place(due_ms: int, write_mark_ms: int, roll_window_ms: int) -> Placement:
+def slot_for(due_ms: int, write_mark_ms: int, roll_window_ms: int) -> Placement:
     """The slot for a record due at `due_ms`, seen from a write mark; all are epoch ms. It may be in the past."""
     ahead_ms = due_ms - write_mark_ms
     if ahead_ms < roll_window_ms:

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from store.errors import Corrupt, StoreError
 from store.limits import MiB
 from store.types import Boundary, Delay, QueueKey, Source
-from timer.bodies import Picked, pick
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
 from timer.errors import TimerBusy
+from timer.record_cache import Picked, pick
 from timer.schedule import ScheduleId
 from timer.state import TimerState
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
@@ -43,7 +43,7 @@ TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
 
 PATIENCE_MS = 5000
-"""How long a change or a look waits for what was accepted before it to hang in the wheel."""
+"""How long a change or a look waits for what was accepted before it to schedule the wheel."""
 
 _TURN_UNITS = 256  # looked at between two turns of the event loop
 _EVIDENCE_BYTES_MAX = 64 * MiB
@@ -123,7 +123,7 @@ class Schedules:
         Raises what the log raises."""
         unit = self._state.timer_log.read(position)
         source = Source(unit.entry_position, unit.record_index)
-        body = await self._state.bodies.get(source.position, None if is_one_of_many else (source.record_index,))
+        body = await self._state.record_cache.get(source.position, None if is_one_of_many else (source.record_index,))
         picked = pick(source, body)
         delay = picked.delay
         origin = delay.origin_position, delay.origin_index
@@ -190,7 +190,7 @@ class Schedules:
             for at in range(0, len(chunk), _TURN_UNITS * UNIT_BYTES):
                 part = chunk[at : at + _TURN_UNITS * UNIT_BYTES]
                 yield start + at + len(part), list(self._pending(start + at, part, query))
-                await self._state.log.give_way()
+                await self._state.log.yield_to_loop()
 
     def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int]]:
         """Position and due time of those among some units that are pending and meant."""
@@ -198,7 +198,7 @@ class Schedules:
         read_mark_s, write_mark_s = state.open.read_mark_s, state.open.write_mark_s
         topic_ids, from_ms = query.topic_ids, query.from_ms
         to_ms = (1 << 63) if query.to_ms is None else query.to_ms
-        changed, consumed, is_marked = state.changed, state.consumed_hung, state.timer_log.is_marked
+        changed, consumed, is_marked = state.changed, state.consumed_scheduled, state.timer_log.is_marked
         position = start - UNIT_BYTES
         for _, _, magic, due_ms, entry_position, _, record_index, topic_id, slot_s, _ in unpack_units(units):
             position += UNIT_BYTES
@@ -220,14 +220,14 @@ class Schedules:
         return self._state.metrics.rolled_count + self._state.metrics.moved_count
 
     async def _caught_up(self) -> None:
-        """Wait until all records accepted before the call hang in the wheel. Raises TimerBusy when that takes long."""
+        """Wait until all records accepted before the call are in the wheel. Raises TimerBusy when that takes long."""
         state = self._state
         end = state.log.bounds(TIMER_QUEUE).max_offset
         try:
             async with asyncio.timeout(PATIENCE_MS / 1000):
                 while state.queue_offset < end:
-                    state.hung.clear()
-                    await state.hung.wait()
+                    state.scheduled.clear()
+                    await state.scheduled.wait()
         except TimeoutError:
             raise TimerBusy(
                 "delayed records accepted before are still on their way into the wheel; try again"
@@ -248,7 +248,7 @@ class Schedules:
             for match in self._state.timer_log.search_due(schedule.due_ms):
                 match_count += 1
                 if match is None or match_count % _TURN_UNITS == 0:
-                    await self._state.log.give_way()
+                    await self._state.log.yield_to_loop()
                 if match is None:
                     continue
                 position, unit = match

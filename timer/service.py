@@ -1,25 +1,25 @@
 """The timer: takes accepted schedules out of `__timer`, and delivers each at its millisecond, exactly once.
 
     accepting        timer/accepting.py      the way in: an append to `__timer`, when there is room
-    enqueue get      timer/enqueueing.py     read `__timer` from the queue offset on
+    enqueue get      timer/intake.py     read `__timer` from the queue offset on
     enqueue put                              unit into the timer log, position into the wheel; into memory too when the
                                              slot is open
-    dequeue get      timer/dequeueing.py     open the slots the clock comes near, walk their chains
-    look ahead       timer/look_ahead.py     read and decode what is due soon
-    dequeue message  timer/dequeueing.py     take what is due, read its records
+    dequeue get      timer/firing.py     open the slots the clock comes near, walk their chains
+    prefetch       timer/prefetch.py     read and decode what is due soon
+    dequeue message  timer/firing.py     take what is due, read its records
     dequeue put                              append one batch for each target queue (or again to `__timer`, when it
                                              rolls), flushed
     changing         timer/changing.py       cancel, move, fire now
     looking          timer/schedules.py      find one, list, count
     checkpointing    timer/checkpointing.py  all of it durable in the timer's own files
 
-Each stage works on batches. What they share is in timer/state.py. Enqueueing, opening slots, looking ahead, delivering
-and checkpointing are five loops; tests call the steps: `enqueue_step`, `dequeue_step` (opens, looks ahead, delivers),
+Each stage works on batches. What they share is in timer/state.py. Intake, opening slots, prefetching, delivering
+and checkpointing are five loops; tests call the steps: `intake_step`, `firing_step` (opens, prefetches, delivers),
 `checkpoint`.
 
 Marks. Slots before the read mark are done for good; slots before the write mark are open (timer/open_slots.py says
 how the mark is the barrier between arriving and being loaded). Both only move forward, the clock may not: a record is
-compared with the clock when it fires, and one that is late hangs in the read mark's slot.
+compared with the clock when it fires, and one that is late is in the read mark's slot.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from store.clock import Clock
 from store.files import Files
 from store.types import Acks, Append, Appended
 from timer.accepting import Accepting
-from timer.bodies import Bodies
 from timer.changes import Standing
 from timer.changing import Changing, Outcome
 from timer.checkpoint import CheckpointFile
 from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
-from timer.dequeueing import Dequeueing
-from timer.enqueueing import Enqueueing
-from timer.look_ahead import LookAhead
+from timer.firing import Firing
+from timer.intake import Intake
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
 from timer.ports import Deliver, Log, RunBlocking
+from timer.prefetch import Prefetch
+from timer.record_cache import RecordCache
 from timer.recovery import recover
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.schedules import Page, Query, Schedule, Schedules
@@ -101,10 +101,10 @@ class TimerService:
             log=self._log,
             clock=self._clock,
             metrics=self.metrics,
-            bodies=Bodies(
+            record_cache=RecordCache(
                 self._log.read_entry,
                 self._log.read_entries,
-                self._log.give_way,
+                self._log.yield_to_loop,
                 bytes_max=self._config.bodies_bytes_max,
             ),
             wheel=wheel,
@@ -116,18 +116,18 @@ class TimerService:
             ),
             queue_offset=recovered.queue_offset,
             queue_end_at_start=recovered.queue_end,
-            enqueued_position=recovered.delivered_from,
+            intake_position=recovered.delivered_from,
             pending_counts=recovered.pending_counts,
-            hung_count=sum(recovered.pending_counts.values()),
-            consumed_hung=recovered.hung,
+            scheduled_count=sum(recovered.pending_counts.values()),
+            consumed_scheduled=recovered.scheduled,
             consumed_queued=recovered.queued if recovered.queue_offset < recovered.queue_end else set(),
             delivered_from_at_start=recovered.delivered_from,
             delivered_until_s=recovered.delivered_until_s,
         )
         self._accepting = Accepting(state)
-        self._enqueueing = Enqueueing(state)
-        self._look_ahead = LookAhead(state)
-        self._dequeueing = Dequeueing(state, self._deliver)
+        self._intake = Intake(state)
+        self._prefetch = Prefetch(state)
+        self._firing = Firing(state, self._deliver)
         self._schedules = Schedules(state)
         self._changing = Changing(state, self._schedules, self._accepting)
         self._checkpointing = Checkpointing(state, self._checkpoint_file, self._pending_file, self._run_blocking)
@@ -137,10 +137,10 @@ class TimerService:
     async def run(self) -> None:
         """Accept and deliver until cancelled. Raises when the store or a disk has failed for good."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._enqueueing.run(), name="timer enqueue")
-            tasks.create_task(self._dequeueing.run_get(), name="timer dequeue get")
-            tasks.create_task(self._look_ahead.run(), name="timer look ahead")
-            tasks.create_task(self._dequeueing.run(), name="timer dequeue")
+            tasks.create_task(self._intake.run(), name="timer enqueue")
+            tasks.create_task(self._firing.run_get(), name="timer dequeue get")
+            tasks.create_task(self._prefetch.run(), name="timer look ahead")
+            tasks.create_task(self._firing.run(), name="timer dequeue")
             tasks.create_task(self._checkpointing.run(), name="timer checkpoint")
 
     async def close(self) -> None:
@@ -156,20 +156,20 @@ class TimerService:
             self._state.timer_log.close()
             self._checkpoint_file.close()
 
-    async def enqueue_step(self) -> int:
+    async def intake_step(self) -> int:
         """Hang the next accepted schedules into the wheel; return how many records were taken (0: none there, or no
         room)."""
-        return await self._enqueueing.step()
+        return await self._intake.step()
 
-    async def dequeue_step(self) -> int:
+    async def firing_step(self) -> int:
         """Deliver what is due, up to one batch; return how many records have left memory."""
-        await self._dequeueing.get(self._clock.now_ms())
-        await self._look_ahead.step()
-        return await self._dequeueing.go()
+        await self._firing.get(self._clock.now_ms())
+        await self._prefetch.step()
+        return await self._firing.go()
 
     async def checkpoint(self) -> None:
-        """Make what was hung and delivered since the last one part of the timer's files. Durable on return, except on
-        a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
+        """Make what was scheduled and delivered since the last one part of the timer's files. Durable on return, except
+        on a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
         await self._checkpointing.checkpoint()
 
     async def expire(self) -> None:
@@ -233,7 +233,7 @@ class TimerService:
         return self._state.pending_count
 
     def pending_counts(self) -> dict[int, int]:
-        """Pending schedules by topic id, of those that hang in the wheel (all but the newest `enqueue_lag_count`)."""
+        """Pending schedules by topic id, of those that are in the wheel (all but the newest `intake_lag_count`)."""
         return {topic_id: count for topic_id, count in self._state.pending_counts.items() if count}
 
     @property
@@ -247,6 +247,6 @@ class TimerService:
         return max(0, self._clock.now_ms() - self._state.open.write_mark_s * SLOT_MS)
 
     @property
-    def enqueue_lag_count(self) -> int:
+    def intake_lag_count(self) -> int:
         """Accepted records that are not in the wheel yet."""
-        return self._state.enqueue_lag_count
+        return self._state.intake_lag_count

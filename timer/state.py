@@ -3,8 +3,9 @@
 Each field has one stage that writes it, named beside it; the others only look. All of it belongs to the event loop.
 
 Invariant
-    S1  Every schedule accepted and neither delivered, dropped nor cancelled is counted once: among what hangs
-        (`hung_count`), or among the records of `__timer` from the queue offset on, less the tombstones among these.
+    S1  Every schedule accepted and neither delivered, dropped nor cancelled is counted once: among what is scheduled
+        (`scheduled_count`), or among the records of `__timer` from the queue offset on, less the tombstones among
+        these.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 
 from store.clock import Clock
 from store.types import QueueKey, Source
-from timer.bodies import Bodies
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
@@ -22,12 +22,13 @@ from timer.items import item_of
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.ports import Log
+from timer.record_cache import RecordCache
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
 
 TURN_UNITS = 64
-"""Units walked, or records hung or taken, between two turns of the event loop: a sixth of a millisecond. Somebody's
-request takes a few turns, and all stages may be busy at once."""
+"""Units walked, or records scheduled or taken, between two turns of the event loop: a sixth of a millisecond.
+Somebody's request takes a few turns, and all stages may be busy at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,56 +39,56 @@ class TimerState:
     log: Log
     clock: Clock
     metrics: TimerMetrics
-    bodies: Bodies
+    record_cache: RecordCache
     wheel: Wheel
     timer_log: TimerLog
     open: OpenSlots
 
-    # Written by enqueueing.
-    queue_offset: int  # the next record of `__timer` to hang in
+    # Written by intake.
+    queue_offset: int  # the next record of `__timer` to schedule
     queue_end_at_start: int
-    enqueued_position: int  # no entry that is still to be hung in lies before it
-    pending_counts: dict[int, int]  # by topic id, of what hangs; written by all through whom something comes or goes
-    hung_count: int
+    intake_position: int  # no entry that is still to be scheduled lies before it
+    pending_counts: dict[int, int]  # by topic id, of what is scheduled; written by all that add or remove
+    scheduled_count: int
 
-    # What recovery found consumed, until it is met again. Emptied by enqueueing and delivering.
-    consumed_hung: dict[Source, int]  # with the seconds of their slots
+    # What recovery found consumed, until it is met again. Emptied by intake and delivering.
+    consumed_scheduled: dict[Source, int]  # with the seconds of their slots
     consumed_queued: set[Source]
     delivered_from_at_start: int
-    delivered_until_s: int  # slots that held any of `consumed_hung` are before it
+    delivered_until_s: int  # slots that held any of `consumed_scheduled` are before it
 
-    # Written by changing; given up again by enqueueing, which meets the tombstones.
+    # Written by changing; given up again by intake, which meets the tombstones.
     changed: dict[Source, Reason] = field(default_factory=dict)  # consumed by changes whose tombstones were not met
     tombstone_count: int = 0  # ... and how many those are
     awaited: dict[Source, asyncio.Future[tuple[QueueKey, int]]] = field(default_factory=dict)  # copies to fire now
 
-    record_bytes: int = 0  # written by dequeueing: of the records read last, on average
+    record_bytes: int = 0  # written by firing: of the records read last, on average
 
     # Signals.
     wake: asyncio.Event = field(default_factory=asyncio.Event)  # something earlier may have become due
-    room: asyncio.Event = field(default_factory=asyncio.Event)  # enqueueing may go on
+    room: asyncio.Event = field(default_factory=asyncio.Event)  # intake may go on
     drained: asyncio.Event = field(default_factory=asyncio.Event)  # there may be room to load more of a slot
-    hung: asyncio.Event = field(default_factory=asyncio.Event)  # enqueueing went on
+    scheduled: asyncio.Event = field(default_factory=asyncio.Event)  # intake went on
     leaving: asyncio.Lock = field(default_factory=asyncio.Lock)  # one go of deliveries, or of changes, at a time
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether records accepted before the start are still to be hung. Time stands still for the wheel meanwhile:
-        they hang where they are due, and no slot is opened, so that what is overdue is delivered oldest first. Not
-        while a full disk or full memory holds up enqueueing: then what hangs is delivered, for which slots are opened
-        and loaded."""
+        """Whether records accepted before the start are still to be scheduled. Time stands still for the wheel
+        meanwhile: they are scheduled where they are due, and no slot is opened, so that what is overdue is delivered
+        oldest first. Not while a full disk or full memory holds up intake: then what is scheduled is delivered, for
+        which slots are opened and loaded."""
         is_held_up = self.open.is_full() or self.timer_log.unwritten_bytes >= self.config.unwritten_bytes_max
         return self.queue_offset < self.queue_end_at_start and not is_held_up
 
     @property
-    def enqueue_lag_count(self) -> int:
+    def intake_lag_count(self) -> int:
         """Accepted records that are not in the wheel yet."""
         return self.log.bounds(TIMER_QUEUE).max_offset - self.queue_offset
 
     @property
     def pending_count(self) -> int:
         """Schedules that are pending (S1)."""
-        return self.hung_count + self.enqueue_lag_count - self.tombstone_count
+        return self.scheduled_count + self.intake_lag_count - self.tombstone_count
 
     def standing_of(self, unit: Unit) -> Standing:
         """What became of one copy. While it is being delivered it is pending; while it is being changed it is not."""
@@ -100,7 +101,7 @@ class TimerState:
             return Standing.MOVED if magic & MAGIC_MOVED else Standing.UNKNOWN
         slot_s = unit.slot_s
         open_slots = self.open
-        if source not in self.consumed_hung and (
+        if source not in self.consumed_scheduled and (
             slot_s >= open_slots.write_mark_s
             or (slot_s >= open_slots.read_mark_s and open_slots.is_waiting(item_of(unit)))
         ):

@@ -1,4 +1,4 @@
-"""The timer log: one 52-byte unit for each schedule hung into the wheel, linked backwards within its slot.
+"""The timer log: one 52-byte unit for each schedule scheduled in the wheel, linked backwards within its slot.
 
 File format: files of a fixed number of units, named by the position of their first byte (20 digits), so unit i of
 the log is at position 52 * i and no unit spans files. Unit, big-endian:
@@ -11,12 +11,12 @@ the log is at position 52 * i and no unit spans files. Unit, big-endian:
     +------+----------+-------+--------+---------+-------+--------+-------+--------+-------+
 
     size      52; 0 never parses
-    previous  position of the unit that hung in the same slot before this one; -1 = none
+    previous  position of the unit that scheduled the same slot before this one; -1 = none
     magic     bits: 1 fires at its due time; 2 rolls: its slot is an intermediate one; with 4 it was taken out of its
               slot by a change (cancelled, or with 8 fired now, with 16 moved). 4, 8 and 16 are set later, in place
     entry     the `__timer` entry (commit-log position and size) that holds the record, and the record's index in it
     topic id  where the record is to go
-    slot      the wheel slot it hangs in; the due time's second, a later one when that had passed, or the roll's
+    slot      the wheel slot it is in; the due time's second, a later one when that had passed, or the roll's
     crc       CRC-32C of the 48 bytes before it, seeded with the unit's own position: a misplaced unit does not parse
 
 Invariants

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.verify import Finding, Severity
+from store.offline.verify import Finding, Severity
 from timer.dump import dump
 from timer.wheel import SLOT_BYTES
 

@@ -1,20 +1,20 @@
 """The wheel: for each second, where in the timer log the chain of its schedules begins and ends.
 
-How it turns, tick by tick. Let the wheel have 6 slots instead of 1,209,600, and two laps of 3. `hang(slot, position)`
-hangs a timer-log unit into the slot of an epoch second and answers what hung there last (the unit's `prev`):
+How it turns, tick by tick. Let the wheel have 6 slots instead of 1,209,600, and two laps of 3. `add(slot, position)`
+adds a timer-log unit into the slot of an epoch second and answers what was there last (the unit's `prev`):
 
-    hang(100, 0)   -> -1    index 100 % 6 = 4 held nothing   slot 4: time 100, first   0, last   0, count 1
-    hang(101, 52)  -> -1    index 5                          slot 5: time 101, first  52, last  52, count 1
-    hang(100, 104) ->  0    index 4 again, same second       slot 4: time 100, first   0, last 104, count 2
+    add(100, 0)   -> -1    index 100 % 6 = 4 held nothing   slot 4: time 100, first   0, last   0, count 1
+    add(101, 52)  -> -1    index 5                          slot 5: time 101, first  52, last  52, count 1
+    add(100, 104) ->  0    index 4 again, same second       slot 4: time 100, first   0, last 104, count 2
     at(100)                 = last 104, count 2: walk 104 -> 0 -> -1, newest first
     at(106)                 index 106 % 6 = 4, but the stored time is 100: empty. Nothing is swept between laps
-    hang(106, 156) -> -1    second 100 is long over          slot 4: time 106, first 156, last 156, count 1
+    add(106, 156) -> -1    second 100 is long over          slot 4: time 106, first 156, last 156, count 1
     at(100)                 the stored time is 106: empty now
 
 Why two laps: the read mark may trail the clock by up to one lap while writes go up to one lap ahead of it, so the
 seconds in use span less than two laps and no two of them share an index.
 
-File format: 2 x 604,800 slots of 32 bytes, no header, 38,707,200 bytes (sparse where nothing ever hung). Slot of
+File format: 2 x 604,800 slots of 32 bytes, no header, 38,707,200 bytes (sparse where nothing ever scheduled). Slot of
 second s at byte (s % 1,209,600) * 32. Big-endian:
 
     0         8         16        24       28      32
@@ -64,7 +64,7 @@ assert _PAGES * PAGE_BYTES == WHEEL_BYTES
 
 
 class Chain(NamedTuple):
-    """What hangs in one second: timer-log positions of the oldest and newest unit, and how many of them wait."""
+    """What is in one second: timer-log positions of the oldest and newest unit, and how many of them wait."""
 
     first: int
     last: int
@@ -91,7 +91,7 @@ class Wheel:
         self._dirty: set[int] = set()
         self._forgotten = False  # whether the file's content is void
 
-    def hang(self, slot_s: int, position: int) -> int:
+    def add(self, slot_s: int, position: int) -> int:
         """Make `position` the newest unit of a second; return the one before it, or NOWHERE."""
         index = slot_s % SLOTS
         number = index // _PAGE_SLOTS
@@ -123,7 +123,7 @@ class Wheel:
             self._dirty.add(number)
 
     def at(self, slot_s: int) -> Chain:
-        """What hangs in a second; EMPTY_CHAIN when its place belongs to another lap, or nothing in it waits."""
+        """What is in a second; EMPTY_CHAIN when its place belongs to another lap, or nothing in it waits."""
         index = slot_s % SLOTS
         number = index // _PAGE_SLOTS
         page = self._pages.get(number)

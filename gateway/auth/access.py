@@ -11,9 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-from aiohttp import web
-
-from gateway.http.errors import FORBIDDEN, RequestError
+from gateway.errors import FORBIDDEN, RequestError
 
 
 class Permission(Enum):
@@ -72,7 +70,7 @@ class Access(Protocol):
 def forbidden(permission: Permission, topic: str | None, group: str | None) -> RequestError:
     """The refusal of what a caller may not do. The same whether or not there is such a topic or group."""
     names = [f"{kind} {name[:200]}" for kind, name in (("topic", topic), ("group", group)) if name is not None]
-    return RequestError(403, FORBIDDEN, f"Not allowed: {permission.value} {' in '.join(names) or 'here'}.")
+    return RequestError(FORBIDDEN, f"Not allowed: {permission.value} {' in '.join(names) or 'here'}.")
 
 
 class _Everything:
@@ -115,16 +113,3 @@ def _nothing() -> None:
 
 OPEN: Access = _Everything()
 NOBODY: Access = _Nothing()
-
-_ACCESS = web.RequestKey("mq.access", Access)
-
-
-def access_of(request: web.BaseRequest) -> Access:
-    """The rights of whoever sent a request; none when nobody has asked who that is."""
-    access: Access = request.get(_ACCESS, NOBODY)
-    return access
-
-
-def grant(request: web.BaseRequest, access: Access) -> None:
-    """Remember whose request this is. Called once, before the handler."""
-    request[_ACCESS] = access

@@ -25,7 +25,7 @@ from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
 from gateway.auth.scopes import NO_RIGHTS, Rights, Scope
 from gateway.auth.tickets import Tickets
-from gateway.http.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
+from gateway.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class PolicyAuthenticator:
         """See Authenticator."""
         ticket = self._tickets.issue(access)
         if ticket is None:
-            raise RequestError(429, TOO_MANY, "Too many tickets wait to be used.", retriable=True, retry_after_ms=1000)
+            raise RequestError(TOO_MANY, "Too many tickets wait to be used.", retriable=True, retry_after_ms=1000)
         return ticket
 
     def rights_of(self, identity: _Identity) -> Rights | None:
@@ -249,7 +249,6 @@ class PolicyAuthenticator:
         wait_ms = self._backoff.wait_ms(counted_as(address), self._now_ms())
         if wait_ms:
             raise RequestError(
-                429,
                 RATE_LIMITED,
                 "Authentication has failed too often from this address; wait before the next try.",
                 retriable=True,
@@ -341,4 +340,4 @@ def _remember(callers: dict[bytes, _Caller], key: bytes, caller: _Caller) -> Non
 
 def unauthenticated(message: str) -> RequestError:
     """The refusal of somebody who has not said, or not proved, who they are."""
-    return RequestError(401, UNAUTHENTICATED, message)
+    return RequestError(UNAUTHENTICATED, message)

@@ -16,7 +16,7 @@ import typer
 from gateway.cli import config, dump, group, index, offline, schedule, send, serve, tail, token, topic
 from gateway.cli.client import CA_VARIABLE
 from gateway.cli.terminal import CliError, print_error
-from gateway.version import installed_version
+from gateway.main.version import installed_version
 
 INTERRUPTED = 130
 

@@ -29,8 +29,8 @@ def check(data: Data = None, config: Config = None) -> None:
     """
     # Here, not at the top: a client command need not load the server.
     from gateway.auth.policy import PolicyError, PolicyFiles
-    from gateway.config import ConfigError, load
-    from gateway.tls import ServerTls, TlsError
+    from gateway.main.tls import ServerTls, TlsError
+    from gateway.settings.config import ConfigError, load
 
     try:
         settings = load(file=config, environment=os.environ, flags={"data": data})
@@ -53,7 +53,7 @@ def show(data: Data = None, config: Config = None, as_json: Json = False) -> Non
       mq config show --config /etc/mq.toml
       mq config show --data ./data --json | jq 'select(.source != "default")'
     """
-    from gateway.config import ConfigError, Given, build, gather, settings_of
+    from gateway.settings.config import ConfigError, Given, build, gather, settings_of
 
     try:
         given = gather(file=config, environment=os.environ, flags={"data": data})

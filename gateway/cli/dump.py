@@ -51,8 +51,8 @@ def dump(
 def _rows(file: Path, values: bool) -> Iterator[dict[str, object]]:
     """What the part that owns the file says is in it."""
     # Here, not at the top: most commands need no store.
-    from gateway.offline import dump as dump_own_file
-    from store.dump import dump as dump_store_file
+    from gateway.main.offline import dump as dump_own_file
+    from store.offline.dump import dump as dump_store_file
     from timer.dump import dump as dump_timer_file
 
     for dump_file in (dump_timer_file, dump_own_file):

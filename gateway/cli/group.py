@@ -17,16 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from gateway.cli.client import JSON, Client, connected
-from gateway.cli.terminal import (
-    URL_DEFAULT,
-    USAGE,
-    CliError,
-    Json,
-    Url,
-    escaped,
-    parse_duration_ms,
-    print_json,
-)
+from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, escaped, parse_duration_ms, print_json
 
 app = typer.Typer(help="Consumer groups: how far they are, and moving them.", no_args_is_help=True)
 
@@ -83,8 +74,8 @@ def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> Non
         assert isinstance(topics, list)
         pattern = member["topic_pattern"]
         wants = ", ".join([*topics, *([f"/{pattern}/"] if pattern else [])])
-        has = ", ".join(f"{place['topic']}/{place['partition']}" for place in _rows(member, "assigned"))
-        leaving = ", ".join(f"{place['topic']}/{place['partition']}" for place in _rows(member, "revoking"))
+        has = ", ".join(f"{where['topic']}/{where['partition']}" for where in _rows(member, "assigned"))
+        leaving = ", ".join(f"{where['topic']}/{where['partition']}" for where in _rows(member, "revoking"))
         _add(
             table,
             member["member_id"],
@@ -233,8 +224,8 @@ def dlq(
         return
     table = _table("when", "from", "attempts", "reason")
     for letter in letters:
-        place = f"{letter['topic']}/{letter['partition']}@{letter['topic_offset']}"
-        _add(table, _time(letter["dead_lettered_at"]), place, letter["delivery_attempts"], letter["reason"])
+        where = f"{letter['topic']}/{letter['partition']}@{letter['topic_offset']}"
+        _add(table, _time(letter["dead_lettered_at"]), where, letter["delivery_attempts"], letter["reason"])
     _console().print(table)
     typer.echo(f"{len(letters)} of {answer['total']}", err=True)
 

@@ -45,8 +45,8 @@ def rebuild(
       mq index rebuild --data ./data --to file
     """
     # Here, not at the top: a client command need not load the store.
-    from gateway.config import ConfigError, load
-    from store.index_rebuild import rebuild_index
+    from gateway.settings.config import ConfigError, load
+    from store.offline.index_rebuild import rebuild_index
 
     try:
         settings = load(file=config, environment=os.environ, flags={"data": data})

@@ -17,7 +17,7 @@ from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, 
 from store.errors import StoreError
 
 if TYPE_CHECKING:
-    from store.verify import Finding
+    from store.offline.verify import Finding
 
 DAMAGED = 1
 CANNOT_CHECK = 2
@@ -37,8 +37,8 @@ def verify(data: Data, as_json: Json = False) -> None:
       mq verify ./backup --json | jq -r 'select(.severity == "damage") | .reason'
     """
     # Here, not at the top: a client command need not load the store.
-    from gateway.offline import verify as verify_own
-    from store.verify import verify as verify_store
+    from gateway.main.offline import verify as verify_own
+    from store.offline.verify import verify as verify_store
     from timer.verify import verify as verify_timer
 
     with progress(DownloadColumn(), TimeRemainingColumn()) as bar:
@@ -105,9 +105,9 @@ def repair(
       mq repair ./data --out ./data-repaired
       mq repair ./data --in-place
     """
-    from gateway.config import ConfigError, load
-    from store.repair import repair as repair_store
-    from store.verify import offsets_text
+    from gateway.settings.config import ConfigError, load
+    from store.offline.repair import repair as repair_store
+    from store.offline.verify import offsets_text
 
     if (out is None) != in_place:
         raise CliError("say either --out NEWDIR or --in-place", USAGE)
@@ -135,9 +135,9 @@ def repair(
         if as_json:
             print_json({"topic": lost.topic, "partition": lost.queue.queue_id, "first": lost.first, "end": lost.end})
         else:
-            place = "the partition now begins behind them" if lost.is_before_begin else "tombstones stand in for them"
+            where = "the partition now begins behind them" if lost.is_before_begin else "tombstones stand in for them"
             offsets = offsets_text(lost.first, lost.end)
-            typer.echo(printable(f"lost: topic {lost.topic}, partition {lost.queue.queue_id}, {offsets}; {place}"))
+            typer.echo(printable(f"lost: topic {lost.topic}, partition {lost.queue.queue_id}, {offsets}; {where}"))
     for note in report.notes:
         print_note(note)
     result = data if in_place else target

@@ -144,8 +144,8 @@ def fire(schedule_id: Id, url: Url = URL_DEFAULT) -> None:
 
       mq schedule fire sAAABi...
     """
-    place = _ask(url, lambda client: client.post(f"{_path(schedule_id)}:fire", b"", "application/json"))
-    typer.echo(f"{place['topic']} partition {place['partition']} offset {place['offset']}")
+    where = _ask(url, lambda client: client.post(f"{_path(schedule_id)}:fire", b"", "application/json"))
+    typer.echo(f"{where['topic']} partition {where['partition']} offset {where['offset']}")
 
 
 async def _listed(url: str, asked: dict[str, str], limit: int) -> tuple[list[dict[str, object]], object]:

@@ -52,10 +52,10 @@ def serve(
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
-    from gateway import app, logs
     from gateway.auth.policy import PolicyError
-    from gateway.config import ConfigError, load
-    from gateway.tls import TlsError
+    from gateway.main import logs, wiring
+    from gateway.main.tls import TlsError
+    from gateway.settings.config import ConfigError, load
 
     flags = {
         "data": data,
@@ -75,7 +75,7 @@ def serve(
         raise CliError(f"log_level {error.args[0].lower()}: use debug, info, warning or error", USAGE) from error
     logs.configure(level, settings.log_format)
     try:
-        uvloop.run(app.serve(settings, announce=_announce))
+        uvloop.run(wiring.serve(settings, announce=_announce))
     except (PolicyError, TlsError) as error:
         raise CliError(str(error), USAGE) from error
     except StoreError as error:

@@ -222,8 +222,8 @@ class _Tail:
         return printed
 
     def _remember(self, cursor: str) -> None:
-        for place in cursor.split(";"):
-            name, offset = place.rsplit("=", 1)
+        for where in cursor.split(";"):
+            name, offset = where.rsplit("=", 1)
             topic, partition = name.rsplit(":", 1)
             self._next.setdefault(topic, {})[partition] = int(offset)
 

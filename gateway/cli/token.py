@@ -132,7 +132,7 @@ def revoke(
 def _path(data: Path | None, config: Path | None) -> Path:
     """The token file that a server with these settings reads."""
     # Here, not at the top: it loads the store's settings.
-    from gateway.config import ConfigError, load
+    from gateway.settings.config import ConfigError, load
 
     try:
         return load(file=config, environment=os.environ, flags={"data": data}).auth.tokens_path

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import orjson
 
-from gateway.http.errors import RequestError, bad_request
+from gateway.errors import RequestError, bad_request
 
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from gateway.codec.records import Encoded, Format, encode_column
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
 _KEY, _VALUE = itemgetter("key"), itemgetter("value")

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from gateway.http.errors import CURSOR_ILLEGAL, RequestError
+from gateway.errors import CURSOR_ILLEGAL, RequestError
+from store.types import OFFSET_MAX
 
-OFFSET_MAX = 2**63 - 1
-_PLACE = re.compile(r"([A-Za-z0-9._%-]{1,249})(?:@([0-9]{1,10}))?:([0-9]{1,9})=([0-9]{1,19})", re.ASCII)
+_CURSOR_PART = re.compile(r"([A-Za-z0-9._%-]{1,249})(?:@([0-9]{1,10}))?:([0-9]{1,9})=([0-9]{1,19})", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class Cursor:
     epochs: dict[str, str] = field(default_factory=dict)
 
 
-def write_cursor(places: Iterable[tuple[str, int, int]], epochs: dict[str, str]) -> str:
+def write_cursor(next_offsets: Iterable[tuple[str, int, int]], epochs: dict[str, str]) -> str:
     """The cursor of (topic, partition, next offset) triples; `epochs` by topic."""
     named: set[str] = set()
     parts = []
-    for topic, partition, offset in places:
+    for topic, partition, offset in next_offsets:
         epoch = epochs.get(topic)
         if epoch is None or topic in named:
             parts.append(f"{topic}:{partition}={offset}")
@@ -47,26 +47,26 @@ def parse_cursor(text: str) -> Cursor:
     """Read a cursor in either form. Raises RequestError 400/40050."""
     cursor = Cursor()
     if text.lstrip().startswith("["):
-        for topic, epoch, partition, offset in _places_of_json(text):
+        for topic, epoch, partition, offset in _next_offsets_of_json(text):
             _add(cursor, topic, epoch, partition, offset)
         return cursor
     for part in text.split(";"):
-        match = _PLACE.fullmatch(part.strip())
+        match = _CURSOR_PART.fullmatch(part.strip())
         if match is None:
             raise _illegal()
         _add(cursor, match[1], match[2], int(match[3]), int(match[4]))
     return cursor
 
 
-def _places_of_json(text: str) -> Iterable[tuple[str, str | None, int, int]]:
+def _next_offsets_of_json(text: str) -> Iterable[tuple[str, str | None, int, int]]:
     try:
-        places = orjson.loads(text)
+        next_offsets = orjson.loads(text)
     except orjson.JSONDecodeError:
         raise _illegal() from None
-    for place in places:
-        if not isinstance(place, dict):
+    for item in next_offsets:
+        if not isinstance(item, dict):
             raise _illegal()
-        topic, partition, offset = place.get("topic"), place.get("partition"), place.get("offset")
+        topic, partition, offset = item.get("topic"), item.get("partition"), item.get("offset")
         if not (isinstance(topic, str) and partition.__class__ is int and offset.__class__ is int):
             raise _illegal()
         if not (0 <= partition < 10**9 and 0 <= offset <= OFFSET_MAX):
@@ -85,7 +85,6 @@ def _add(cursor: Cursor, topic: str, epoch: str | None, partition: int, offset: 
 
 def _illegal() -> RequestError:
     return RequestError(
-        400,
         CURSOR_ILLEGAL,
         "The cursor is not of the form topic@epoch:partition=offset;..., with each partition once.",
     )

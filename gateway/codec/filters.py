@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.codec.tags import TAG_HEADER, tag_hash
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from store.limits import TAG_BYTES_MAX
 from store.record_batch import Headers
 
@@ -56,4 +56,4 @@ def parse_filter(text: str | None) -> TagFilter | None:
 
 
 def _illegal(rule: str) -> RequestError:
-    return RequestError(422, FILTER_ILLEGAL, f"filter: {rule}")
+    return RequestError(FILTER_ILLEGAL, f"filter: {rule}")

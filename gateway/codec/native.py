@@ -20,7 +20,7 @@ import orjson
 
 from gateway.codec.documents import TOO_LONG, Document
 from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
-from gateway.http.errors import RECORD_TOO_LARGE, RequestError, bad_request
+from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
 
 DOCUMENT_BYTES_MAX = (RECORD_BYTES_MAX + HEADERS_BYTES_MAX) * 4 // 3 + 64 * KiB
@@ -60,7 +60,7 @@ def load_documents(documents: Sequence[Document]) -> list[object | RequestError]
 
 def _load(document: Document) -> object | RequestError:
     if document is TOO_LONG:
-        return RequestError(413, RECORD_TOO_LARGE, f"The document has more than {DOCUMENT_BYTES_MAX} bytes.")
+        return RequestError(RECORD_TOO_LARGE, f"The document has more than {DOCUMENT_BYTES_MAX} bytes.")
     assert isinstance(document, bytes)
     try:
         value: object = orjson.loads(document)
@@ -94,7 +94,7 @@ def _parse(value: object) -> ProduceRecord | RequestError:
         fields = {name: field for name, field in value.items() if name not in _FORMS}
         return parse_raw_record(fields, _bytes_of(value, "key"), _bytes_of(value, "value"))
     except RequestError as error:
-        return RequestError(error.status, error.error_code, error.message)
+        return RequestError(error.error_code, error.message)
 
 
 def _bytes_of(value: dict[str, object], name: str) -> bytes | None:

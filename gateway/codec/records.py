@@ -34,7 +34,7 @@ from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
-from gateway.http.errors import (
+from gateway.errors import (
     DELAY_ILLEGAL,
     RECORD_PART_ILLEGAL,
     RECORD_TOO_LARGE,
@@ -43,7 +43,7 @@ from gateway.http.errors import (
     bad_request,
     invalid,
 )
-from gateway.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
+from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.types import Entry
@@ -102,7 +102,7 @@ def open_envelope(body: bytes, *, records_max: int) -> object:
                 raise unrecognized(name)
     records: object = envelope.get("records")
     if isinstance(records, list) and len(records) > records_max:
-        raise RequestError(422, BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
+        raise RequestError(BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
     return records
 
 
@@ -117,9 +117,9 @@ def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
         raise bad_request("records must be an array")
     if not records:
         raise invalid("records must not be empty")
-    for place, item in enumerate(records):
+    for index, item in enumerate(records):
         if item.__class__ is not dict:
-            raise _at_record(bad_request("must be a JSON object"), place)
+            raise _at_record(bad_request("must be a JSON object"), index)
     keys: Encoded
     values: Encoded
     if len(records) == 1 and fmt is Format.JSON:  # the commonest request, without the lists of the others
@@ -177,7 +177,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
-    """One record with any of the known fields. Errors say nothing of the record's place."""
+    """One record with any of the known fields. Errors say nothing of the record's index."""
     if not item.keys() <= _KNOWN:
         raise unrecognized(next(name for name in item if name not in _KNOWN))
     field = item.get
@@ -205,7 +205,7 @@ def _check_size(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
         size += _headers_bytes(headers)
     if size > RECORD_BYTES_MAX:
         raise RequestError(
-            413, RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
+            RECORD_TOO_LARGE, f"has {size} bytes of key, value and headers; the limit is {RECORD_BYTES_MAX}"
         )
 
 
@@ -344,19 +344,19 @@ def _encode_json(values: list[object]) -> Encoded:
     try:
         encoded = orjson.dumps(spaced)[1:-1].split(b",\n,")
     except TypeError:
-        return [_encode_json_value(value, place) for place, value in enumerate(values)]
+        return [_encode_json_value(value, index) for index, value in enumerate(values)]
     if b"null" not in encoded:
         return encoded
     return [None if one == b"null" else one for one in encoded]
 
 
-def _encode_json_value(value: object, place: int) -> bytes | None:
+def _encode_json_value(value: object, index: int) -> bytes | None:
     if value is None:
         return None
     try:
         return orjson.dumps(value)
     except TypeError as error:  # nested too deeply to be written again
-        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), place) from error
+        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), index) from error
 
 
 def _encode_binary(values: list[object]) -> Encoded:
@@ -410,18 +410,16 @@ def unrecognized(name: str) -> RequestError:
 
 
 def _part_illegal(part: str, rule: str) -> RequestError:
-    return RequestError(422, RECORD_PART_ILLEGAL, f"{part}: {rule}")
+    return RequestError(RECORD_PART_ILLEGAL, f"{part}: {rule}")
 
 
 def _delay_illegal(part: str, rule: str) -> RequestError:
-    return RequestError(422, DELAY_ILLEGAL, f"{part}: {rule}")
+    return RequestError(DELAY_ILLEGAL, f"{part}: {rule}")
 
 
 def _at_record(error: RequestError, index: int) -> RequestError:
-    """The same error with the record's place in `validation_errors`; the message keeps the words clients look for."""
-    return RequestError(
-        error.status, error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"]
-    )
+    """The same error with the record's index in `validation_errors`; the message keeps the words clients look for."""
+    return RequestError(error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"])
 
 
 def render_records(

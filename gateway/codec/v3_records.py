@@ -17,7 +17,7 @@ import orjson
 
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.codec.times import parse_time_ms
-from gateway.http.errors import RequestError, bad_request, invalid
+from gateway.errors import RequestError, bad_request, invalid
 
 _OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")
 _KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))
@@ -58,7 +58,7 @@ def parse_v3_record(value: object) -> ProduceRecord | RequestError:
                 raise bad_request(f"timestamp: {error}") from error
         return parse_raw_record(fields, _data("key", value.get("key")), _data("value", value.get("value")))
     except RequestError as error:
-        return RequestError(error.status, error.error_code, error.message)
+        return RequestError(error.error_code, error.message)
 
 
 def receipt_of(

@@ -82,18 +82,18 @@ class PartitionSelector:
         self, names: Sequence[str], faults: LatencyFaults, selector: str | None, failed_broker: str | None
     ) -> int:
         """The place of the broker to take among those in turn."""
-        places: Sequence[int] = range(len(names))
+        indexes: Sequence[int] = range(len(names))
         if selector == ROOM:
-            places = [place for place in places if _room_of(names[place]) == self._room] or places
+            indexes = [index for index in indexes if _room_of(names[index]) == self._room] or indexes
         now_ms = self._now_ms()
-        others = [place for place in places if names[place] != failed_broker]
-        for place in others:
-            if faults.is_available(names[place], now_ms):
-                return place
-        for place in others:
-            if faults.is_reachable(names[place]):
-                return place
-        return (others or places)[0]
+        others = [index for index in indexes if names[index] != failed_broker]
+        for index in others:
+            if faults.is_available(names[index], now_ms):
+                return index
+        for index in others:
+            if faults.is_reachable(names[index]):
+                return index
+        return (others or indexes)[0]
 
 
 def _room_of(broker: str) -> str:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gateway.brokers.base import Broker
+from gateway.routing.base import TopicView
 from gateway.routing.fault import LatencyFaults
-from gateway.topics import TopicView
 from store.errors import UnknownQueue
 from store.types import QueueKey
 
@@ -69,7 +69,7 @@ class RouteTable:
         self._by_name: list[TopicView] = []
         self._chains: dict[str, tuple[Chain, ...]] = {}
 
-    def place(self, topic: TopicView, broker: Broker) -> None:
+    def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic whose partitions all lie on one broker, partition p in queue p."""
         chains = [(Segment(broker, QueueKey(topic.topic_id, p)),) for p in range(topic.partitions)]
         self.set_chains(topic, chains)

@@ -23,15 +23,15 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.brokers.local import LocalBroker
-from gateway.coordinator.api import Receive
-from gateway.coordinator.service import Coordinator
-from gateway.groups.config import GroupConfig
-from gateway.groups.membership import Membership
-from gateway.groups.strategies.base import StrategyContext
-from gateway.groups.strategies.registry import StrategyRegistry
-from gateway.groups.subscription import Subscription
+from gateway.groups.coordinator.service import Coordinator
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.membership import Membership
+from gateway.groups.machines.strategies.base import StrategyContext
+from gateway.groups.machines.strategies.registry import StrategyRegistry
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import Receive
+from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
-from gateway.topics import TopicView
 from loadtest.bench import parts as pages
 from loadtest.bench.groups_wire import echoes, over_http, over_websocket
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
@@ -80,7 +80,7 @@ class Bench:
         self.routes = RouteTable()
 
     def _place(self, topic: TopicView) -> None:
-        self.routes.place(topic, self.broker)
+        self.routes.put(topic, self.broker)
 
     async def create_own_topic(self, name: str, partitions: int) -> TopicView:
         return await self.broker.create_topic(name, partitions, is_own=True)

@@ -22,7 +22,7 @@ from loadtest.bench.scenario import Bench, Comparison, Measures, Scenario, Subje
 from loadtest.bench.store_append import store_loop
 from loadtest.kernel_cpu import CpuMeter
 from loadtest.process import ProcessFailed, Running, running_server, server, started
-from store.writer import GROUP_BYTES_MAX
+from store.log.writer import GROUP_BYTES_MAX
 
 CONNECTIONS = 32
 PARTITIONS = 4

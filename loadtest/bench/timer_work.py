@@ -1,6 +1,6 @@
 """The timer at work on a real disk, in one process, without wire or reader: what loadtest/bench/timer.py measures.
 
-accept      batches of 1,000 delayed records of 100 bytes, appended durably and hung into the wheel
+accept      batches of 1,000 delayed records of 100 bytes, appended durably and put into the wheel
 busy        records due in one second: from its first millisecond until the last is delivered durably
 others      meanwhile, what somebody else waits for a durable append of one record and for reading it back. The limit
             writes the same bytes at the same pace from a thread of a bare loop, and somebody's small writes between
@@ -34,7 +34,7 @@ from store.record_batch import Record, encode
 from store.types import Acks, Append, Delay, QueueKey
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
-from timer.dequeueing import PIECE_RECORDS_MAX
+from timer.firing import PIECE_RECORDS_MAX
 from timer.items import Item, fire_ms_of
 from timer.metrics import TimerMetrics
 from timer.schedule import ScheduleId
@@ -141,9 +141,9 @@ class Rig:
         await asyncio.gather(*(sender() for _ in range(CONCURRENT_BATCHES)))
         return firsts
 
-    async def hung(self) -> None:
+    async def scheduled(self) -> None:
         """Wait until all that was accepted hangs in the wheel."""
-        while self.timer.enqueue_lag_count:  # noqa: ASYNC110 - it is no event
+        while self.timer.intake_lag_count:  # noqa: ASYNC110 - it is no event
             await asyncio.sleep(0.001)
 
 
@@ -152,21 +152,21 @@ async def accepting(root: Path, count: int, rounds: int) -> list[Row]:
     rig = Rig(root)
     await rig.open()
     far_ms = rig.clock.now_ms() + HOUR_MS
-    accepted_per_s, hung_per_s = [], []
+    accepted_per_s, scheduled_per_s = [], []
     for _ in range(rounds):
         started_s = time.perf_counter()
         await rig.accept(lambda number: far_ms + number, 3 * count)
         accepted_per_s.append(3 * count / (time.perf_counter() - started_s))
-        await rig.hung()
-        hung_per_s.append(3 * count / (time.perf_counter() - started_s))
+        await rig.scheduled()
+        scheduled_per_s.append(3 * count / (time.perf_counter() - started_s))
     await rig.close()
-    accepted, hung = spread(accepted_per_s), spread(hung_per_s)
+    accepted, scheduled = spread(accepted_per_s), spread(scheduled_per_s)
     measured = (
         f"{accepted.median:,.0f}/s durable ({accepted.low:,.0f} - {accepted.high:,.0f}), "
-        f"{hung.median:,.0f}/s in the wheel ({hung.low:,.0f} - {hung.high:,.0f})"
+        f"{scheduled.median:,.0f}/s in the wheel ({scheduled.low:,.0f} - {scheduled.high:,.0f})"
     )
-    figures = {"accepted_per_s": accepted.median, "hung_per_s": hung.median}
-    return [Row("accept", measured, ">= 100,000/s", hung.median >= 100_000, figures, rounds)]
+    figures = {"accepted_per_s": accepted.median, "scheduled_per_s": scheduled.median}
+    return [Row("accept", measured, ">= 100,000/s", scheduled.median >= 100_000, figures, rounds)]
 
 
 async def busy(root: Path, count: int, rounds: int) -> list[Row]:
@@ -182,7 +182,7 @@ async def busy(root: Path, count: int, rounds: int) -> list[Row]:
     for _ in range(rounds):
         start_ms = (rig.clock.now_ms() // 1000 + 6 + count // 100_000) * 1000
         await rig.accept(lambda number, start_ms=start_ms: start_ms + number * 7919 % 1000, count)  # type: ignore[misc]
-        await rig.hung()
+        await rig.scheduled()
         until_ms = start_ms - 1100  # then the slot is opened
         calm_ms += await _others(rig, lambda until_ms=until_ms: rig.clock.now_ms() < until_ms)  # type: ignore[misc]
         wanted = rig.metrics.fired_count + count
@@ -396,11 +396,11 @@ async def flat_and_recovery(root: Path, few: int, many: int) -> list[Row]:
         return statistics.median([await probe_once() for _ in range(5)])
 
     async def probe_once() -> float:
-        await rig.hung()
+        await rig.scheduled()
         gc.collect()
         started_s = time.process_time()
         await rig.accept(lambda number: far_ms + number * 104_729 % spread_ms, 20_000)
-        await rig.hung()
+        await rig.scheduled()
         return (time.process_time() - started_s) / 20_000 * 1e6
 
     await rig.accept(lambda number: far_ms + number * 104_729 % spread_ms, few)
@@ -438,7 +438,7 @@ async def flat_and_recovery(root: Path, few: int, many: int) -> list[Row]:
     await rig.close(clean=False)
     again = Rig(root)
     await again.open(run=False)
-    await again.timer.enqueue_step()
+    await again.timer.intake_step()
     assert again.timer.pending_count == pending, "recovery counts otherwise"
     recovered_s = again.timer_start_s + again.store_open_s
     rows.append(

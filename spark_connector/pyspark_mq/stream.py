@@ -34,18 +34,7 @@ from pyspark_mq.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinR
 from pyspark_mq.errors import OptionError
 from pyspark_mq.json_values import JsonValues
 from pyspark_mq.lag import LagReporter
-from pyspark_mq.offsets import (
-    Latest,
-    Offsets,
-    Range,
-    Topics,
-    backlog,
-    clamp,
-    ends,
-    limited,
-    plan,
-    resolve_start,
-)
+from pyspark_mq.offsets import Latest, Offsets, Range, Topics, backlog, clamp, ends, limited, plan, resolve_start
 from pyspark_mq.options import Options
 from pyspark_mq.reading import Task, read, report_loss
 

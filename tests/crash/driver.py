@@ -27,9 +27,9 @@ from pathlib import Path
 from random import Random
 
 from store.config import StoreConfig
-from store.consume_queue.opening import IndexKind
 from store.errors import DiskFull, StoreError
 from store.files import OsFiles
+from store.index.opening import IndexKind
 from store.limits import KiB
 from store.record_batch import Record, decode, encode
 from store.store import Store

@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
-from store.entry import durable_position_of
 from store.errors import Corrupt, FormatTooNew, IndexDamaged, StoreError, UnknownQueue
+from store.log.entry import durable_position_of
 from store.types import QueueKey
 from tests.simdisk import SimDisk
 from tests.store.kit import ROOT, abandon, entries_of, open_store, put, values_of

@@ -17,19 +17,19 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway import offline as gateway_offline
-from gateway.coordinator.receipt_key import load_or_make_key
-from gateway.groups.events import Configured, encode_event
-from gateway.identity import cluster_id
-from store.consume_queue import file as file_index
+from gateway.groups.coordinator.receipt_key import load_or_make_key
+from gateway.groups.machines.events import Configured, encode_event
+from gateway.main import offline as gateway_offline
+from gateway.main.identity import cluster_id
 from store.errors import AlreadyStored, FormatTooNew, IdentityReused, SequenceGone, StoreError
 from store.files import OsFiles
+from store.index import file as file_index
 from store.limits import KiB
+from store.offline.verify import VerifyReport, verify
 from store.record_batch import Record, encode
 from store.snapshot import Snapshot, SnapshotFiles
 from store.store import Store
 from store.types import Append, Identity, ProducerSequence, QueueKey, RequestPart
-from store.verify import VerifyReport, verify
 from tests.crash.driver import TOPIC, config_of, read_values, sequence_of, value_of
 from tests.crash.real_disk import cycles
 from timer import verify as timer_verify
@@ -107,7 +107,7 @@ def make_timer(root: Path, log_end: int) -> None:
     wheel = Wheel(files, root / "timer" / "wheel")
     for number in range(100):
         slot_s = 1_800_000_000 + number // 3
-        previous = wheel.hang(slot_s, timer_log.end)
+        previous = wheel.add(slot_s, timer_log.end)
         timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 8, 64, 0, 16, slot_s)
     unwritten = timer_log.unwritten()
     timer_log.write(unwritten)

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from store.verify import verify
+from store.offline.verify import verify
 from tests.crash.driver import Promises, recovered_values
 from tests.crash.real_disk import Driver, cycles, loop_disk, need, run, small_tmpfs
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from store.verify import verify
+from store.offline.verify import verify
 from tests.crash.driver import Promises, recovered_values
 from tests.crash.real_disk import Driver, cycles, loop_disk, need, run, small_tmpfs
 

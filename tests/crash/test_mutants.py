@@ -22,10 +22,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CRASHES = "tests/properties/test_store_crash.py"
 ERRORS = "tests/crash/test_disk_errors.py"
 ROT = "tests/crash/test_bit_rot.py"
-ENTRY = "tests/store/test_entry.py"
-COMMIT_LOG = "tests/store/test_commit_log.py"
+ENTRY = "tests/store/log/test_entry.py"
+COMMIT_LOG = "tests/store/log/test_commit_log.py"
 RESERVE = "tests/store/test_full_disk.py"
-REPEATS = "tests/properties/test_repeats_crash.py"
+IDEMPOTENCY = "tests/properties/test_repeats_crash.py"
 
 MUTANT_TIMEOUT_S = 600
 """A mutant that hangs for so long has not been killed by a test; it fails, and is ended with all its processes."""
@@ -44,38 +44,38 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "ack before the kernel's sync has ended",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "            await outcome\n",
         "            outcome.add_done_callback(lambda ended: ended.exception())\n",
         CRASHES,
     ),
     Mutant(
         "count what was written during a flush as flushed",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "        self.durable_position = unsynced.end\n",
         "        self.durable_position = self.end_position\n",
         CRASHES,
     ),
     Mutant(
         "sync beside a flush that is under way",
-        "store/writer.py",
+        "store/log/writer.py",
         "        if sync and self._flush is not None:\n",
         "        if not is_asked and sync and self._flush is not None:\n",
-        "tests/store/test_writer.py",
+        "tests/store/log/test_writer.py",
     ),
     Mutant(
         "go on for ever beside a flush that hangs",
-        "store/writer.py",
+        "store/log/writer.py",
         "            oldest is not None and now >= oldest + self._flush_interval_s\n",
         "            False\n",
         CRASHES,
     ),
     Mutant(
         "forget that a flush has failed",
-        "store/writer.py",
+        "store/log/writer.py",
         "            flush.result()\n",
         "            flush.exception()\n",
-        "tests/store/test_writer.py",
+        "tests/store/log/test_writer.py",
     ),
     Mutant(
         "take the end of the kernel's sync for its success",
@@ -84,10 +84,12 @@ MUTANTS = [
         "        if False:\n",
         "tests/store/test_kernel_sync.py",
     ),
-    Mutant("ack before fdatasync", "store/writer.py", "        self._log.sync(unsynced)\n", "        pass\n", CRASHES),
+    Mutant(
+        "ack before fdatasync", "store/log/writer.py", "        self._log.sync(unsynced)\n", "        pass\n", CRASHES
+    ),
     Mutant(
         "show records before they are durable",
-        "store/writer.py",
+        "store/log/writer.py",
         "                self._write_inline(group, written)\n",
         "                self._write_inline(group, written)\n"
         "                make_entries()\n                self._publish(entries)\n",
@@ -95,14 +97,14 @@ MUTANTS = [
     ),
     Mutant(
         "go on after a failed fdatasync, and retry it",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "        self._failed = True\n",
         "        self._failed = False\n",
         ERRORS,
     ),
     Mutant(
         "take a full disk found by fdatasync for a refused write",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "                self._write_zeros(file, self.prepared_position - start, size)\n",
         "                self._write_zeros(file, self.prepared_position - start, size)\n"
         "                file.datasync()\n",
@@ -110,14 +112,14 @@ MUTANTS = [
     ),
     Mutant(
         "do not sync the directory of a new file",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "        if start in self._unnamed:\n",
         "        if False:\n",
         ERRORS,
     ),
     Mutant(
         "forget that a half-made file has no durable name",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         """                self._unnamed.add(start)
             if zero:
                 self._write_zeros""",
@@ -130,80 +132,80 @@ MUTANTS = [
     ),
     Mutant(
         "keep the offsets of refused appends",
-        "store/writer.py",
+        "store/log/writer.py",
         "        self._waiting_bytes = 0\n        self._next_offsets.clear()\n",
         "        self._waiting_bytes = 0\n",
         ERRORS,
     ),
     Mutant(
         "leave the position out of what makes an entry valid",
-        "store/entry.py",
+        "store/log/entry.py",
         "    if own_position != position:\n",
         "    if False:\n",
         ENTRY,
     ),
     Mutant(
         "do not check the CRC",
-        "store/entry.py",
+        "store/log/entry.py",
         "    if crc32c(view[at + _CRC_FROM : at + length]) != crc:\n",
         "    if False:\n",
         ROT,
     ),
     Mutant(
         "cut the log at the first bad entry, whatever follows",
-        "store/recovery.py",
+        "store/log/recovery.py",
         "            _refuse_rot(log, damage, position, size)\n",
         "            pass\n",
         ROT,
     ),
     Mutant(
         "trust what the page cache shows after a kill",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "            position = durable_from\n",
         "            position = end\n",
         CRASHES,
     ),
     Mutant(
         "leave the torn tail behind the end",
-        "store/commit_log.py",
+        "store/log/commit_log.py",
         "            for chunk_at, size in self.nonzero_chunks(end):\n",
         "            for chunk_at, size in ():\n",
         CRASHES,
     ),
     Mutant(
         "believe of what was scanned that all of it is durable",
-        "store/recovery.py",
+        "store/log/recovery.py",
         "            durable_position = max(durable_position, found.durable_position)\n",
         "            durable_position = max(durable_position, found.end)\n",
         CRASHES,
     ),
     Mutant(
         "scan headers without their CRC",
-        "store/entry.py",
+        "store/log/entry.py",
         "            or crc32c(view[at + _CRC_FROM : end]) != crc\n",
         "",
         CRASHES,
     ),
     Mutant(
         "scan headers wherever they say they belong",
-        "store/entry.py",
+        "store/log/entry.py",
         "            own_position != at + skew\n            or extension_bytes\n",
         "            extension_bytes\n",
         ENTRY,
     ),
     Mutant(
         "take a damaged database for a broken disk",
-        "store/consume_queue/rocksdb.py",
+        "store/index/rocksdb.py",
         "            if any(sign in str(error) for sign in _DAMAGE_SIGNS):\n",
         "            if False:\n",
         "tests/crash/test_rocksdb_index.py",
     ),
     Mutant(
         "count rows of the database as durable without a sync",
-        "store/consume_queue/rocksdb.py",
+        "store/index/rocksdb.py",
         "        database.sync()\n\n    def _put_bound",
         "\n    def _put_bound",
-        "tests/store/test_consume_queues.py",
+        "tests/store/index/test_consume_queues.py",
     ),
     Mutant(
         "index what a power cut may take",
@@ -214,7 +216,7 @@ MUTANTS = [
     ),
     Mutant(
         "count index units before they are durable",
-        "store/consume_queue/file.py",
+        "store/index/file.py",
         """            self._write_all(written)
             self._snapshots.save(Snapshot(checkpoint, content))
 """,
@@ -225,14 +227,14 @@ MUTANTS = [
     ),
     Mutant(
         "keep units in the snapshot and forget them at a start",
-        "store/consume_queue/file.py",
+        "store/index/file.py",
         "        if kept:\n            queue.pending = kept\n",
         "        if kept:\n",
         CRASHES,
     ),
     Mutant(
         "take units for written that the snapshot keeps",
-        "store/consume_queue/file.py",
+        "store/index/file.py",
         "            for queue, count, end in written:\n",
         "            for queue, count, end in work:\n",
         CRASHES,
@@ -246,21 +248,21 @@ MUTANTS = [
     ),
     Mutant(
         "call everything durable that was written",
-        "store/writer.py",
+        "store/log/writer.py",
         "                    durable_position=log.durable_position,\n",
         "                    durable_position=place,\n",
         CRASHES,
     ),
     Mutant(
         "answer a higher level than was reached",
-        "store/writer.py",
+        "store/log/writer.py",
         "self._answer(group, entries, Acks.FLUSHED if sync else Acks.WRITTEN)",
         "self._answer(group, entries, Acks.FLUSHED)",
         "tests/store/test_store.py",
     ),
     Mutant(
         "let the store time step back with the clock",
-        "store/writer.py",
+        "store/log/writer.py",
         "store_time_ms = max(self._last_store_time_ms, self._clock.now_ms())",
         "store_time_ms = self._clock.now_ms()",
         "tests/store/test_store.py",
@@ -281,63 +283,63 @@ MUTANTS = [
     ),
     Mutant(
         "take rot for a torn tail when verifying",
-        "store/offline.py",
+        "store/offline/directory.py",
         "    if piece.position < durable_position:\n        return True\n",
         "    return False\n",
-        "tests/store/test_verify.py",
+        "tests/store/offline/test_verify.py",
     ),
     Mutant(
         "read the ids of recent sends from nowhere after a kill",
         "store/store.py",
         "            if isinstance(entry, Entry) and entry.identity is not None:\n",
         "            if False:\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "remember a numbered batch that a power cut may take",
         "store/store.py",
         "is_durable=entry.position < self._log.durable_position",
         "is_durable=True",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "forget to save a sequence once it has become durable",
-        "store/repeats.py",
+        "store/dedup/idempotency.py",
         "        self._producers_changed = self._producers.has_unsaved\n",
         "        self._producers_changed = False\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "save ids of entries that a power cut may take",
         "store/store.py",
-        "                saving = self._repeats.saving(until)\n",
-        "                saving = self._repeats.saving(self._published_position)\n",
-        REPEATS,
+        "                saving = self._idempotency.saving(until)\n",
+        "                saving = self._idempotency.saving(self._published_position)\n",
+        IDEMPOTENCY,
     ),
     Mutant(
         "count ids as saved that are not durable",
-        "store/dedup_journal.py",
+        "store/dedup/journal.py",
         "            file.pwritev([block], size)\n            file.datasync()\n",
         "            file.pwritev([block], size)\n",
-        REPEATS,
+        IDEMPOTENCY,
     ),
     Mutant(
         "forget the ids of sends that are on their way",
         "store/store.py",
-        "        self._repeats.begin(appends, outcome)\n",
+        "        self._idempotency.begin(appends, outcome)\n",
         "",
-        "tests/store/test_repeats.py",
+        "tests/store/dedup/test_idempotency.py",
     ),
     Mutant(
         "let sends take the room of what the server has to note",
-        "store/writer.py",
+        "store/log/writer.py",
         "            end if is_own else end + self._config.own_reserve_bytes,\n",
         "            end,\n",
         RESERVE,
     ),
     Mutant(
         "refuse what the server has to note at the disk floor",
-        "store/writer.py",
+        "store/log/writer.py",
         "            below_floor=is_own,\n",
         "            below_floor=False,\n",
         RESERVE,
@@ -358,25 +360,25 @@ MUTANTS = [
     ),
     Mutant(
         "forget what a flush was to write when nobody finishes it",
-        "store/consume_queue/file.py",
+        "store/index/file.py",
         "        for key in self._dirty:\n            queue = self._queues[key]\n            pending",
         "        dirty, self._dirty = self._dirty, set()\n"
         "        for key in dirty:\n            queue = self._queues[key]\n            pending",
-        "tests/store/test_consume_queues.py",
+        "tests/store/index/test_consume_queues.py",
     ),
     Mutant(
         "sync the new directories of the index only when they were not there",
-        "store/consume_queue/file.py",
+        "store/index/file.py",
         "(queue.directory, queue.directory.parent, self._directory, self._directory.parent)",
         "(queue.directory,)",
-        "tests/store/test_consume_queues.py",
+        "tests/store/index/test_consume_queues.py",
     ),
     Mutant(
         "let the owner of a buffer change what readers get",
-        "store/writer.py",
+        "store/log/writer.py",
         "    if isinstance(batch.obj if isinstance(batch, memoryview) else batch, bytes):\n",
         "    if not isinstance(batch, bytearray):\n",
-        "tests/store/test_writer.py",
+        "tests/store/log/test_writer.py",
     ),
     Mutant(
         "take a file that expired under a reader for damage",
@@ -387,31 +389,31 @@ MUTANTS = [
     ),
     Mutant(
         "say that ids agree with the log, unseen",
-        "store/repeats_check.py",
+        "store/offline/idempotency_check.py",
         "        if row != _ids_of(entry, identity):\n",
         "        if False:\n",
-        "tests/store/test_repeats_check.py",
+        "tests/store/offline/test_idempotency_check.py",
     ),
     Mutant(
         "leave out the progress of consumer groups when repairing",
-        "store/repair.py",
+        "store/offline/repair.py",
         "                shutil.copy(path, self._out / path.name)\n\n    def _tell",
         "                pass\n\n    def _tell",
-        "tests/store/test_repeats_check.py",
+        "tests/store/offline/test_idempotency_check.py",
     ),
     Mutant(
         "give a lost offset to nobody when repairing",
-        "store/repair.py",
+        "store/offline/repair.py",
         "                first = part.end\n",
         "                break\n",
-        "tests/store/test_repair.py",
+        "tests/store/offline/test_repair.py",
     ),
     Mutant(
         "move the end of a repaired log to where it was not",
-        "store/repair.py",
+        "store/offline/repair.py",
         "        self._log_end = max(self._log_end, self._checkpoint)\n",
         "        pass\n",
-        "tests/store/test_repair.py",
+        "tests/store/offline/test_repair.py",
     ),
 ]
 

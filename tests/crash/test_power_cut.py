@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
-from store.consume_queue.opening import IndexKind
-from store.verify import verify
+from store.index.opening import IndexKind
+from store.offline.verify import verify
 from tests.crash.driver import Promises, recovered_values
 from tests.crash.real_disk import Driver, cycles, loop_disk, need
 

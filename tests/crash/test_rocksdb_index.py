@@ -17,10 +17,10 @@ from random import Random
 
 import pytest
 
-from store.consume_queue.opening import ROCKSDB_DIRECTORY
 from store.errors import IndexDamaged
-from store.index_rebuild import rebuild_index
-from store.verify import verify
+from store.index.opening import ROCKSDB_DIRECTORY
+from store.offline.index_rebuild import rebuild_index
+from store.offline.verify import verify
 from tests.crash.driver import Promises, config_of, recovered_values
 from tests.crash.real_disk import Driver, cycles, need
 

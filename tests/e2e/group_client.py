@@ -104,9 +104,9 @@ class Member:
 
     def _owns(self, said: dict[str, object]) -> None:
         cursor = str(said["cursor"]).split(";") if said["cursor"] else []
-        places = dict(place.removeprefix(f"{TOPIC}:").split("=") for place in cursor)
+        request_indexes = dict(place.removeprefix(f"{TOPIC}:").split("=") for place in cursor)
         named = said["partitions"].get(TOPIC, []) if isinstance(said["partitions"], dict) else []
-        owned = {partition: int(places[str(partition)]) for partition in named}
+        owned = {partition: int(request_indexes[str(partition)]) for partition in named}
         if owned:
             self._log.write("owns", self._name, said["generation"], owned)
 

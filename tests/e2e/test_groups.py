@@ -138,8 +138,8 @@ def ownerships(lines: Iterable[list[object]]) -> dict[int, list[Ownership]]:
     found: dict[int, list[Ownership]] = defaultdict(list)
     for line in lines:
         match line:
-            case ["owns", str(member), int(generation), dict(places), float(at_ms)]:
-                for partition, first in places.items():
+            case ["owns", str(member), int(generation), dict(request_indexes), float(at_ms)]:
+                for partition, first in request_indexes.items():
                     one = now[member, int(partition)] = Ownership(member, generation, first, at_ms)
                     found[int(partition)].append(one)
             case ["got", str(member), int(partition), list(records), _]:

@@ -67,8 +67,8 @@ def without_input(document: Json) -> list[str]:
         for operation in item.values():
             if isinstance(operation, dict) and "operationId" in operation:
                 keys = [one.get("$ref", "query").rpartition("/")[2] for one in operation.get("parameters", ())]
-                places = {resolved[key]["in"] if key in resolved else key for key in keys}
-                if "query" not in places and "requestBody" not in operation:
+                request_indexes = {resolved[key]["in"] if key in resolved else key for key in keys}
+                if "query" not in request_indexes and "requestBody" not in operation:
                     found.append(operation["operationId"])
     return found
 

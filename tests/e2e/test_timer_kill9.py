@@ -75,8 +75,10 @@ class Run:
                 await asyncio.sleep(0.05)  # the server is down
                 continue
             self.accepted.update(numbers)
-            places = zip(numbers, offsets, strict=True)
-            self.ids.update((number, place["schedule_id"]) for number, place in places if "schedule_id" in place)
+            request_indexes = zip(numbers, offsets, strict=True)
+            self.ids.update(
+                (number, place["schedule_id"]) for number, place in request_indexes if "schedule_id" in place
+            )
 
     async def cancel_for_ever(self) -> None:
         """Cancel some now and then, until cancelled."""

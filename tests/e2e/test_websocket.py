@@ -138,19 +138,19 @@ class Reader(Client):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.values: list[int] = []
-        self.places: dict[str, int] = {}
+        self.request_indexes: dict[str, int] = {}
 
     async def talk(self, socket: Socket) -> None:
-        begin: object = {"orders": self.places} if self.places else "earliest"
+        begin: object = {"orders": self.request_indexes} if self.request_indexes else "earliest"
         answer = await socket.ask("subscribe", sub="s", topics=["orders"], **{"from": begin})
-        self.places = {
+        self.request_indexes = {
             part.partition(":")[2].partition("=")[0]: int(part.partition("=")[2])
             for part in answer["cursor"].split(";")
         }
         while len(self.values) < RECORDS:
             for message in (await socket.push()).get("messages", []):
-                assert message["offset"] == self.places[str(message["partition"])], "none left out, none twice"
-                self.places[str(message["partition"])] = message["offset"] + 1
+                assert message["offset"] == self.request_indexes[str(message["partition"])], "none left out, none twice"
+                self.request_indexes[str(message["partition"])] = message["offset"] + 1
                 self.values.append(message["value"])
         self.is_done = True
 
@@ -164,11 +164,13 @@ class StreamMember(Client):
         self.taken: list[tuple[int, int, int]] = []  # partition, offset, value
 
     def settle(self, cursor: str) -> None:
-        places = {
+        request_indexes = {
             int(part.partition(":")[2].partition("=")[0]): int(part.partition("=")[2]) for part in cursor.split(";")
         }
-        self.committed += [value for partition, offset, value in self.taken if offset < places.get(partition, 0)]
-        self.taken = [one for one in self.taken if one[1] >= places.get(one[0], 0)]
+        self.committed += [
+            value for partition, offset, value in self.taken if offset < request_indexes.get(partition, 0)
+        ]
+        self.taken = [one for one in self.taken if one[1] >= request_indexes.get(one[0], 0)]
 
     async def talk(self, socket: Socket) -> None:
         fields = {"mode": "stream", "group": "stream", "member": "m", "start": "earliest", "batch": 50}

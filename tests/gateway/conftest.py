@@ -8,8 +8,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request
 
-from gateway.http.application import build_application
-from gateway.http.context import Gateway
+from gateway.main.application import build_application
+from gateway.surfaces.http.context import Gateway
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from gateway.config import build
-from gateway.consumer import Consumer
-from gateway.coordinator.api import Groups
-from gateway.http.context import Gateway, GatewayStats
-from gateway.http.metrics import Collector, registry_of
-from gateway.producer import Producer
+from gateway.api.consumer import Consumer
+from gateway.api.producer import Producer
+from gateway.groups.protocol import Groups
+from gateway.main.metrics import Collector, registry_of
+from gateway.routing.base import TopicView
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
-from gateway.topics import TopicView
+from gateway.settings.config import build
+from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
 from store.errors import IllegalTopic, OffsetMoved, TopicExists
 from store.topics import Changes, TopicConfig, check_config
@@ -227,10 +227,10 @@ class FakeBroker:
 
 
 def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBroker]:
-    """A gateway over a fresh fake broker. Settings are named as in `gateway.config`, "__" for the dot."""
+    """A gateway over a fresh fake broker. Settings are named as in `gateway.settings.config`, "__" for the dot."""
     broker = FakeBroker(clock)
     routes = RouteTable()
-    broker.on_topic = lambda topic: routes.place(topic, broker)
+    broker.on_topic = lambda topic: routes.put(topic, broker)
     broker.on_deleted = routes.remove
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
     producer = Producer(

@@ -1,6 +1,6 @@
 """Consumer groups in memory: the pure machines of stream mode, applied at once, and documents. Nothing is durable.
 
-Implements the parts of `gateway.coordinator.api.Groups` that consumer instances use; queue mode is not here.
+Implements the parts of `gateway.groups.protocol.Groups` that consumer instances use; queue mode is not here.
 """
 
 from __future__ import annotations
@@ -8,9 +8,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.consumer import Consumer
-from gateway.coordinator.api import (
-    CommittedPlace,
+from gateway.api.consumer import Consumer
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import GroupActive, UnknownGroup
+from gateway.groups.machines.events import MembershipEvent
+from gateway.groups.machines.membership import Membership, Share
+from gateway.groups.machines.progress import (
+    Commit,
+    Found,
+    OutOfRange,
+    PartitionBounds,
+    PartitionKey,
+    Progress,
+    Start,
+    StartTime,
+    where_to_start,
+)
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.strategies.sticky import Sticky
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import (
+    CommittedPosition,
     GroupDescription,
     GroupView,
     MemberKey,
@@ -18,25 +36,7 @@ from gateway.coordinator.api import (
     OffsetCommit,
     TopicPartition,
 )
-from gateway.groups.config import GroupConfig
-from gateway.groups.errors import GroupActive, UnknownGroup
-from gateway.groups.events import MembershipEvent
-from gateway.groups.membership import Membership, Share
-from gateway.groups.progress import (
-    Commit,
-    Found,
-    OutOfRange,
-    PartitionKey,
-    Place,
-    Progress,
-    Start,
-    StartTime,
-    where_to_start,
-)
-from gateway.groups.strategies.base import Partition
-from gateway.groups.strategies.sticky import Sticky
-from gateway.groups.subscription import Subscription
-from gateway.topics import Routes
+from gateway.routing.base import Routes
 
 
 class FakeGroups:
@@ -112,12 +112,12 @@ class FakeGroups:
         generation = membership.share(member_id).generation
         self._apply(membership, membership.decide_leave(member_id, generation, self._routes.topics()))
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPlace]:
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPosition]:
         found = []
         for place in partitions:
             stored = self.progress.lookup(group, self._key(place))
             offset, metadata = (stored.offset, stored.metadata) if isinstance(stored, Found) else (None, "")
-            found.append(CommittedPlace(*place, offset, metadata))
+            found.append(CommittedPosition(*place, offset, metadata))
         return found
 
     async def start_offset(
@@ -128,7 +128,7 @@ class FakeGroups:
         out_of_range: OutOfRange = OutOfRange.NEAREST,
     ) -> int:
         bounds = await self._consumer.bounds(*place)
-        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, Place(bounds))
+        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, PartitionBounds(bounds))
         assert isinstance(answer, int)
         return answer
 

@@ -23,9 +23,10 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from store.dedup.producers import SEQUENCES_KEPT
 from store.errors import AlreadyStored, SequenceGone, StoreError
 from store.limits import KiB
-from store.producers import SEQUENCES_KEPT
+from store.offline.verify import verify
 from store.record_batch import Record, decode, encode
 from store.store import Store
 from store.types import (
@@ -39,7 +40,6 @@ from store.types import (
     QueueKey,
     RequestPart,
 )
-from store.verify import verify
 from tests.clock import FakeClock
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, entries_of, open_store, with_settings
@@ -59,11 +59,11 @@ class Messages:
 
 
 @dataclass(frozen=True)
-class Places:
+class Indexes:
     """Some records of a request."""
 
     request: int
-    places: tuple[int, ...]
+    request_indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Numbered:
 class Send:
     """One call of `append`."""
 
-    what: Messages | Places | Numbered
+    what: Messages | Indexes | Numbered
     queue: int
     acks: Acks
 
@@ -317,9 +317,9 @@ class World:
             case Messages(ids):
                 identity = Identity(message_ids=[b"%016d" % number for number in ids])
                 return [f"m{number}" for number in ids], identity
-            case Places(request, places):
-                part = RequestPart(b"r%015d" % request, NO_FINGERPRINT, places)
-                return [f"r{request}:{place}" for place in places], Identity(request=part)
+            case Indexes(request, request_indexes):
+                part = RequestPart(b"r%015d" % request, NO_FINGERPRINT, request_indexes)
+                return [f"r{request}:{request_index}" for request_index in request_indexes], Identity(request=part)
             case Numbered(producer, sequence):
                 number = ProducerSequence(b"p%015d" % producer, sequence)
                 return [f"p{producer}:{sequence}:{send.queue}"], Identity(producer=number)
@@ -329,8 +329,8 @@ def _only(identity: Identity, kept: Sequence[int]) -> Identity:
     """The identity of some records of a batch."""
     if identity.request is None:
         return Identity(message_ids=[identity.message_ids[index] for index in kept])
-    places = [identity.request.places[index] for index in kept]
-    return Identity(request=identity.request._replace(places=places))
+    request_indexes = [identity.request.request_indexes[index] for index in kept]
+    return Identity(request=identity.request._replace(request_indexes=request_indexes))
 
 
 some_numbers = st.sets(st.integers(0, 7), min_size=1, max_size=4).map(sorted).map(tuple)
@@ -338,7 +338,7 @@ sends = st.builds(
     Send,
     st.one_of(
         st.builds(Messages, some_numbers),
-        st.builds(Places, st.integers(0, 1), some_numbers),
+        st.builds(Indexes, st.integers(0, 1), some_numbers),
         st.builds(Numbered, st.integers(0, 1), st.integers(0, 9)),
     ),
     st.integers(0, QUEUES - 1),

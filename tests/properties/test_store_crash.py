@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.commit_log import CommitLog
-from store.consume_queue import file as file_index
+from store.index import file as file_index
+from store.log.commit_log import CommitLog
+from store.log.writer import Writer
 from store.types import Acks
-from store.writer import Writer
 from tests.properties.store_world import (
     Call,
     Checkpoint,

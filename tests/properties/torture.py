@@ -44,9 +44,9 @@ from unittest.mock import patch
 import uvloop
 from crc32c import crc32c
 
-from store import writer
-from store.consume_queue import file as file_index
 from store.errors import StoreError
+from store.index import file as file_index
+from store.log import writer
 from store.types import Acks
 from tests.properties.store_world import (
     SETTINGS,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pyspark_mq.errors import MqError
 from pyspark_mq.identity import EPOCH_MAX, LANE_BATCHES_MAX, WRITE_ID_CHARS_MAX, Keyed, Numbered, is_write_id
 
-from gateway.http.idempotency import SEQUENCE_MAX
-from gateway.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYTES_MAX
+from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYTES_MAX
+from gateway.surfaces.http.idempotency import SEQUENCE_MAX
 
 
 def number(epoch: int, batch: int, digest: int) -> int:

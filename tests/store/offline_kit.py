@@ -9,8 +9,8 @@ from random import Random
 from unittest.mock import patch
 
 from store.config import StoreConfig
-from store.consume_queue import file as file_index
-from store.offline import Found, log_files, pieces
+from store.index import file as file_index
+from store.offline.directory import Found, log_files, pieces
 from store.record_batch import decode
 from store.store import Store
 from store.types import Entry, QueueKey

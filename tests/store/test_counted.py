@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.consume_queue.counted import (
+from store.errors import IndexDamaged
+from store.index.counted import (
     NOTHING_KEPT,
     Row,
     as_unfinished,
@@ -16,8 +17,7 @@ from store.consume_queue.counted import (
     first_position_of,
     is_unfinished,
 )
-from store.consume_queue.pending import Pending, PendingUnits
-from store.errors import IndexDamaged
+from store.index.pending import Pending, PendingUnits
 from store.types import Bounds, QueueKey
 
 KEY = QueueKey(7, 3)

@@ -1,4 +1,4 @@
-"""W5: when sends are refused for room, what the server has to note itself goes on (store.writer)."""
+"""W5: when sends are refused for room, what the server has to note itself goes on (store.log.writer)."""
 
 from __future__ import annotations
 

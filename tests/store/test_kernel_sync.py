@@ -133,14 +133,14 @@ async def test_work_in_the_background_gives_way_at_once_and_only_to_a_sync(
         return begin(self, fd)
 
     monkeypatch.setattr(KernelSync, "begin", begun)
-    await store.give_way()
+    await store.yield_to_loop()
     assert not yielded, "nothing is under way"
     async with asyncio.timeout(10):
         while not yielded:  # the first group may have been synced by the thread, while space was prepared
             putting = asyncio.create_task(put(store, QueueKey(topic.topic_id, 0), b"a"))
             while not (is_syncing or putting.done()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            await store.give_way()
+            await store.yield_to_loop()
             await putting
             is_syncing = False
     await store.close()

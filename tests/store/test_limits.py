@@ -8,7 +8,6 @@ import pytest
 
 from store import limits
 from store.config import StoreConfig
-from store.entry import entry_bytes
 from store.limits import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
@@ -23,6 +22,7 @@ from store.limits import (
     KiB,
     MiB,
 )
+from store.log.entry import entry_bytes
 from store.record_batch import Record, check, encode
 from store.types import Append, Delay, QueueKey, Source
 

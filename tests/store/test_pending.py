@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.consume_queue.pending import ROW_BYTES, Cells, Pending, PendingUnits
+from store.index.pending import ROW_BYTES, Cells, Pending, PendingUnits
 
 COUNTS = st.lists(st.integers(1, 2000), min_size=1, max_size=600)
 

@@ -13,16 +13,16 @@ from threading import Event
 import pytest
 
 from store import Store, StoreConfig
-from store.consume_queue.file import FileConsumeQueues
-from store.entry import ALIGNMENT, entry_bytes
 from store.errors import StoreLocked, StoreStopped, UnknownQueue
 from store.files import OsFiles
+from store.index.file import FileConsumeQueues
 from store.limits import KiB, MiB
+from store.log.entry import ALIGNMENT, entry_bytes
+from store.offline.verify import verify
 from store.record_batch import Record, encode
 from store.store import CHECKPOINT_STEPS_MAX, FLUSHED_FILE_LOG_BYTES, INLINE_READ_BYTES_MAX
 from store.topics import META_QUEUE, TIMER_QUEUE
 from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
-from store.verify import verify
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk, SimFile
 from tests.store.kit import (
@@ -238,7 +238,7 @@ async def test_search_by_time_on_both_boundaries() -> None:
 
 
 async def check_times(store: Store, queue: QueueKey) -> None:
-    """Times 10 10 10 30 30 at offsets 0 to 4: the example of store/consume_queue/base.py."""
+    """Times 10 10 10 30 30 at offsets 0 to 4: the example of store/index/base.py."""
     expected = {5: (0, 0), 10: (0, 2), 20: (3, 2), 30: (3, 4), 40: (5, 4)}
     for time_ms, (lower, upper) in expected.items():
         assert await store.offset_for_time(queue, time_ms, Boundary.LOWER) == lower, time_ms

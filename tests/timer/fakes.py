@@ -93,7 +93,7 @@ class FakeLog:
     async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
         return [await self.read_entry(position) for position in positions]
 
-    async def give_way(self) -> None:
+    async def yield_to_loop(self) -> None:
         await asyncio.sleep(0)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
@@ -180,7 +180,7 @@ def make_timer(log: FakeLog, disk: SimDisk, clock: Clock, **settings: int) -> Ti
 
 async def settle(timer: TimerService) -> None:
     """Step the timer until nothing more happens at this time of the clock."""
-    while await timer.enqueue_step() + await timer.dequeue_step():
+    while await timer.intake_step() + await timer.firing_step():
         pass
 
 

@@ -69,7 +69,7 @@ async def test_no_more_than_the_bounds_are_accepted_and_room_comes_back(log: Fak
     assert timer.pending_count == 10
 
 
-async def test_what_does_not_hang_yet_counts_too(log: FakeLog, clock: FakeClock) -> None:
+async def test_what_is_not_scheduled_yet_counts_too(log: FakeLog, clock: FakeClock) -> None:
     timer = await start(log, clock, SimDisk())
     await schedule(timer, 2_000, 2_001)
     answers = await asyncio.gather(*(schedule(timer, 2_002) for _ in range(4)), return_exceptions=True)

@@ -17,8 +17,8 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
-from timer.dequeueing import CATCH_UP_RECORDS_MAX
 from timer.errors import TimerBusy
+from timer.firing import CATCH_UP_RECORDS_MAX
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -47,7 +47,7 @@ async def timer(log: FakeLog, clock: FakeClock, disk: SimDisk) -> TimerService:
 
 
 async def accept(timer: TimerService, log: FakeLog, *due_in_ms: int) -> list[ScheduleId]:
-    """Schedules named by their place; hung in the wheel on return."""
+    """Schedules named by their index; in the wheel on return."""
     appended = await log.accept([(START_MS + due_ms, b"%d" % number) for number, due_ms in enumerate(due_in_ms)])
     await settle(timer)
     return [ScheduleId(START_MS + due_ms, appended.position, number) for number, due_ms in enumerate(due_in_ms)]
@@ -242,7 +242,7 @@ async def test_a_change_made_just_before_a_crash_holds(log: FakeLog, clock: Fake
             schedule = ScheduleId(start_ms + due_ms, appended.position, 0)
             assert (await timer.cancel(schedule)).standing is Standing.PENDING
             if met >= 1:
-                await timer.enqueue_step()
+                await timer.intake_step()
             if met >= 2:
                 await timer.checkpoint()
             if met == 3:
@@ -251,7 +251,7 @@ async def test_a_change_made_just_before_a_crash_holds(log: FakeLog, clock: Fake
             await timer.start()
             assert timer.recovery_outcome == ("clean" if met == 3 else "crash")
             clock.step(due_ms)  # overdue before the tombstone could be met again
-            await timer.dequeue_step()
+            await timer.firing_step()
             await pass_time(timer, clock, 70_000)
             assert values(log) == [b"kept"], (due_ms, met)
             assert timer.pending_count == 0
@@ -268,7 +268,7 @@ async def test_closing_before_the_tombstone_is_met_forgets_nothing(
     await timer.start()
     assert timer.recovery_outcome == "clean"
     clock.step(6_000)
-    await timer.dequeue_step()
+    await timer.firing_step()
     await settle(timer)
     assert values(log) == [b"1"]
     assert (timer.pending_count, timer.pending_counts()) == (0, {})
@@ -339,7 +339,7 @@ async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService,
     assert (len(state.changed), len(state.timer_log._marks), state.open.withdrawn_count) == (0, 0, 0)
 
 
-async def test_a_look_while_nothing_is_hung_in_says_so(
+async def test_a_look_while_nothing_is_scheduled_says_so(
     timer: TimerService, log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("timer.schedules.PATIENCE_MS", 1)
@@ -353,11 +353,11 @@ async def test_a_tombstone_met_in_the_middle_of_a_go_of_deliveries_still_holds(l
     await timer.start()
     ids = await accept(timer, log, *(1 for _ in range(600)))
     for schedule in (ids[0], ids[300], ids[599]):
-        while timer.enqueue_lag_count:
-            await timer.enqueue_step()
+        while timer.intake_lag_count:
+            await timer.intake_step()
         assert (await timer.cancel(schedule)).standing is Standing.PENDING
     clock.step(1)
-    await asyncio.gather(timer.dequeue_step(), timer.enqueue_step())
+    await asyncio.gather(timer.firing_step(), timer.intake_step())
     await settle(timer)
     assert len(values(log)) == 597
     assert not {b"0", b"300", b"599"} & set(values(log))
@@ -379,7 +379,7 @@ async def test_a_listing_does_not_wait_for_deliveries_and_shows_what_is_not_deli
         seen.append((before, sum(await timer.histogram(Query(), [0, 1 << 62]))))
         return appended
 
-    timer._dequeueing._deliver = deliver
-    assert await timer.dequeue_step() == 1500
+    timer._firing._deliver = deliver
+    assert await timer.firing_step() == 1500
     assert seen == [(left_count, left_count) for left_count in range(1500, 0, -CATCH_UP_RECORDS_MAX)]
     assert sum(await timer.histogram(Query(), [0, 1 << 62])) == 0

@@ -141,7 +141,7 @@ class Run:
         """Whether all that can happen has happened. Not when memory is full of what the clock, set back, does not let
         fire: the timer would say so."""
         await settle(self.timer)
-        return self.timer.enqueue_lag_count == 0
+        return self.timer.intake_lag_count == 0
 
     def _new_due_ms(self, reason: Reason) -> int:
         now_ms = self.clock.now_ms()
@@ -246,7 +246,7 @@ class Run:
             self.disk.cut_power_at(rng.randrange(1, 8))
             try:
                 await self.start()
-                await self.timer.dequeue_step()
+                await self.timer.firing_step()
             except PowerCut:
                 pass
             self.disk = self.disk.crash(rng)
@@ -271,9 +271,9 @@ class Run:
         elif operation < 32:
             await self.check_counts()
         elif operation < 50:
-            await self.timer.enqueue_step()
+            await self.timer.intake_step()
         elif operation < 65:
-            await self.timer.dequeue_step()
+            await self.timer.firing_step()
         elif operation < 80:
             self.clock.step(rng.choice((1, 30, 400, 1500, 6000)))
         elif operation < 81:

@@ -11,9 +11,9 @@ from store.record_batch import Record, encode
 from store.types import Acks, Append, Delay, Entry, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.bodies import Bodies, pick
 from timer.delivery import TIMER_QUEUE, DueRecords
 from timer.items import pack_item
+from timer.record_cache import RecordCache, pick
 
 COUNT = 1000
 
@@ -30,10 +30,10 @@ async def _log_with_an_entry() -> tuple[FakeLog, int]:
 
 async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
     log, position = await _log_with_an_entry()
-    bodies = Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=1 << 20)
+    record_cache = RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20)
     gc.collect()
     before_count = len(gc.get_objects())
-    body = await bodies.get(position, range(COUNT))
+    body = await record_cache.get(position, range(COUNT))
     due = DueRecords(
         [pack_item(START_MS + number, position, number, START_MS // 1000, False) for number in range(COUNT)]
     )
@@ -45,7 +45,9 @@ async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
 
 async def test_due_records_are_what_picking_each_one_gives() -> None:
     log, position = await _log_with_an_entry()
-    body = await Bodies(log.read_entry, log.read_entries, log.give_way, bytes_max=1 << 20).get(position, range(COUNT))
+    body = await RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20).get(
+        position, range(COUNT)
+    )
     numbers = (3, 999, 0)
     due = DueRecords([pack_item(START_MS, position, number, START_MS // 1000, False) for number in numbers])
     total_bytes = due.fill(range(3), body)
@@ -59,7 +61,7 @@ async def test_due_records_are_what_picking_each_one_gives() -> None:
         DueRecords([pack_item(START_MS, position, COUNT, START_MS // 1000, False)]).fill(range(1), body)
 
 
-async def test_bodies_keep_the_last_used_up_to_their_bytes() -> None:
+async def test_the_cache_keeps_the_last_used_up_to_its_bytes() -> None:
     log, first = await _log_with_an_entry()
     (entry,) = log.entries
     (second,) = await log.append(
@@ -73,14 +75,14 @@ async def test_bodies_keep_the_last_used_up_to_their_bytes() -> None:
         return await log.read_entry(position)
 
     size_bytes = (
-        await Bodies(read_entry, log.read_entries, log.give_way, bytes_max=1 << 20).get(first, range(COUNT))
+        await RecordCache(read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20).get(first, range(COUNT))
     ).size_bytes
     for bytes_max, expected in (
         (2 * size_bytes, [first, second.position]),
         (2 * size_bytes - 1, [first, second.position, first]),
     ):
         reads.clear()
-        bodies = Bodies(read_entry, log.read_entries, log.give_way, bytes_max=bytes_max)
+        record_cache = RecordCache(read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
         for position in (first, second.position, first, first):
-            await bodies.get(position, range(COUNT))
+            await record_cache.get(position, range(COUNT))
         assert reads == expected

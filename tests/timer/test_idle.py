@@ -77,7 +77,7 @@ async def strobing_below_the_due_time(scene: Scene) -> None:
 async def frozen_with_a_slot_that_memory_holds_in_part(scene: Scene) -> None:
     await scene.start(heap_count_max=8)
     await scene.accept(*(START_MS + 1500 + number for number in range(100)))
-    await scene.timer.enqueue_step()
+    await scene.timer.intake_step()
     scene.clock.step(600)
 
 
@@ -99,7 +99,7 @@ async def set_back_with_much_that_was_cancelled(scene: Scene) -> None:
     await settle(scene.timer)
     for schedule in ids[10:16]:
         await scene.timer.cancel(schedule)
-        await scene.timer.enqueue_step()
+        await scene.timer.intake_step()
     scene.clock.step(-HOUR_MS)
 
 
@@ -112,14 +112,14 @@ async def due_long_ago_and_unreadable(scene: Scene) -> None:
 async def due_for_a_full_disk(scene: Scene) -> None:
     await scene.start(heap_count_max=8)
     await scene.accept(*(START_MS - number for number in range(100)))
-    await scene.timer.enqueue_step()
+    await scene.timer.intake_step()
     scene.refuse_deliveries(DiskFull("no space"))
 
 
 async def due_for_a_store_that_is_overloaded(scene: Scene) -> None:
     await scene.start()
     await scene.accept(*(START_MS - number for number in range(100)))
-    await scene.timer.enqueue_step()
+    await scene.timer.intake_step()
     scene.refuse_deliveries(Overloaded("too much"))
 
 
@@ -135,7 +135,7 @@ async def a_lap_behind_with_deliveries_refused(scene: Scene) -> None:
 async def units_waiting_for_a_full_disk(scene: Scene) -> None:
     await scene.start(unwritten_bytes_max=52, checkpoint_interval_ms=1000)
     await scene.accept(START_MS + HOUR_MS)
-    await scene.timer.enqueue_step()
+    await scene.timer.intake_step()
     await scene.accept(START_MS + HOUR_MS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.entry import packed_sources
+from store.log.entry import packed_sources
 from store.types import Source
 from timer.items import (
     HIGHEST,

@@ -19,8 +19,8 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
     rng = Random(seed)
     count_max = rng.choice((4, 9, 500))
     slots = OpenSlots(NOW_S, delivered_from=0, count_max=count_max)
-    disk: dict[int, list[Item]] = {}  # the wheel: every schedule ever hung, by slot
-    hung: set[Item] = set()
+    disk: dict[int, list[Item]] = {}  # the wheel: every schedule ever scheduled, by slot
+    scheduled: set[Item] = set()
     fired: set[Item] = set()
     clock_ms = NOW_S * 1000
     for position in range(rng.randrange(20, 200)):
@@ -29,12 +29,12 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
         slot_s = max(fire_ms // 1000, slots.read_mark_s)
         item = pack_item(fire_ms, position, rng.randrange(3), slot_s, False)
         disk.setdefault(slot_s, []).append(item)
-        hung.add(item)
+        scheduled.add(item)
         if slot_s < slots.write_mark_s:
             slots.arrive(item, 0)
         if rng.random() < 0.5:
             _load(slots, disk, clock_ms, rng)
-        opened = sorted(item for item in hung if slot_of(item) < slots.write_mark_s)
+        opened = sorted(item for item in scheduled if slot_of(item) < slots.write_mark_s)
         for item in rng.sample(opened, min(3, len(opened))):
             is_waiting = slot_of(item) >= slots.read_mark_s and slots.is_waiting(item)
             assert is_waiting == (item not in fired)
@@ -42,7 +42,7 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
                 slots.withdraw(item)
                 assert not slots.is_waiting(item)
                 fired.add(item)
-        owed = sorted(item for item in hung - fired if slot_of(item) < slots.write_mark_s)
+        owed = sorted(item for item in scheduled - fired if slot_of(item) < slots.write_mark_s)
         due = slots.pop_due(clock_ms, rng.choice((1, 2, 100)))
         assert due == owed[: len(due)], "nothing older may be left behind"
         if due and rng.random() < 0.2:
@@ -52,9 +52,9 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
             fired.update(due)
         slots.advance(clock_ms // 1000)
         assert slots.read_mark_s < slots.write_mark_s
-        assert all(slot_of(item) >= slots.read_mark_s for item in hung - fired)
+        assert all(slot_of(item) >= slots.read_mark_s for item in scheduled - fired)
     clock_ms += 10_000
-    while len(fired) < len(hung):
+    while len(fired) < len(scheduled):
         _load(slots, disk, clock_ms, rng)
         before_count = slots.in_memory_count
         due = slots.pop_due(clock_ms, 7)
@@ -97,7 +97,7 @@ def test_what_arrives_during_a_walk_is_met_once() -> None:
     seen = pack_item(NOW_S * 1000 + 5, 1, 0, NOW_S, False)
     late = pack_item(NOW_S * 1000 + 4, 2, 0, NOW_S, False)
     load.offer(seen)
-    slots.arrive(late, 0)  # hung after the walk had begun: not in the chain it saw
+    slots.arrive(late, 0)  # scheduled after the walk had begun: not in the chain it saw
     slots.finish(load)
     assert slots.pop_due(NOW_S * 1000 + 999, 10) == [late, seen]
 

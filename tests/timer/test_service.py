@@ -1,6 +1,6 @@
 """The timer as a whole: on time, in order, once, whatever the clock, the disk and the store do.
 
-Covers timer.enqueueing and timer.dequeueing.
+Covers timer.intake and timer.firing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.delivery import TIMER_QUEUE
-from timer.dequeueing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
-from timer.enqueueing import BEHIND_UNITS_MAX, BURST_TURNS
+from timer.firing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
+from timer.intake import BEHIND_UNITS_MAX, BURST_TURNS
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -41,13 +41,13 @@ def values(log: FakeLog) -> list[bytes]:
 
 
 def lags_at_turns(log: FakeLog, timer: TimerService) -> list[int]:
-    """Filled from now on with how many records are still to be hung whenever the timer gives way."""
+    """Filled from now on with how many records are still to be scheduled whenever the timer yields."""
     lags: list[int] = []
 
-    async def give_way() -> None:
-        lags.append(timer.enqueue_lag_count)
+    async def yield_to_loop() -> None:
+        lags.append(timer.intake_lag_count)
 
-    log.give_way = give_way  # type: ignore[method-assign]
+    log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
     return lags
 
 
@@ -203,8 +203,8 @@ async def test_a_strobing_clock_never_makes_a_record_early(log: FakeLog, clock: 
     await log.accept([(START_MS + 50 * number, b"%03d" % number) for number in range(100)])
     for _ in range(600):
         clock.step(10)
-        await timer.enqueue_step()
-        await timer.dequeue_step()
+        await timer.intake_step()
+        await timer.firing_step()
     assert sorted(values(log)) == [b"%03d" % number for number in range(100)]
     # The reading when it was popped is not the one when it was appended: 200 ms is the strobe itself.
     assert all(delivered.at_ms >= delivered.due_ms - 200 for delivered in log.delivered())
@@ -226,13 +226,13 @@ async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(
     await timer.start()
     assert timer.recovery_outcome == "clean"
     most_in_memory = 0
-    assert await timer.dequeue_step() == 0, "what is older may still have to be hung"
-    assert await timer.enqueue_step() == 2
+    assert await timer.firing_step() == 0, "what is older may still have to be hung"
+    assert await timer.intake_step() == 2
     await log.accept([(START_MS + 400 * DAY_MS, b"accepted after the start")])
-    assert await timer.enqueue_step() == 0, "the read mark is more than a lap behind: catch up first"
+    assert await timer.intake_step() == 0, "the read mark is more than a lap behind: catch up first"
     while timer.pending_count:
-        await timer.dequeue_step()
-        await timer.enqueue_step()
+        await timer.firing_step()
+        await timer.intake_step()
         most_in_memory = max(most_in_memory, timer._state.open.in_memory_count)
     *fired, last, after_start = values(log)
     assert fired == [b"not hung before the stop", *(b"%d" % due_ms for due_ms in sorted(dues))]
@@ -251,7 +251,7 @@ async def test_a_slot_fuller_than_memory_fires_in_order(log: FakeLog, clock: Fak
     await run_clock(timer, clock, 4500)
     for due_ms in dues[100:]:  # these arrive when the slot is open already
         await log.accept([(due_ms, b"%d" % due_ms)])
-        await timer.enqueue_step()
+        await timer.intake_step()
         assert timer._state.open.in_memory_count <= 14
     await run_clock(timer, clock, 2000, step_ms=10)
     assert values(log) == [b"%d" % due_ms for due_ms in sorted(dues)]
@@ -281,9 +281,9 @@ async def test_a_full_disk_delays_delivery_until_there_is_room(
     await settle(timer)
     log.before_append = FailOnce(DiskFull("full"))
     clock.step(1)
-    assert await timer.dequeue_step() == 0
+    assert await timer.firing_step() == 0
     assert values(log) == []
-    assert timer._dequeueing.idle_ms() == 200
+    assert timer._firing.idle_ms() == 200
     await settle(timer)
     assert values(log) == [b"x"]
 
@@ -458,14 +458,14 @@ async def test_timer_log_files_expire_when_nothing_in_them_is_pending(log: FakeL
     assert (timer.recovery_outcome, timer.pending_count) == ("crash", 1)
 
 
-async def test_nothing_is_hung_while_the_read_mark_is_a_lap_behind(log: FakeLog, clock: FakeClock) -> None:
+async def test_nothing_is_scheduled_while_the_read_mark_is_a_lap_behind(log: FakeLog, clock: FakeClock) -> None:
     timer = make_timer(log, SimDisk(), clock)
     await timer.start()
     await log.accept([(START_MS + 3_000, b"first")])
     await settle(timer)
     clock.step((LAP_SLOTS + 10) * 1000)
     await log.accept([(START_MS + 1, b"second")])
-    assert await timer.enqueue_step() == 0
+    assert await timer.intake_step() == 0
     await settle(timer)
     assert values(log) == [b"first", b"second"]
 
@@ -476,11 +476,13 @@ async def test_a_clock_that_jumps_within_an_entry_lets_no_slot_be_used_twice(log
     two_laps_ms = 2 * LAP_SLOTS * 1000
     near = [(START_MS + 3000, b"near %d" % number) for number in range(TURN_UNITS)]
     await log.accept([*near, *((START_MS + two_laps_ms + 3000, b"far %d" % number) for number in range(50))])
-    enqueueing = asyncio.create_task(timer.enqueue_step())
+    intake = asyncio.create_task(timer.intake_step())
     while not timer._state.queue_offset:  # noqa: ASYNC110 -- it has had one turn then
         await asyncio.sleep(0)
-    clock.step(12 * DAY_MS)  # as when the machine slept: two laps and three seconds hence is near enough to hang now
-    assert await enqueueing == TURN_UNITS
+    clock.step(
+        12 * DAY_MS
+    )  # as when the machine slept: two laps and three seconds hence is near enough to schedule now
+    assert await intake == TURN_UNITS
     await settle(timer)
     assert values(log) == [value for _, value in near]
     clock.set(START_MS + two_laps_ms + 3000)
@@ -489,18 +491,18 @@ async def test_a_clock_that_jumps_within_an_entry_lets_no_slot_be_used_twice(log
     assert timer.pending_count == 0
 
 
-async def test_many_small_entries_are_hung_in_one_turn(log: FakeLog, clock: FakeClock) -> None:
+async def test_many_small_entries_are_scheduled_in_one_turn(log: FakeLog, clock: FakeClock) -> None:
     timer = make_timer(log, SimDisk(), clock)
     await timer.start()
     for number in range(3 * TURN_UNITS):
         await log.accept([(START_MS + 1000, b"%d" % number)])
     lags = lags_at_turns(log, timer)
-    assert await timer.enqueue_step() == 3 * TURN_UNITS
+    assert await timer.intake_step() == 3 * TURN_UNITS
     assert lags == [2 * TURN_UNITS, TURN_UNITS, 0]
 
 
 async def test_those_who_send_cannot_leave_the_wheel_behind(log: FakeLog, clock: FakeClock) -> None:
-    """In each turn of the event loop far more is accepted than would be hung in one."""
+    """In each turn of the event loop far more is accepted than would be scheduled one."""
     timer = make_timer(log, SimDisk(), clock)
     await timer.start()
     per_turn = 10 * TURN_UNITS
@@ -509,44 +511,44 @@ async def test_those_who_send_cannot_leave_the_wheel_behind(log: FakeLog, clock:
 
     async def accepting() -> None:
         if len(lags) < 200:
-            lags.append(timer.enqueue_lag_count)
+            lags.append(timer.intake_lag_count)
             await log.accept([(START_MS + 1000, b"x")] * per_turn)
 
-    log.give_way = accepting  # type: ignore[method-assign]
-    while timer.enqueue_lag_count:
-        await timer.enqueue_step()
+    log.yield_to_loop = accepting  # type: ignore[method-assign]
+    while timer.intake_lag_count:
+        await timer.intake_step()
     assert len(lags) == 200
     assert max(lags[100:]) <= 3 * per_turn
 
 
-async def test_a_burst_is_not_hung_in_the_turn_after_it(log: FakeLog, clock: FakeClock) -> None:
+async def test_a_burst_is_not_scheduled_in_the_turn_after_it(log: FakeLog, clock: FakeClock) -> None:
     timer = make_timer(log, SimDisk(), clock)
     await timer.start()
     burst_count = 90 * BEHIND_UNITS_MAX
     await log.accept([(START_MS + 1000, b"x")] * 2 * TURN_UNITS)
     lags: list[int] = []
 
-    async def give_way() -> None:
-        lags.append(timer.enqueue_lag_count)
+    async def yield_to_loop() -> None:
+        lags.append(timer.intake_lag_count)
         if len(lags) == 1:
             await log.accept([(START_MS + 1000, b"x")] * burst_count)
 
-    log.give_way = give_way  # type: ignore[method-assign]
-    while timer.enqueue_lag_count:
-        await timer.enqueue_step()
+    log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
+    while timer.intake_lag_count:
+        await timer.intake_step()
     behind = [lags[0] + burst_count, *lags[1:]]
     lengths = [before - after for before, after in pairwise(behind)]
     assert TURN_UNITS < max(lengths) < behind[0] // BURST_TURNS + TURN_UNITS
 
 
-async def test_what_is_far_behind_is_hung_in_turns_of_a_bounded_length(log: FakeLog, clock: FakeClock) -> None:
+async def test_what_is_far_behind_is_scheduled_in_turns_of_a_bounded_length(log: FakeLog, clock: FakeClock) -> None:
     timer = make_timer(log, SimDisk(), clock)
     await timer.start()
     for _ in range(100):
         await log.accept([(START_MS + 1000, b"x")] * 1000)
     lags = lags_at_turns(log, timer)
-    while timer.enqueue_lag_count:
-        await timer.enqueue_step()
+    while timer.intake_lag_count:
+        await timer.intake_step()
     lengths = [before - after for before, after in pairwise([100_000, *lags])]
     assert BEHIND_UNITS_MAX <= max(lengths) < BEHIND_UNITS_MAX + TURN_UNITS
 
@@ -555,12 +557,12 @@ async def test_no_more_units_wait_for_the_disk_than_may(log: FakeLog, clock: Fak
     timer = make_timer(log, SimDisk(), clock, unwritten_bytes_max=TURN_UNITS * UNIT_BYTES)
     await timer.start()
     await log.accept([(START_MS + 1000, b"%d" % number) for number in range(2 * TURN_UNITS + 1)])
-    hung_counts = []
-    while timer.enqueue_lag_count:
-        hung_counts.append(await timer.enqueue_step())
-        assert await timer.enqueue_step() == 0
+    scheduled_counts = []
+    while timer.intake_lag_count:
+        scheduled_counts.append(await timer.intake_step())
+        assert await timer.intake_step() == 0
         await timer.checkpoint()
-    assert hung_counts == [TURN_UNITS, TURN_UNITS, 1]
+    assert scheduled_counts == [TURN_UNITS, TURN_UNITS, 1]
 
 
 async def test_memory_that_fills_while_a_start_is_caught_up_with_does_not_stop_deliveries(
@@ -586,7 +588,7 @@ async def test_memory_that_fills_while_a_start_is_caught_up_with_does_not_stop_d
     assert len(values(log)) == 19
     await timer.checkpoint()  # the disk is back
     await settle(timer)
-    assert (len(values(log)), timer.enqueue_lag_count, timer.pending_count) == (19 + 6 + 8, 0, 1)
+    assert (len(values(log)), timer.intake_lag_count, timer.pending_count) == (19 + 6 + 8, 0, 1)
 
 
 @pytest.mark.parametrize("keys", [None, frozenset((b"key", b"another"))])
@@ -597,13 +599,13 @@ async def test_a_list_reads_each_entry_once(
         await log.accept([(START_MS + 1000 + number, b"%d" % number) for number in range(100)])
     await settle(timer)
     read: list[int] = []
-    read_entry = timer._state.bodies._read_entry
+    read_entry = timer._state.record_cache._read_entry
 
     async def counted(position: int) -> Entry:
         read.append(position)
         return await read_entry(position)
 
-    timer._state.bodies._read_entry = counted
+    timer._state.record_cache._read_entry = counted
     page = await timer.page(Query(keys=keys), limit=1000)
     assert [schedule.record.record.value for schedule in page.schedules] == [b"%d" % n for n in range(100)] * 3
     assert len(read) == len(log.entries)
@@ -687,11 +689,11 @@ async def test_large_records_scattered_over_many_entries_are_not_read_again_for_
     entry_count = 40
     for entry in range(entry_count):  # each has a record due at each of fifty milliseconds
         await log.accept([(START_MS + 10 + number, b"%d" % entry * 1000) for number in range(50)])
-    while await timer.enqueue_step():
+    while await timer.intake_step():
         pass
     clock.step(3_000)
     steps_count = 0
-    while await timer.dequeue_step():
+    while await timer.firing_step():
         steps_count += 1
     assert len(log.delivered()) == entry_count * 50
     assert [record.due_ms for record in log.delivered()] == sorted(record.due_ms for record in log.delivered())
@@ -707,10 +709,10 @@ async def test_deliveries_are_small_appends_until_they_are_late(
 ) -> None:
     count = CATCH_UP_RECORDS_MAX + 1
     await log.accept([(START_MS + 10, b"%d" % number) for number in range(count)])
-    while await timer.enqueue_step():
+    while await timer.intake_step():
         pass
     clock.step(10 + late_ms)
     before_count = log.append_count
-    await timer.dequeue_step()
+    await timer.firing_step()
     assert log.append_count - before_count == -(-count // count_max)
     assert values(log) == [b"%d" % number for number in range(count)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store.files import OsFiles
-from store.verify import Finding, Severity
+from store.offline.verify import Finding, Severity
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.dump import dump
 from timer.pending_file import PendingFile
@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
     wheel = Wheel(files, directory / "wheel")
     for number in range(UNITS):
         slot_s = FIRST_S + number // 3
-        previous = wheel.hang(slot_s, timer_log.end)
+        previous = wheel.add(slot_s, timer_log.end)
         timer_log.append(previous, MAGIC_DEFAULT, slot_s * 1000, number * 64, 64, 0, 16, slot_s)
     unwritten = timer_log.unwritten()
     timer_log.write(unwritten)

@@ -24,7 +24,7 @@ def test_the_reference_vectors_hold() -> None:
     assert (SLOTS, WHEEL_BYTES) == (1_209_600, 38_707_200)
     disk = new_disk()
     wheel = Wheel(disk, PATH)
-    assert wheel.hang(SECOND, 0) == NOWHERE
+    assert wheel.add(SECOND, 0) == NOWHERE
     wheel.flush()
     assert SECOND % SLOTS == 515_600
     slot = disk.contents(PATH)[16_499_200 : 16_499_200 + 32]
@@ -33,9 +33,9 @@ def test_the_reference_vectors_hold() -> None:
 
 def test_the_next_lap_takes_the_place_and_the_first_reads_empty() -> None:
     wheel = Wheel(new_disk(), PATH)
-    wheel.hang(SECOND, 52)
+    wheel.add(SECOND, 52)
     assert wheel.at(SECOND + SLOTS) == EMPTY_CHAIN
-    assert wheel.hang(SECOND + SLOTS, 104) == NOWHERE
+    assert wheel.add(SECOND + SLOTS, 104) == NOWHERE
     assert wheel.at(SECOND) == EMPTY_CHAIN
     assert wheel.at(SECOND + SLOTS) == Chain(104, 104, 1)
 
@@ -45,16 +45,16 @@ seconds = st.integers(SECOND, SECOND + 300) | st.integers(SECOND + SLOTS - 300, 
 
 @settings(print_blob=True, max_examples=60, deadline=None)
 @given(st.lists(st.tuples(seconds, st.booleans()), max_size=60))
-def test_the_wheel_agrees_with_a_dictionary_over_two_laps_and_restarts(hangs: list[tuple[int, bool]]) -> None:
+def test_the_wheel_agrees_with_a_dictionary_over_two_laps_and_restarts(holds: list[tuple[int, bool]]) -> None:
     disk = new_disk()
     wheel = Wheel(disk, PATH)
     model: dict[int, tuple[int, Chain]] = {}
-    for number, (second, restart) in enumerate(hangs):
+    for number, (second, restart) in enumerate(holds):
         position = number * 52
         held, chain = model.get(second % SLOTS, (second, EMPTY_CHAIN))
         if held != second:
             chain = EMPTY_CHAIN
-        assert wheel.hang(second, position) == chain.last
+        assert wheel.add(second, position) == chain.last
         first = position if chain.first == NOWHERE else chain.first
         model[second % SLOTS] = (second, Chain(first, position, chain.unit_count + 1))
         if restart:
@@ -62,7 +62,7 @@ def test_the_wheel_agrees_with_a_dictionary_over_two_laps_and_restarts(hangs: li
             wheel.close()
             wheel = Wheel(disk, PATH)
     held_chains = dict(model.values())
-    for second in {second for second, _ in hangs}:
+    for second in {second for second, _ in holds}:
         assert wheel.at(second) == held_chains.get(second, EMPTY_CHAIN)
     found = []
     from_s = SECOND
@@ -78,8 +78,8 @@ def test_the_wheel_agrees_with_a_dictionary_over_two_laps_and_restarts(hangs: li
 
 def test_a_released_unit_stays_in_its_chain_and_counts_no_more() -> None:
     wheel = Wheel(new_disk(), PATH)
-    wheel.hang(100, 0)
-    wheel.hang(100, 52)
+    wheel.add(100, 0)
+    wheel.add(100, 52)
     wheel.release(100)
     assert wheel.at(100) == Chain(0, 52, 1)
     wheel.release(100)
@@ -87,13 +87,13 @@ def test_a_released_unit_stays_in_its_chain_and_counts_no_more() -> None:
     assert wheel.next_occupied(90, 110) is None
     assert wheel.survey(100) == Survey(0, 0), "its files are still needed: the chain goes on from there"
     wheel.release(100 + SLOTS)  # another lap's
-    assert wheel.hang(100, 104) == 52
+    assert wheel.add(100, 104) == 52
     assert wheel.at(100) == Chain(0, 104, 1)
 
 
 def test_a_search_over_years_looks_at_two_laps_only() -> None:
     wheel = Wheel(new_disk(), PATH)
-    wheel.hang(SECOND, 0)
+    wheel.add(SECOND, 0)
     assert wheel.next_occupied(SECOND, 10**12) == SECOND
     assert wheel.next_occupied(SECOND + 1, 10**12) is None
 
@@ -102,7 +102,7 @@ def test_flipped_bits_are_found_when_the_page_is_loaded() -> None:
     disk = new_disk()
     wheel = Wheel(disk, PATH)
     second = SLOTS * 1400  # the first slot of the file
-    wheel.hang(second, 52)
+    wheel.add(second, 52)
     wheel.flush()
     assert Wheel(disk, PATH).at(second) == Chain(52, 52, 1)
     for bit in range(32 * 8):
@@ -119,10 +119,10 @@ def test_only_dirty_pages_are_written_and_neighbours_in_one_go() -> None:
     wheel = Wheel(disk, PATH)
     base = SLOTS * 1400
     for second in (base, base + 1, base + 128, base + 128 * 5):
-        wheel.hang(second, 0)
+        wheel.add(second, 0)
     wheel.flush()
     before = len(disk.calls)
-    wheel.hang(base + 2, 52)
+    wheel.add(base + 2, 52)
     wheel.flush()
     written = [(call.position, call.size) for call in disk.calls if call.operation == "pwritev"]
     assert written == [(0, 2 * PAGE_BYTES), (5 * PAGE_BYTES, PAGE_BYTES), (0, PAGE_BYTES)]
@@ -132,13 +132,13 @@ def test_only_dirty_pages_are_written_and_neighbours_in_one_go() -> None:
 def test_a_reset_wheel_is_empty_and_its_file_untouched_until_the_flush() -> None:
     disk = new_disk()
     wheel = Wheel(disk, PATH)
-    wheel.hang(SLOTS, 0)
+    wheel.add(SLOTS, 0)
     wheel.flush()
     held = disk.contents(PATH)
     wheel.reset()
     assert wheel.at(SLOTS) == EMPTY_CHAIN
     assert disk.contents(PATH) == held
-    wheel.hang(SLOTS + 200, 52)
+    wheel.add(SLOTS + 200, 52)
     wheel.flush()
     again = Wheel(disk, PATH)
     assert (again.at(SLOTS), again.at(SLOTS + 200)) == (EMPTY_CHAIN, Chain(52, 52, 1))

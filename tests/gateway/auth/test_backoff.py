@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.auth.backoff import (
-    ADDRESSES_MAX,
-    FIRST_WAIT_MS,
-    FORGET_MS,
-    FREE_FAILURES,
-    WAIT_MS_MAX,
-    Backoff,
-)
-from gateway.config import ConfigError, build
+from gateway.auth.backoff import ADDRESSES_MAX, FIRST_WAIT_MS, FORGET_MS, FREE_FAILURES, WAIT_MS_MAX, Backoff
+from gateway.settings.config import ConfigError, build
 
 
 def failed(times: int, address: str = "a") -> Backoff:

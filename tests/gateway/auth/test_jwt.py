@@ -9,12 +9,7 @@ import jwt as pyjwt
 import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from gateway.auth.jwt import (
     EXPIRES_S_MAX,

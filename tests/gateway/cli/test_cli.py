@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.cli.client import checked_url
 from gateway.cli.terminal import CliError, parse_duration_ms, printable
-from gateway.version import installed_version
+from gateway.main.version import installed_version
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (["serve"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["send"], ["tail"], ["dump"])
@@ -89,7 +89,7 @@ def test_it_says_which_version_it_is() -> None:
 
 
 def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.version.DISTRIBUTION", "mq-nowhere-installed")
+    monkeypatch.setattr("gateway.main.version.DISTRIBUTION", "mq-nowhere-installed")
     assert installed_version() == "unknown"
 
 

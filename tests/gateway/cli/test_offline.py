@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from gateway.cli import offline
 from gateway.cli.terminal import CliError
 from store.config import StoreConfig
-from store.dump import dump
+from store.offline.dump import dump
 from store.record_batch import Record, encode
 from store.store import Store
 from store.types import Append, QueueKey

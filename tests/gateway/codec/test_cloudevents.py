@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.cloudevents import binary_headers, check_structured, http_headers
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 
 EVENT = {"id": "1", "source": "/a", "specversion": "1.0", "type": "t"}
 HEADERS = [("CE-Id", "1"), ("ce-source", "/a"), ("ce-specversion", "1.0"), ("ce-type", "t")]
@@ -58,7 +58,7 @@ def test_required_attributes_are_required(name: str) -> None:
 def test_what_is_no_event_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         check_structured(body)
-    assert caught.value.status == 400
+    assert caught.value.error_code == 400
 
 
 def test_the_partition_key_is_the_records_key() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.columns import Columns, columns_of
 from gateway.codec.records import Format, open_envelope, parse_records
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
 scalars = st.one_of(

@@ -11,7 +11,7 @@ from gateway.codec import native
 from gateway.codec.documents import TOO_LONG, Document
 from gateway.codec.native import DOCUMENT_BYTES_MAX, load_documents, parse_documents
 from gateway.codec.records import ProduceRecord
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.records import ProduceRecord
 from gateway.codec.v3_records import data_types, parse_v3_record, receipt_of
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
 
 
 def parsed(value: object) -> ProduceRecord:

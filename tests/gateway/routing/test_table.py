@@ -1,4 +1,4 @@
-"""gateway/routing/table.py: the list of topics. Chains of segments: tests/gateway/test_consumer.py."""
+"""gateway/routing/table.py: the list of topics. Chains of segments: tests/gateway/api/test_consumer.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_topics_are_listed_by_name_whatever_comes_grows_and_goes(steps: list[tup
         before = table.topics()
         kept = list(before)
         if comes:
-            table.place(topic, broker)
+            table.put(topic, broker)
             there[name] = topic
         else:
             table.remove(topic)

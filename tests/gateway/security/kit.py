@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from gateway.app import listening
 from gateway.auth.acl import Acl
 from gateway.auth.authenticator import PolicyAuthenticator
 from gateway.auth.policy import Policy
 from gateway.auth.tokens import TokenRecord, mint
-from gateway.http.admission import rates_of
-from gateway.http.application import build_application
-from gateway.http.context import Gateway
-from gateway.http.routes import Row
-from gateway.tls import ServerTls
+from gateway.main.application import build_application
+from gateway.main.listener import listening
+from gateway.main.tls import ServerTls
+from gateway.surfaces.http.admission import rates_of
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.routes import Row
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from gateway.codec.records import Format, parse_envelope
-from gateway.http.context import Gateway
-from gateway.http.errors import RequestError
+from gateway.errors import RequestError
+from gateway.surfaces.http.context import Gateway
 from store.errors import StoreError
 from tests.gateway.conftest import Client
 from tests.gateway.security.kit import secured, served

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.http.context import Gateway
+from gateway.surfaces.http.context import Gateway
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import served, talk

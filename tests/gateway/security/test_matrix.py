@@ -15,9 +15,10 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.auth.access import Permission
-from gateway.http.context import Gateway
-from gateway.http.routes import ROUTES, Row
-from gateway.ws.commands import PERMISSIONS
+from gateway.main.routes import ROUTES
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.routes import Row
+from gateway.surfaces.ws.commands import PERMISSIONS
 from tests import contract
 from tests.gateway.security.kit import Secured, secured, served
 
@@ -203,7 +204,7 @@ DECLARED_OPS: dict[str, Permission | None] = {
     "resume": None, "unsubscribe": None, "seen": None,
 }  # fmt: skip
 """Of a socket. None: about the socket itself, or only takes from what a subscription was allowed.
-tests/gateway/ws/test_endpoint.py asks for each as somebody who may not."""
+tests/gateway/surfaces/ws/test_endpoint.py asks for each as somebody who may not."""
 
 
 def name_of(row: Row) -> str:

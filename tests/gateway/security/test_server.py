@@ -1,6 +1,6 @@
 """The whole server with authentication and TLS on: real store, real files, real certificates.
 
-Covers gateway.http.tickets, gateway.http.access_log and gateway.tls.
+Covers gateway.surfaces.native.tickets, gateway.surfaces.http.access_log, gateway.main.tls and gateway.settings.tls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway import app
 from gateway.auth.policy import PolicyError
 from gateway.auth.tokens import change_tokens, mint
-from gateway.config import GatewayConfig, build
-from gateway.tls import TlsError
+from gateway.main import reload, wiring
+from gateway.main.tls import TlsError
+from gateway.settings.config import GatewayConfig, build
 from tests.gateway.security.certificates import write_certificate
 
 MiB = 1024 * 1024
@@ -37,7 +37,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[str]:
     """The URL of a running server."""
     stopping = asyncio.Event()
     announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    server = asyncio.ensure_future(app.run(config, announce=announced.set_result, stopping=stopping))
+    server = asyncio.ensure_future(wiring.run(config, announce=announced.set_result, stopping=stopping))
     await asyncio.wait((server, announced), return_when=asyncio.FIRST_COMPLETED)
     if server.done():
         await server
@@ -62,7 +62,7 @@ def client_of(url: str, token: str | None, **options: object) -> aiohttp.ClientS
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "RELOAD_INTERVAL_S", 0.02)
+    monkeypatch.setattr(reload, "RELOAD_INTERVAL_S", 0.02)
 
 
 async def until(condition: object) -> None:

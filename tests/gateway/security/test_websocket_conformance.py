@@ -12,8 +12,8 @@ import kosoku
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
-from gateway.ws.endpoint import CLOSE_TIMEOUT_S
-from gateway.ws.protocol import SUBPROTOCOL
+from gateway.surfaces.ws.endpoint import CLOSE_TIMEOUT_S
+from gateway.surfaces.ws.protocol import SUBPROTOCOL
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import serving
@@ -37,7 +37,7 @@ async def _echo(socket: web.WebSocketResponse) -> None:
 
 
 async def _ours(request: web.Request) -> web.WebSocketResponse:
-    """As gateway/ws/endpoint.py makes its socket."""
+    """As gateway/surfaces/ws/endpoint.py makes its socket."""
     socket = web.WebSocketResponse(
         protocols=(SUBPROTOCOL,),
         autoping=False,

@@ -1,0 +1,1 @@
+"""What callers may ask, in words of no protocol."""

@@ -1,0 +1,42 @@
+"""Creating, changing and deleting topics: what surfaces ask of whoever owns the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.routing.base import TopicView
+from store.topics import Changes, TopicConfig
+
+
+class TopicAdmin(Protocol):
+    """Creating topics, and whether the broker can take records."""
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
+        """Create a topic, durable on return; one of the same shape (and `config`, if given) is returned as it is.
+
+        Raises TopicExists, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
+        """Choose other settings, by the names of TopicConfig; None takes a choice back. Durable and in force on return.
+
+        Raises UnknownQueue, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def grow_topic(self, name: str, partitions: int) -> TopicView:
+        """Give a topic more partitions, durable on return; as many as it has changes nothing.
+
+        Raises UnknownQueue, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic and its records, durable on return. Raises UnknownQueue, or another StoreError."""
+        ...
+
+    def ready(self) -> Sequence[str]:
+        """Why this broker cannot take records now; empty when it can."""
+        ...

@@ -1,0 +1,132 @@
+"""Dead letters: records that were rejected, or failed too often, go to `%DLQ%group`, and back when somebody asks.
+
+A record is finished when its consumer rejects it, nacks it for the last time, or falls silent on the last attempt. The
+first two are dead-lettered at once, the third by `dead_letter_all`, which is called now and then and also tries again
+what could not be copied (a full disk).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.groups.coordinator.context import Context
+from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
+from gateway.groups.machines.copies import dead_letter, dead_letter_topic, origin_of, retry_copy
+from gateway.groups.machines.errors import IllegalRequest
+from gateway.groups.machines.progress import Commit, Found, PartitionKey
+from store.errors import StoreError, StoreStopped
+from store.uncancelled import to_its_end
+
+log = logging.getLogger(__name__)
+
+REDRIVE_MAX = 10_000
+"""Dead letters sent back by one call."""
+
+_LETTERS_PER_GO = 100
+_REDRIVEN_PER_GO = 1_000
+
+
+class DeadLetters:
+    """The dead letters of all groups of one node."""
+
+    def __init__(self, context: Context, copies: CopyWriter) -> None:
+        self._context = context
+        self._copies = copies
+        self._doomed: set[tuple[str, PartitionKey]] = set()  # where dead letters are, or will be
+
+    def expect(self, group: str, key: PartitionKey) -> None:
+        """A record there is finished, or has been handed out for the last time."""
+        self._doomed.add((group, key))
+
+    async def dead_letter(self, group: str, key: PartitionKey) -> None:
+        """Copy what is finished into the dead-letter topic and settle it. What cannot be copied now is tried again."""
+        if (group, key) not in self._doomed:
+            return
+        try:
+            async with self._context.turns.of_leases(group, key):
+                while await self._dead_letter_some(group, key):
+                    pass
+        except StoreStopped:
+            raise
+        except StoreError as error:
+            log.warning("dead letters wait group=%s partition=%s error=%s", group, key.partition, error)
+
+    async def _dead_letter_some(self, group: str, key: PartitionKey) -> bool:
+        context = self._context
+        leases = context.table.leases(group, key)
+        if leases is None or not leases.may_have_dead_letters:
+            self._doomed.discard((group, key))
+            return False
+        topic = context.topic_name(key.topic_id)
+        now_ms = context.clock.now_ms()
+        letters = leases.dead_letters(now_ms, _LETTERS_PER_GO)
+        if not letters or topic is None:
+            return False
+        copies: list[Copy] = []
+        for letter in letters:
+            stored = await context.records.at(topic, key.partition, letter.offset)
+            if stored is not None:
+                origin = copied_from(group, topic, key.partition, stored, letter.attempt)
+                copies.append(
+                    Copy(dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms), stored.json_values)
+                )
+        if copies:
+            await self._copies.dead_letter(group, copies)
+        await context.write(leases.decide_settle(letter.offset for letter in letters))
+        return True
+
+    async def dead_letter_all(self) -> None:
+        """Look after everything that may have been handed out for the last time."""
+        for group, key in list(self._doomed):
+            await to_its_end(self.dead_letter(group, key))
+
+    async def redrive(self, group: str, max_messages: int) -> int:
+        """See `Groups.redrive`."""
+        if not 1 <= max_messages <= REDRIVE_MAX:
+            raise IllegalRequest(f"max_messages must be from 1 to {REDRIVE_MAX}, not {max_messages}")
+        self._context.table.get(group)
+        return await to_its_end(self._redrive(group, max_messages))
+
+    async def _redrive(self, group: str, max_messages: int) -> int:
+        """Dead letters go into the retry topic, so that no other group sees them again. How far that is, is the group's
+        committed offset in its dead-letter topic; it is written when the copies are durable."""
+        context = self._context
+        name = dead_letter_topic(group)
+        view = context.find_topic(name)
+        if view is None:
+            return 0
+        count = 0
+        for partition in range(view.partitions):
+            key = PartitionKey(view.topic_id, partition)
+            async with context.turns.of_leases(group, key):  # one redrive at a time
+                low, high = await context.records.bounds(name, partition)
+                stored = context.table.progress.lookup(group, key)
+                at = max(stored.offset, low) if isinstance(stored, Found) else low
+                while count < max_messages and at < high:
+                    limit = min(max_messages - count, _REDRIVEN_PER_GO)
+                    copies, following = await self._revived(name, partition, at, limit)
+                    if copies:
+                        await self._copies.retry_now(group, copies)
+                    if following == at:
+                        break
+                    events = context.table.progress.decide_commit(
+                        group, [Commit(key, following)], {key: high}, context.clock.now_ms()
+                    )
+                    await context.write(events)
+                    count += len(copies)
+                    at = following
+        return count
+
+    async def _revived(self, topic: str, partition: int, offset: int, limit: int) -> tuple[list[Copy], int]:
+        """Copies of up to `limit` dead letters from an offset on, with no attempts, and where the next ones are."""
+        step = await self._context.records.step(topic, partition, offset)
+        copies: list[Copy] = []
+        for entry in step.entries:
+            for at in range(max(entry.base_offset, offset), entry.next_offset):
+                if len(copies) == limit:
+                    return copies, at
+                stored = entry.at(at)
+                if (origin := origin_of(stored.record.headers)) is not None:
+                    revived = retry_copy(stored.record, origin._replace(attempts=0))
+                    copies.append(Copy(revived, stored.json_values, origin.partition))
+        return copies, step.next_offset

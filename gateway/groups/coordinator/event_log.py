@@ -1,0 +1,315 @@
+"""The events of all groups in system topic `__offsets`: written in batches, applied in the order of the log, and read
+back at start from the last snapshot on.
+
+    decide ──> write ──> waiting ──> one append of all that waits ──> apply, in order ──> wake the callers
+
+While one append is under way the next one gathers, so the events of many groups share an fdatasync. The events of one
+call are in one entry: after a crash all of them are there or none.
+
+Snapshot: `groups.0` and `groups.1` in the data directory (format: store/snapshot.py). The content is events, one JSON
+object a line, that lead an empty table to the state at the snapshot's offset (format:
+gateway/groups/machines/events.py). It is written now and then and at a clean stop; until it is saved, retention keeps
+the entries behind the last one.
+
+    crash                         what a restart finds
+    before the append             nothing: nobody was answered
+    during the append             all of the entry or, cut off as a torn tail, nothing
+    after it, before `apply`      the event: it is applied at start; the caller, who got no answer, may do it again
+    during a snapshot             the other slot, and the log behind it, which retention had to keep
+    between snapshot and expiry   the same state, made from fewer events
+
+Invariants
+    E1  memory is the events of the log before `_next_offset`, applied in order; nothing else changes it
+    E2  a refused append (full disk, overload) changes nothing in memory, and is answered as what it is
+    E3  what was appended is applied, whoever is cancelled meanwhile
+    E4  a snapshot is saved only when the log is durable up to its offset
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+
+from gateway.brokers.base import Broker
+from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
+from store import record_batch
+from store.clock import Clock
+from store.errors import Corrupt, RecordTooLarge, StoreError, StoreStopped
+from store.files import Files
+from store.limits import MiB
+from store.record_batch import Record
+from store.snapshot import Snapshot, SnapshotFiles
+from store.topics import OFFSETS
+from store.types import Acks, Append, Appended, Entry, QueueKey
+from store.uncancelled import to_its_end
+
+log = logging.getLogger(__name__)
+
+OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
+SNAPSHOT_NAME = "groups"
+
+WRITE_BYTES = 1 * MiB
+"""Events are gathered up to this size for one append; the events of one call are never cut apart."""
+
+_READ_BYTES = 1 * MiB
+_APPLIED_PER_TURN = 500
+
+_STOPPED = StoreStopped("consumer groups have stopped; restart the server")
+
+RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs a function that waits for the disk without holding up the event loop."""
+
+
+class _Call:
+    """The events of one call, and the future its caller waits on."""
+
+    __slots__ = ("acks", "done", "events", "records", "size")
+
+    def __init__(self, events: Sequence[Event], acks: Acks, done: asyncio.Future[None]) -> None:
+        self.events = events
+        self.acks = acks
+        self.done = done
+        self.records = [encode_event(event) for event in events]
+        self.size = sum(map(len, self.records))
+
+
+class EventLog:
+    """Writes events and keeps what is made of them durable. `apply` gets each event once its entry is as durable as its
+    call asked; `whole_state` gives the events of a snapshot."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        snapshots: SnapshotFiles,
+        *,
+        apply: Callable[[Event], None],
+        whole_state: Callable[[], Iterable[Event]],
+        run_blocking: RunBlocking = asyncio.to_thread,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._snapshots = snapshots
+        self._apply = apply
+        self._whole_state = whole_state
+        self._run_blocking = run_blocking
+        self._waiting: deque[_Call] = deque()
+        self._work = asyncio.Event()
+        self._write_bytes = WRITE_BYTES
+        self._saving = asyncio.Lock()
+        self._next_offset = 0  # events before it are applied
+        self._durable_offset = 0  # ... and survive a power cut
+        self._saved_offset = 0  # ... and are in the saved snapshot
+        self._entries: deque[tuple[int, int]] = deque()  # (first offset, position) of entries behind the saved snapshot
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._is_ending = False
+        self._is_read = False
+        self.event_count = 0
+        self.append_count = 0
+        self.snapshot_count = 0
+
+    @property
+    def unsaved_count(self) -> int:
+        """Events that a restart would have to read."""
+        return self._next_offset - self._saved_offset
+
+    @property
+    def needed_position(self) -> int | None:
+        """Retention must keep the log from this position on; None: all is in the snapshot. 0 until `replay` is done."""
+        if not self._is_read:
+            return 0
+        return self._entries[0][1] if self._entries else None
+
+    def write(self, events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
+        """Have events written, in the order of the calls. The future is done when they are applied.
+
+        It raises DiskFull, Overloaded, RecordTooLarge: nothing was written; StoreStopped: the outcome is unknown until
+        a restart. Decide and call this in one turn of the event loop.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            done.set_exception(_STOPPED)
+        elif events:
+            self._waiting.append(_Call(events, Acks.FLUSHED if flushed else Acks.WRITTEN, done))
+            self._work.set()
+        else:
+            done.set_result(None)
+        return done
+
+    async def run(self) -> None:
+        """Write until cancelled. Raises when an event that was written cannot be applied: only a restart can help."""
+        self._is_ending = False
+        writing = asyncio.create_task(self._write_on(), name="groups events")
+        while not writing.done():
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError:  # what is being written is applied first (E3)
+                self._is_ending = True
+                self._work.set()
+        if not self._is_ending or self._failure is not None:
+            await writing
+        raise asyncio.CancelledError
+
+    async def _write_on(self) -> None:
+        while not self._is_ending:
+            await self._work.wait()
+            await self._write_all()
+
+    async def _write_all(self) -> None:
+        self._work.clear()
+        while self._waiting and not self._is_ending:
+            await self._write_group(self._take_group())
+
+    def _take_group(self) -> list[_Call]:
+        group = [self._waiting.popleft()]
+        size = group[0].size
+        while self._waiting and size + self._waiting[0].size <= self._write_bytes:
+            group.append(self._waiting.popleft())
+            size += group[-1].size
+        return group
+
+    async def _write_group(self, group: list[_Call]) -> None:
+        """Append events and apply them, or tell the callers why they are not in the log."""
+        try:
+            try:
+                (appended,) = await self._append(group)
+            except RecordTooLarge as error:
+                if len(group) == 1:
+                    self._refuse(group, error)
+                else:  # a store with small files: each call may well fit
+                    self._write_bytes = sum(call.size for call in group) // 2
+                    self._waiting.extendleft(reversed(group))
+            except StoreError as error:
+                self._refuse(group, error)
+            else:
+                self._applied(group, appended)
+        except BaseException as error:
+            self._failure = error
+            self._refuse([*group, *self._waiting], _STOPPED)
+            self._waiting.clear()
+            raise
+
+    def _refuse(self, group: Iterable[_Call], error: StoreError) -> None:
+        for call in group:
+            if not call.done.done():
+                call.done.set_exception(error)
+
+    async def _append(self, group: Sequence[_Call]) -> list[Appended]:
+        now_ms = self._clock.now_ms()
+        records = [Record(None, record, now_ms) for call in group for record in call.records]
+        batch = record_batch.encode(records)
+        append = Append(queue=OFFSETS_QUEUE, batch=batch, record_count=len(records), json_values=True)
+        return await self._broker.append([append], acks=max(call.acks for call in group))
+
+    def _applied(self, group: Sequence[_Call], appended: Appended) -> None:
+        """Apply events in the order of the log, and wake who waits (E1, E3)."""
+        self._entries.append((appended.base_offset, appended.position))
+        for call in group:
+            for event in call.events:
+                self._apply(event)
+            self._next_offset += len(call.events)
+            if not call.done.done():
+                call.done.set_result(None)
+        if appended.acks is Acks.FLUSHED:
+            self._durable_offset = self._next_offset
+        self.event_count += self._next_offset - appended.base_offset
+        self.append_count += 1
+
+    # Start and stop
+
+    async def replay(self, on_lost: Callable[[int], None]) -> int:
+        """Read the last snapshot and the events behind it; how many those were. `on_lost` is told, before those behind
+        them, of events that a repair of the store could not save. Raises Corrupt, or as reading does."""
+        loaded: list[Snapshot | None] = []
+        await self._run_blocking(lambda: loaded.append(self._snapshots.load()))
+        (snapshot,) = loaded
+        if snapshot is not None:
+            for number, event in enumerate(_events_of("groups snapshot", 0, snapshot.content.splitlines())):
+                self._apply(event)
+                if number % _APPLIED_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            self._next_offset = self._saved_offset = snapshot.next_offset
+        low, high = await self._broker.bounds(OFFSETS_QUEUE)
+        if self._next_offset < low:
+            raise Corrupt(
+                SNAPSHOT_NAME, 0, f"no snapshot of the consumer groups reaches the first kept event, {low}; restore it"
+            )
+        if self._next_offset > high:
+            raise Corrupt(SNAPSHOT_NAME, 0, f"the snapshot is of offset {self._next_offset}, the log ends at {high}")
+        first = self._next_offset
+        while self._next_offset < high:
+            read = await self._broker.read(OFFSETS_QUEUE, self._next_offset, max_bytes=_READ_BYTES)
+            if not read.entries:
+                raise Corrupt("commitlog", 0, f"event {self._next_offset} of the consumer groups cannot be read")
+            for entry in read.entries:
+                self._replay_entry(entry, on_lost)
+            await asyncio.sleep(0)
+        self._is_read = True
+        self._durable_offset = self._next_offset  # recovery made it so
+        return self._next_offset - first
+
+    def _replay_entry(self, entry: Entry, on_lost: Callable[[int], None]) -> None:
+        records = record_batch.decode(entry.batch)
+        found = [record.value for record in records if record.offset >= self._next_offset]
+        values = [value for value in found if value is not None]  # nothing of ours writes one without a value
+        if len(values) < len(found):
+            on_lost(len(found) - len(values))
+        for event in _events_of("commitlog", entry.position, values):
+            self._apply(event)
+        self._entries.append((entry.base_offset, entry.position))
+        self._next_offset = entry.next_offset
+
+    async def save(self) -> None:
+        """Save a snapshot, unless nothing has happened since the last one. A disk error is logged: the log still holds
+        everything, and the next one tries again."""
+        async with self._saving:
+            if not self.unsaved_count:
+                return
+            offset = self._next_offset
+            events = list(self._whole_state())
+
+            def save() -> None:
+                self._snapshots.save(Snapshot(offset, b"\n".join(map(encode_event, events))))
+
+            try:
+                await self._flush(offset)
+                await self._run_blocking(save)
+            except (OSError, StoreError) as error:
+                log.warning("groups snapshot failed error=%s", error)
+                return
+            self._saved_offset = offset
+            while self._entries and self._entries[0][0] < offset:
+                self._entries.popleft()
+            self.snapshot_count += 1
+
+    async def _flush(self, offset: int) -> None:
+        """Make events durable that were only written: a snapshot must never be ahead of the log after a power cut."""
+        if self._durable_offset < offset:
+            flushing = self.write([Barrier()])
+            if self._closing:
+                await to_its_end(self._write_all())
+            await flushing
+
+    async def close(self) -> None:
+        """Write what waits and save a snapshot. Call when `run` has ended."""
+        self._closing = True
+        self._is_ending = False
+        if self._failure is None:
+            await to_its_end(self._write_all())
+            await self.save()
+
+
+def snapshot_files(directory: Path, files: Files) -> SnapshotFiles:
+    """The two slots of the groups' snapshot."""
+    return SnapshotFiles(directory, SNAPSHOT_NAME, files)
+
+
+def _events_of(path: str, position: int, values: Iterable[bytes | None]) -> list[Event]:
+    try:
+        return decode_events(values)
+    except ValueError as error:
+        raise Corrupt(path, position, str(error)) from error

@@ -1,0 +1,343 @@
+"""How far groups are: committed offsets, where to start, lag, reset. In queue mode the first record that is not done is
+the committed offset.
+
+Where a group begins in a topic is fixed when a consumer first asks (see `start_positions`): a hand-over before the
+first commit loses nothing.
+
+A commit is decided and queued while it has the group's turn, so it stands in the log before any change of owners that
+is decided later, and behind every one before: the next owner reads it, and no former owner commits after it. Where the
+group has leases it has their turns too, until it is applied.
+
+    crash                                  what a restart finds
+    before the position to begin is durable        none: no consumer has begun, and the next one asks again
+    after a commit is durable, before its answer   the commit
+    after a reset is durable, before its answer    the reset, whole: offsets, leases and members are one entry
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.groups.coordinator.context import Context, check_partition
+from gateway.groups.coordinator.start_positions import partitions_without_offset, start_in
+from gateway.groups.coordinator.stream import StreamMode
+from gateway.groups.machines.broadcast import is_lone, member_of
+from gateway.groups.machines.config import BROADCAST
+from gateway.groups.machines.copies import RETRY_PREFIX, check_group_name
+from gateway.groups.machines.errors import GroupActive, GroupUnavailable
+from gateway.groups.machines.events import Barrier, CommittedOffset, Event, OffsetsCommitted
+from gateway.groups.machines.progress import (
+    Absent,
+    Commit,
+    Found,
+    OutOfRange,
+    PartitionBounds,
+    PartitionKey,
+    StartTime,
+    Unavailable,
+    lag_of,
+    where_to_start,
+)
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.protocol import (
+    CommittedPosition,
+    MemberKey,
+    OffsetCommit,
+    PartitionLag,
+    PlannedMove,
+    ResetTo,
+    StartSpec,
+    TopicPartition,
+)
+from gateway.routing.base import TopicView
+from store.errors import StoreStopped
+from store.types import Bounds
+from store.uncancelled import to_its_end, uncancelled
+
+log = logging.getLogger(__name__)
+
+
+class Offsets:
+    """Progress of all groups of one node."""
+
+    def __init__(self, context: Context, stream: StreamMode) -> None:
+        self._context = context
+        self._stream = stream
+        self._committing: Counter[str] = Counter()  # commits under way, by group
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPosition]:
+        """See `Groups.committed`."""
+        name = self._stream.name_of(group, member_id)
+        positions = []
+        for topic, partition in partitions:
+            stored = self._context.table.stored(name, self._context.key(topic, partition))
+            match stored:
+                case Found():
+                    positions.append(CommittedPosition(topic, partition, stored.offset, stored.metadata))
+                case Absent():
+                    positions.append(CommittedPosition(topic, partition, None, ""))
+                case Unavailable():
+                    raise GroupUnavailable(stored.reason)
+        return positions
+
+    async def start_offset(
+        self,
+        group: str,
+        topic_partition: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
+    ) -> int:
+        """See `Groups.start_offset`."""
+        name = self._stream.name_of(group, member_id)
+        if isinstance(self._context.table.stored(name, self._context.key(*topic_partition)), Absent):
+            start = await to_its_end(self._begin(name, topic_partition.topic, start))
+        return await self.where(name, topic_partition, start, out_of_range)
+
+    async def _begin(self, name: str, topic: str, start: StartSpec) -> StartSpec:
+        """Fix, durably, where the group begins in a topic; what is to be said in place of `start` where nothing can
+        be fixed: in a partition that came this instant, and when the store has stopped, which takes no more records."""
+        context = self._context
+        context.check_room(name)
+        async with context.turns.of_group(name):
+            if self._committing[name]:  # what was committed before is applied before we look
+                await context.write([Barrier()], flushed=False)
+            view = context.routes.topic(topic)
+            if is_lone(name) and name not in context.table:
+                return start  # a member that has left and keeps no position
+            start = start_in(context.table, name, view, start)
+            now_ms = context.clock.now_ms()
+            positions = [
+                CommittedOffset(*key, await self.where(name, TopicPartition(topic, key.partition), start), "", now_ms)
+                for key in partitions_without_offset(context.table, name, view)
+            ]
+            try:
+                await context.write([OffsetsCommitted(name, tuple(positions))] if positions else [])
+            except StoreStopped as error:
+                log.warning("group=%s topic=%s the place to begin is not kept: %s", name, topic, error)
+        return start
+
+    async def where(
+        self,
+        name: str,
+        topic_partition: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+    ) -> int:
+        """The stored offset, else what `start` says; nothing is fixed by it. `name` as the group's members have it."""
+        stored = self._context.table.stored(name, self._context.key(*topic_partition))
+        time_ms = start.time_ms if isinstance(start, StartTime) and not isinstance(stored, Found) else None
+        is_retry_topic = topic_partition.topic.startswith(RETRY_PREFIX)
+        found = where_to_start(
+            stored,
+            start,
+            await self._bounds(*topic_partition, time_ms),
+            out_of_range=out_of_range,
+            is_retry_topic=is_retry_topic,
+        )
+        if isinstance(found, Unavailable):
+            raise GroupUnavailable(found.reason)
+        return found
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        """See `Groups.commit`."""
+        check_group_name(group)
+        context = self._context
+        name = self._stream.name_of(group, None if member is None else member.member_id)
+        context.check_room(name)
+        wanted = {}
+        for commit in commits:
+            key = context.key(commit.topic, commit.partition)
+            end = (await context.records.bounds(commit.topic, commit.partition)).max_offset
+            wanted[Partition(commit.topic, *key)] = (Commit(key, commit.offset, commit.metadata), end)
+        self._committing[name] += 1
+        try:
+            async with context.turns.of_group(name):
+                keys = [commit.key for commit, _ in wanted.values() if context.table.leases(name, commit.key)]
+                async with context.leases_of(name, keys):
+                    written = context.log.write(self._decide_commit(name, wanted, member))
+                    if keys:
+                        await uncancelled(written)
+            await uncancelled(written)
+        finally:
+            self._committing[name] -= 1
+            if not self._committing[name]:
+                del self._committing[name]
+
+    def _decide_commit(
+        self, name: str, wanted: Mapping[Partition, tuple[Commit, int]], member: MemberKey | None
+    ) -> list[Event]:
+        """The events of a commit. `wanted` has, for each partition, what is committed and where the partition ends."""
+        context = self._context
+        membership = context.table.get_or_new(name).membership
+        if member is not None:
+            membership.check_owner(member.member_id, member.generation, wanted)
+            membership.heartbeat(member.member_id, member.generation, context.monotonic_ms())
+        elif owner := next((owner for p in wanted if (owner := membership.owner(p)) is not None), None):
+            raise GroupActive(f"group={name} member={owner.member_id} owns one of these partitions and commits there")
+        now_ms = context.clock.now_ms()
+        commits = [commit for commit, _ in wanted.values()]
+        ends = {commit.key: end for commit, end in wanted.values()}
+        is_alone = self._committing[name] == 1  # else what is known is not the last that was committed
+        events: list[Event] = [
+            *context.table.progress.decide_commit(name, commits, ends, now_ms, keep_unchanged=not is_alone)
+        ]
+        return events + self._ends_of_queue_mode(name, commits, now_ms)
+
+    def _ends_of_queue_mode(self, name: str, commits: Iterable[Commit], now_ms: int) -> list[Event]:
+        """Where the group was in queue mode, its leases follow the committed offset. Raises GroupActive while records
+        are in consumers' hands."""
+        events: list[Event] = []
+        for commit in commits:
+            leases = self._context.table.leases(name, commit.key)
+            if leases is None or leases.low_offset == commit.offset:
+                continue
+            if leases.leased_count(now_ms):
+                raise GroupActive(f"group={name} has records on lease in partition {commit.key.partition}; ack those")
+            events += leases.decide_reset(commit.offset, now_ms)
+        return events
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        """See `Groups.lag`."""
+        context = self._context
+        context.table.get(group)
+        names = [group]
+        if context.table.config(group).mode == BROADCAST:
+            names = context.table.lone_groups(group)
+        lags = []
+        for name in names:
+            for view in self._topics_of(name):
+                if topics is None or view.name in topics:
+                    lags += [await self._lag(name, view, partition) for partition in range(view.partitions)]
+        return sorted(lags, key=lambda lag: (lag.topic, lag.partition, lag.owner or ""))
+
+    def _topics_of(self, name: str) -> list[TopicView]:
+        """Topics a group consumes, or has consumed."""
+        context = self._context
+        ids = context.table.topic_ids(name)
+        members = context.table.get(name).membership.members()
+        return [
+            topic
+            for topic in context.routes.topics()
+            if topic.topic_id in ids or any(member.subscription.matches(topic.name) for member in members)
+        ]
+
+    async def lags(self, name: str) -> list[tuple[str, int, int]]:
+        """Topic, partition and lag of one group: what costs little. Partitions it has no position in are left out."""
+        context = self._context
+        if name not in context.table:
+            return []
+        ids = context.table.topic_ids(name)
+        lags = []
+        for view in [topic for topic in context.routes.topics() if topic.topic_id in ids]:
+            for partition in range(view.partitions):
+                key = PartitionKey(view.topic_id, partition)
+                stored = context.table.stored(name, key)
+                if isinstance(stored, Found):
+                    bounds = await context.records.bounds(view.name, partition)
+                    lags.append((view.name, partition, self._count(name, key, stored, bounds)))
+        return lags
+
+    def _count(self, name: str, key: PartitionKey, stored: Found | Absent, bounds: Bounds) -> int:
+        """Records a group has not consumed: in queue mode those that are not done."""
+        leases = self._context.table.leases(name, key)
+        if leases is None:
+            return lag_of(stored, bounds, bounds.min_offset).lag
+        return leases.open_count + max(bounds.max_offset - max(leases.next_offset, bounds.min_offset), 0)
+
+    async def _lag(self, name: str, view: TopicView, partition: int) -> PartitionLag:
+        context = self._context
+        key = PartitionKey(view.topic_id, partition)
+        bounds = await context.records.bounds(view.name, partition)
+        stored = context.table.stored(name, key)
+        if isinstance(stored, Unavailable):
+            raise GroupUnavailable(stored.reason)
+        lag = lag_of(stored, bounds, bounds.min_offset)
+        owner = context.table.get(name).membership.owner(Partition(view.name, *key))
+        leases = context.table.leases(name, key)
+        now_ms = context.clock.now_ms()
+        first = bounds.min_offset if lag.committed is None else max(lag.committed, bounds.min_offset)
+        oldest = await context.records.at(view.name, partition, first) if first < bounds.max_offset else None
+        return PartitionLag(
+            topic=view.name,
+            partition=partition,
+            committed=lag.committed,
+            metadata=stored.metadata if isinstance(stored, Found) else "",
+            beginning=bounds.min_offset,
+            end=bounds.max_offset,
+            lag=self._count(name, key, stored, bounds),
+            lost=lag.lost_count,
+            in_flight=0 if leases is None else leases.leased_count(now_ms),
+            waiting=0 if leases is None else leases.waiting_count(now_ms),
+            oldest_unacked_ms=None if oldest is None else oldest.store_time_ms,
+            owner=member_of(name) or (None if owner is None else owner.member_id),
+        )
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[PlannedMove]:
+        """See `Groups.reset`."""
+        context = self._context
+        context.table.get(group)
+        view = context.routes.topic(topic)
+        numbers = sorted(set(range(view.partitions) if partitions is None else partitions))
+        for number in numbers:
+            check_partition(view, number)
+        names = [group]
+        if context.table.config(group).mode == BROADCAST:
+            names = context.table.lone_groups(group)
+        planned: list[PlannedMove] = []
+        for name in names:
+            planned += await self._reset(name, view, to, numbers, dry_run=dry_run, force=force)
+        return planned
+
+    async def _reset(
+        self, name: str, view: TopicView, to: ResetTo, numbers: Sequence[int], *, dry_run: bool, force: bool
+    ) -> list[PlannedMove]:
+        context = self._context
+        table = context.table
+        time_ms = to.time_ms if isinstance(to, StartTime) else None
+        keys = [PartitionKey(view.topic_id, number) for number in numbers]
+        positions = {key: await self._bounds(view.name, key.partition, time_ms) for key in keys}
+        async with context.whole_group(name):
+            now_ms = context.clock.now_ms()
+            state = table.get(name)
+            moves = table.progress.plan_reset(name, to, positions)
+            planned = []
+            for move in moves:
+                stored = table.stored(name, move.key)
+                before = stored.offset if isinstance(stored, Found) else None
+                planned.append(PlannedMove(view.name, move.key.partition, before, move.after))
+            if dry_run:
+                return planned
+            on_lease = {key: leases.leased_count(now_ms) for key in keys if (leases := state.leases.get(key))}
+            if any(on_lease.values()) and not force:
+                raise GroupActive(f"group={name} has {sum(on_lease.values())} records on lease; force the reset")
+            events: list[Event] = []
+            if force:
+                events += self._stream.decide_evict(name)
+            member_count = len(state.membership.members())
+            events += table.progress.decide_reset(name, moves, member_count=member_count, force=force, now_ms=now_ms)
+            for move in moves:
+                if (leases := state.leases.get(move.key)) is not None:
+                    events += leases.decide_reset(move.after, now_ms)
+            await context.write(events)
+            context.leases_changed.happened(name)
+            return planned
+
+    async def _bounds(self, topic: str, partition: int, time_ms: int | None) -> PartitionBounds:
+        records = self._context.records
+        at_time = None if time_ms is None else await records.offset_at_time(topic, partition, time_ms)
+        return PartitionBounds(await records.bounds(topic, partition), at_time)

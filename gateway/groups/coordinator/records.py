@@ -1,0 +1,160 @@
+"""Reading single records for queue mode: entries decoded once and remembered, in the partition's offsets.
+
+A receive takes some tens of records, an entry may hold thousands: the entry that the next receive needs is usually the
+one that the last receive read. Memory is bounded by `bytes_max`, the least recently used entries go first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.brokers.base import Broker
+from gateway.routing.base import Routes
+from store import record_batch
+from store.limits import MiB
+from store.record_batch import DecodedRecord, Headers
+from store.types import Boundary, Bounds, QueueKey, ReadStatus
+
+CACHE_BYTES_MAX = 32 * MiB
+_READ_BYTES = 256 * 1024
+_DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One entry of a partition with its records."""
+
+    base_offset: int
+    store_time_ms: int
+    json_values: bool
+    records: list[DecodedRecord]
+    size_bytes: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.records)
+
+    def at(self, offset: int) -> Stored:
+        """One record of it."""
+        return Stored(self.records[offset - self.base_offset], offset, self.store_time_ms, self.json_values)
+
+
+class Step(NamedTuple):
+    """Entries from an offset on, and where to read on. No entries: nothing there (yet), or nothing with the tags."""
+
+    entries: list[Decoded]
+    next_offset: int
+
+
+class Stored(NamedTuple):
+    """One record and what its entry says about it."""
+
+    record: DecodedRecord
+    offset: int
+    store_time_ms: int
+    json_values: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Of key, value and headers."""
+        record = self.record
+        return size_of(record.key, record.value, record.headers)
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """What a record counts for where bytes are bounded: its key, value and headers."""
+    size = len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(content or b"") for name, content in headers) if headers else size
+
+
+_PartitionId = tuple[int, int]  # topic id, partition
+
+
+class RecordReader:
+    """Records of the partitions in a route table. Raises UnknownQueue and what reading raises."""
+
+    def __init__(self, routes: Routes, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._routes = routes
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
+        self._bases: dict[_PartitionId, list[int]] = {}  # base offsets of what is remembered, sorted
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """The first readable offset, and the one the next record will get."""
+        first = self._routes.readable(topic, partition, 0)
+        last = self._routes.writable(topic, partition)
+        low = await first.broker.bounds(first.queue)
+        high = low if last.queue == first.queue else await last.broker.bounds(last.queue)
+        return Bounds(first.to_logical(low.min_offset), last.to_logical(high.max_offset))
+
+    async def offset_at_time(self, topic: str, partition: int, time_ms: int) -> int:
+        """The offset of the first record stored at or after a time, the end when there is none."""
+        route = self._routes.readable(topic, partition, 0)
+        return route.to_logical(await route.broker.offset_for_time(route.queue, time_ms, Boundary.LOWER))
+
+    def tail(self, topic: str, partition: int) -> tuple[Broker, QueueKey]:
+        """Where a partition grows."""
+        route = self._routes.writable(topic, partition)
+        return route.broker, route.queue
+
+    async def step(self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None) -> Step:
+        """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left."""
+        partition_id = (self._routes.topic(topic).topic_id, partition)
+        remembered = self._remembered(partition_id, offset)
+        if remembered is not None:
+            return Step([remembered], remembered.next_offset)
+        route = self._routes.readable(topic, partition, offset)
+        read = await route.broker.read(
+            route.queue, route.to_physical(offset), max_bytes=_READ_BYTES, tag_hashes=tag_hashes
+        )
+        if read.status is ReadStatus.TOO_LARGE:
+            return Step([], offset)
+        entries = []
+        for entry in read.entries:
+            decoded = Decoded(
+                route.to_logical(entry.base_offset),
+                entry.store_time_ms,
+                entry.json_values,
+                list(record_batch.decode(entry.batch)),
+                len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
+            )
+            entries.append(decoded)
+            self._remember(partition_id, decoded)
+        return Step(entries, route.to_logical(read.next_offset))
+
+    async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
+        """One record; None when retention took it."""
+        step = await self.step(topic, partition, offset)
+        if not step.entries or step.entries[0].base_offset > offset:
+            return None
+        return step.entries[0].at(offset)
+
+    def _remembered(self, partition_id: _PartitionId, offset: int) -> Decoded | None:
+        bases = self._bases.get(partition_id)
+        if not bases or (at := bisect_right(bases, offset)) == 0:
+            return None
+        key = (*partition_id, bases[at - 1])
+        entry = self._entries[key]
+        if offset >= entry.next_offset:
+            return None
+        self._entries.move_to_end(key)
+        return entry
+
+    def _remember(self, partition_id: _PartitionId, entry: Decoded) -> None:
+        key = (*partition_id, entry.base_offset)
+        if key in self._entries:
+            return
+        self._entries[key] = entry
+        insort(self._bases.setdefault(partition_id, []), entry.base_offset)
+        self._bytes += entry.size_bytes
+        while self._bytes > self._bytes_max and len(self._entries) > 1:
+            (topic_id, partition, base), oldest = self._entries.popitem(last=False)
+            self._bytes -= oldest.size_bytes
+            bases = self._bases[topic_id, partition]
+            bases.remove(base)
+            if not bases:
+                del self._bases[topic_id, partition]

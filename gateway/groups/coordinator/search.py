@@ -1,0 +1,242 @@
+"""What one receive may take from one partition: records whose wait or lease is over first, then new ones.
+
+The retry topic of a group holds copies of records of many topics. A consumer gets those of the topics it names; the
+others are taken and kept for who names theirs. Where an open copy came from is read once and remembered while the
+group has leases there.
+
+Nothing is decided here: `Found` says what is there, `PartitionLeases.decide_receive` what becomes of it. The turn of
+the partition's leases is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
+from gateway.groups.coordinator.context import Context
+from gateway.groups.coordinator.records import Decoded, Stored
+from gateway.groups.machines.copies import origin_of
+from gateway.groups.machines.leases import Fresh, PartitionLeases
+from gateway.groups.machines.progress import PartitionKey
+from store.record_batch import Headers
+from store.types import Bounds
+
+SCAN_RECORDS = 2_000
+"""Records passed over (filtered, withheld) in one look at a partition; then it is another one's turn."""
+
+_TOPICS_KEPT = 128  # whose lanes are; of topics of 1,024 partitions they are some 30 MB
+
+
+class Lane(NamedTuple):
+    """One partition that a receive looks into. `is_retry`: of the group's own retry topic."""
+
+    topic: str
+    partition: int
+    is_retry: bool
+    key: PartitionKey
+
+
+@lru_cache(maxsize=_TOPICS_KEPT)
+def lanes_of(topic: str, topic_id: int, partitions: int, *, is_retry: bool) -> tuple[Lane, ...]:
+    """All partitions of a topic."""
+    return tuple(Lane(topic, number, is_retry, PartitionKey(topic_id, number)) for number in range(partitions))
+
+
+class Wanted(NamedTuple):
+    """What is looked for. `tags` None: all records. `room`: how many more records the group may have open."""
+
+    topics: Sequence[str]
+    tags: frozenset[str] | None
+    limit: int
+    max_bytes: int
+    room: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What one look at a partition found: records by offset, those to take, and how far it has come."""
+
+    fetched_to: int
+    records: dict[int, Stored] = field(default_factory=dict)
+    old: list[int] = field(default_factory=list)
+    fresh: list[Fresh] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    """Open records that retention took."""
+
+    wanted_count: int = 0
+    size_bytes: int = 0
+    is_full: bool = False
+    """There is more, but the group may have no more open."""
+
+    def cut(self, room: int) -> None:
+        """Take no more fresh records than there is room for."""
+        if len(self.fresh) > room:
+            self.fetched_to = self.fresh[room].offset
+            del self.fresh[room:]
+
+    def take(self, offset: int, stored: Stored, size_bytes: int) -> None:
+        """Remember a record that is to be handed out."""
+        self.records[offset] = stored
+        self.wanted_count += 1
+        self.size_bytes += size_bytes
+
+
+class Search:
+    """Looks for records of all groups of one node."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._origins: dict[tuple[str, PartitionKey], dict[int, str]] = {}  # topics of open records in retry topics
+
+    def forget(self, group: str, key: PartitionKey) -> None:
+        """The leases there began anew, or are gone."""
+        self._origins.pop((group, key), None)
+
+    async def look(self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, now_ms: int) -> Found:
+        """Records to lease: those that are ready again, then fresh ones. Raises what reading raises."""
+        found = Found(leases.next_offset)
+        bounds = await self._context.records.bounds(lane.topic, lane.partition)
+        await self._look_again(group, lane, leases, wanted, now_ms, bounds, found)
+        if found.wanted_count < wanted.limit and bounds.max_offset > leases.next_offset:
+            if wanted.room > 0:
+                await self._read_new(group, lane, leases, wanted, bounds, found)
+            else:
+                found.is_full = True
+        return found
+
+    async def _look_again(
+        self,
+        group: str,
+        lane: Lane,
+        leases: PartitionLeases,
+        wanted: Wanted,
+        now_ms: int,
+        bounds: Bounds,
+        found: Found,
+    ) -> None:
+        """Open records that may be handed out again."""
+        records = self._context.records
+        if lane.is_retry:
+            topics = await self._origins_of(group, lane, leases)
+            ready = leases.ready(now_ms, wanted.limit, lambda offset: topics.get(offset) in wanted.topics)
+        else:
+            ready = leases.ready(now_ms, wanted.limit)
+        for offset in ready:
+            stored = await records.at(lane.topic, lane.partition, offset)
+            if stored is None:
+                found.lost.append(offset)
+                continue
+            size = stored.size_bytes
+            if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
+                break
+            found.old.append(offset)
+            found.take(offset, stored, size)
+        if leases.low_offset < bounds.min_offset:
+            found.lost += [offset for offset in leases.ready(now_ms, wanted.limit) if offset < bounds.min_offset]
+            found.lost = list(dict.fromkeys(found.lost))
+
+    async def _origins_of(self, group: str, lane: Lane, leases: PartitionLeases) -> dict[int, str]:
+        """Which topics the open records of a retry topic came from: read at the first look, then kept by `_fresh`."""
+        known = self._origins.get((group, lane.key))
+        if known is None:
+            known = {}
+            for offset in leases.open_offsets():
+                stored = await self._context.records.at(lane.topic, lane.partition, offset)
+                origin = None if stored is None else origin_of(stored.record.headers)
+                known[offset] = lane.topic if origin is None else origin.topic
+            self._origins[group, lane.key] = known
+        elif len(known) > 2 * leases.open_count + 64:
+            for offset in known.keys() - leases.open_offsets():
+                del known[offset]
+        return known
+
+    async def _read_new(
+        self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, bounds: Bounds, found: Found
+    ) -> None:
+        """Records the group has not been handed yet, filtered by tag. Copies were chosen before: no filter for them."""
+        context = self._context
+        tags = None if lane.is_retry else wanted.tags
+        hashes = None if tags is None else frozenset(tag_hash(tag) for tag in tags)
+        begun: set[str] = set()
+        if found.fetched_to < bounds.min_offset:
+            context.stats.lost_count += bounds.min_offset - found.fetched_to
+            found.fetched_to = bounds.min_offset
+        scan = _Scan(group, lane, leases, wanted, tags, context.table.config(group).fifo, begun)
+        passed = 0
+        while passed < SCAN_RECORDS and found.fetched_to < bounds.max_offset:
+            first = found.fetched_to
+            before = found.wanted_count
+            step = await context.records.step(lane.topic, lane.partition, first, tag_hashes=hashes)
+            for entry in step.entries:
+                if not self._scan(scan, entry, found):
+                    return
+            if step.next_offset <= first and not step.entries:
+                return
+            found.fetched_to = max(found.fetched_to, step.next_offset)
+            passed += found.fetched_to - first - (found.wanted_count - before)
+
+    def _scan(self, scan: _Scan, entry: Decoded, found: Found) -> bool:
+        """Go through one entry; False when there is enough."""
+        group, lane, leases, wanted, tags, is_fifo, begun = scan
+        is_plain = tags is None and not is_fifo and not lane.is_retry
+        for offset in range(max(entry.base_offset, found.fetched_to), entry.next_offset):
+            stored = entry.at(offset)
+            if is_plain:
+                size = stored.size_bytes
+                if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
+                    return False
+                found.fresh.append(Fresh(offset))
+                found.take(offset, stored, size)
+            else:
+                headers = stored.record.headers
+                if tags is not None and text_of(headers, TAG_HEADER) not in tags:
+                    found.fetched_to = offset + 1
+                    continue
+                size = stored.size_bytes
+                if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
+                    return False
+                message_group = text_of(headers, MESSAGE_GROUP_HEADER) if is_fifo else None
+                attempts, is_held = 0, False
+                if lane.is_retry:
+                    origin = origin_of(headers)
+                    topic = lane.topic
+                    if origin is not None:
+                        topic, attempts = origin.topic, origin.attempts
+                        is_held = topic not in wanted.topics
+                    self._origins.setdefault((group, lane.key), {})[offset] = topic
+                found.fresh.append(Fresh(offset, message_group, attempts, is_held))
+                is_withheld = message_group is not None and (
+                    message_group in begun or leases.is_withheld(message_group)
+                )
+                if not is_held and not is_withheld:
+                    if message_group is not None:
+                        begun.add(message_group)
+                    found.take(offset, stored, size)
+            found.fetched_to = offset + 1
+            if found.wanted_count == wanted.limit or len(found.fresh) == wanted.room:
+                return False
+        return True
+
+
+class _Scan(NamedTuple):
+    """What stays the same while one partition is gone through."""
+
+    group: str
+    lane: Lane
+    leases: PartitionLeases
+    wanted: Wanted
+    tags: frozenset[str] | None
+    is_fifo: bool
+    begun: set[str]
+    """Message groups of which a record has been found in this look."""
+
+
+def text_of(headers: Headers, wanted: str) -> str | None:
+    """A header's value as text; None when there is none."""
+    for name, value in headers:
+        if name == wanted and value is not None:
+            return value.decode("utf-8", "replace")
+    return None

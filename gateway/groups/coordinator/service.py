@@ -1,0 +1,519 @@
+"""The coordinator: all consumer groups of one node, behind the protocol of `api`.
+
+    start   read the last snapshot and the events behind it; forget what belongs to topics that are gone
+    run     write events, put out silent members, heal assignments, dead-letter dead letters, save snapshots
+    close   write what waits, save a last snapshot
+
+Its parts: `stream` (members), `offsets` (progress), `queue` (leases), `copies` (retries, dead letters), `event_log`.
+Here is what concerns a group as a whole: lists, settings, deletion, documents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from gateway.brokers.base import Broker
+from gateway.groups.coordinator.context import Context, OwnTopics, Stats
+from gateway.groups.coordinator.copies import CopyWriter
+from gateway.groups.coordinator.event_log import EventLog, RunBlocking, snapshot_files
+from gateway.groups.coordinator.lossy_replay import LossyReplay
+from gateway.groups.coordinator.offsets import Offsets
+from gateway.groups.coordinator.queue import QueueMode
+from gateway.groups.coordinator.receipt_key import load_or_make_key
+from gateway.groups.coordinator.records import RecordReader
+from gateway.groups.coordinator.start_positions import decide_follow
+from gateway.groups.coordinator.stream import StreamMode
+from gateway.groups.machines.broadcast import is_lone
+from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
+from gateway.groups.machines.copies import check_group_name
+from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
+from gateway.groups.machines.events import Configured, DocumentPut, Event, Forgotten, LeaseEvent, MembershipEvent
+from gateway.groups.machines.membership import Share
+from gateway.groups.machines.progress import OutOfRange
+from gateway.groups.machines.receipts import Signer
+from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.machines.table import Group, GroupTable
+from gateway.groups.protocol import (
+    CommittedPosition,
+    GroupDescription,
+    GroupView,
+    MemberKey,
+    MemberView,
+    OffsetCommit,
+    PartitionLag,
+    PlannedMove,
+    Receive,
+    Received,
+    ResetTo,
+    Settled,
+    ShareWatch,
+    StartSpec,
+    TopicPartition,
+)
+from gateway.routing.base import Routes
+from store.clock import Clock
+from store.errors import StoreError, StoreStopped
+from store.files import Files
+from store.limits import KiB
+
+log = logging.getLogger(__name__)
+
+DOCUMENT_BYTES_MAX = 64 * KiB
+DOCUMENT_KEY_BYTES_MAX = 512
+DOCUMENTS_MAX = 10_000
+"""Documents of one group."""
+
+LOOK_INTERVAL_MS = 200
+"""How often it is asked whose session is over."""
+
+DEAD_LETTER_INTERVAL_MS = 1_000
+"""How often it is asked which records were handed out for the last time and came back by silence."""
+
+LAG_INTERVAL_MS = 5_000
+"""How old the lag in the metrics may be."""
+
+SNAPSHOT_INTERVAL_MS = 30_000
+SNAPSHOT_EVENTS_MAX = 200_000
+"""Events behind the last snapshot after which the next one does not wait for its time: what a restart has to read."""
+
+_MEMBERSHIP_EVENTS = get_args(MembershipEvent)
+_LEASE_EVENTS = get_args(LeaseEvent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A `ShareWatch`."""
+
+    stream: StreamMode
+    group: str
+    member_id: str
+
+    async def changed(self, since: Share) -> Share:
+        return await self.stream.changed(self.group, self.member_id, since)
+
+
+class Coordinator:
+    """The consumer groups of one node. `start`, then `run` until cancelled, then `close`.
+
+    `run_blocking` runs what waits for the disk (default: a thread). Whoever keeps topics calls `topics_changed`.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        files: Files,
+        broker: Broker,
+        routes: Routes,
+        own_topics: OwnTopics,
+        clock: Clock,
+        monotonic_ms: Callable[[], int],
+        draining: asyncio.Event,
+        in_flight_max: int,
+        groups_max: int,
+        strategies: StrategyRegistry | None = None,
+        run_blocking: RunBlocking = asyncio.to_thread,
+    ) -> None:
+        table = GroupTable(strategies or StrategyRegistry(installed()))
+        self._log = EventLog(
+            broker,
+            clock,
+            snapshot_files(directory, files),
+            apply=self._apply,
+            whole_state=table.snapshot,
+            run_blocking=run_blocking,
+        )
+        self._table = table
+        self._context = Context(
+            table=table,
+            log=self._log,
+            routes=routes,
+            records=RecordReader(routes),
+            own_topics=own_topics,
+            clock=clock,
+            monotonic_ms=monotonic_ms,
+            draining=draining,
+            groups_max=groups_max,
+        )
+        self._directory = directory
+        self._files = files
+        self._run_blocking = run_blocking
+        self._in_flight_max = in_flight_max
+        self.stream = StreamMode(self._context)
+        self._offsets = Offsets(self._context, self.stream)
+        self._copies = CopyWriter(self._context)
+        self.queue: QueueMode
+        """Made by `start`, which reads the key of its receipts."""
+
+        self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
+        self._topics_changed = asyncio.Event()
+        self.lags: list[tuple[tuple[str, str, int], int]] = []
+        """Lag by group, topic and partition, as it was when last looked at."""
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Read what there is. Raises Corrupt, OSError, and what reading raises."""
+        keys: list[bytes] = []
+        await self._run_blocking(lambda: keys.append(load_or_make_key(self._directory, self._files)))
+        self.queue = QueueMode(
+            self._context, self._offsets, self._copies, Signer(keys), in_flight_max=self._in_flight_max
+        )
+        event_count = await self._log.replay(self._events_lost)
+        if self._lossy_replay is not None:
+            ended, self._lossy_replay = self._lossy_replay.end(), None
+            for event in ended:
+                self._apply(event)
+            await self._log.save()
+        self._table.progress.open()
+        self._context.stats.reset()  # what was read is not what has happened
+        self._topics_changed.set()
+        if event_count or self._table.names():
+            log.info("consumer groups read groups=%s events=%s", len(self._table.names()), event_count)
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises only what a restart can help with."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._log.run(), name="groups events")
+            tasks.create_task(self._now_and_then(LOOK_INTERVAL_MS, self.stream.look), name="groups members")
+            tasks.create_task(
+                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.queue.dead_letters.dead_letter_all),
+                name="groups dead letters",
+            )
+            tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
+            tasks.create_task(self._now_and_then(LAG_INTERVAL_MS, self._read_lags), name="groups lag")
+            tasks.create_task(self._follow_topics(), name="groups topics")
+            tasks.create_task(self._drain(), name="groups draining")
+
+    async def close(self) -> None:
+        """Leave a snapshot, so that the next start reads little. Call after `run` has ended."""
+        await self.queue.close()
+        await self._log.close()
+
+    def topics_changed(self) -> None:
+        """Topics came, grew or went."""
+        self._topics_changed.set()
+
+    @property
+    def needed_position(self) -> int | None:
+        """Retention must keep the log from this position on; None: nothing of it."""
+        return self._log.needed_position
+
+    @property
+    def stats(self) -> Stats:
+        """What is counted since start."""
+        return self._context.stats
+
+    @property
+    def log(self) -> EventLog:
+        """The events, for what they count."""
+        return self._log
+
+    @property
+    def table(self) -> GroupTable:
+        """The groups, for those who look."""
+        return self._table
+
+    def _events_lost(self, count: int) -> None:
+        if self._lossy_replay is None:
+            log.warning("events of consumer groups were lost in a repair: members join again, records may come again")
+            lossy_replay = LossyReplay(self._table, self._context.clock.now_ms())
+            for event in lossy_replay.begin():
+                self._apply(event)
+            self._lossy_replay = lossy_replay
+        self._lossy_replay.lost_count += count
+
+    def _apply(self, event: Event) -> None:
+        for one in (event,) if self._lossy_replay is None else self._lossy_replay.kept(event):
+            self._apply_one(one)
+
+    def _apply_one(self, event: Event) -> None:
+        if isinstance(event, Forgotten):
+            self._forget(event)
+            return
+        self._table.apply(event, self._context.monotonic_ms())
+        if isinstance(event, _LEASE_EVENTS):
+            self.queue.applied(event)
+        elif isinstance(event, _MEMBERSHIP_EVENTS):
+            self.stream.applied(event)
+
+    def _forget(self, event: Forgotten) -> None:
+        leases = self._table.get(event.group).leases if event.group in self._table else {}
+        ids = event.topic_ids
+        gone = [key for key in leases if ids is None or key.topic_id in ids]
+        self._table.apply(event, self._context.monotonic_ms())
+        self.queue.forgotten(event.group, gone, is_deleted=ids is None)
+
+    async def _now_and_then(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something at intervals. What the store refuses is tried again; a stopped store stays stopped."""
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            try:
+                await work()
+            except StoreStopped:
+                await asyncio.Event().wait()  # until the server ends: reads go on, nothing else does
+            except StoreError as error:
+                log.warning("consumer groups wait for the store error=%s", error)
+
+    def _save_if_due(self) -> Callable[[], Awaitable[None]]:
+        saved_ms = self._context.monotonic_ms()
+
+        async def save() -> None:
+            nonlocal saved_ms
+            now_ms = self._context.monotonic_ms()
+            if now_ms - saved_ms >= SNAPSHOT_INTERVAL_MS or self._log.unsaved_count >= SNAPSHOT_EVENTS_MAX:
+                saved_ms = now_ms
+                await asyncio.shield(self._log.save())  # cancelled half-way, a thread would write while `close` does
+
+        return save
+
+    async def _read_lags(self) -> None:
+        lags = []
+        for name in [group.name for group in self._table.groups()]:
+            lags += [((name, topic, partition), lag) for topic, partition, lag in await self._offsets.lags(name)]
+            await asyncio.sleep(0)
+        self.lags = lags
+
+    async def _follow_topics(self) -> None:
+        while True:
+            await self._topics_changed.wait()
+            self._topics_changed.clear()
+            self._context.leases_changed.all_happened()  # there may be more to look into
+            try:
+                await self.stream.topics_changed()
+            except StoreStopped:
+                return
+            except StoreError as error:
+                log.warning("topics are shared out later error=%s", error)
+                await asyncio.sleep(LOOK_INTERVAL_MS / 1000)
+                self._topics_changed.set()
+
+    async def _drain(self) -> None:
+        await self._context.draining.wait()
+        self._context.leases_changed.all_happened()
+
+    # ---- groups
+
+    def groups(self) -> list[GroupView]:
+        """See `Groups.groups`."""
+        return [self._view(name) for name in self._table.names() if not is_lone(name)]
+
+    def describe(self, group: str) -> GroupDescription:
+        """See `Groups.describe`."""
+        members: list[MemberView] = []
+        now_ms = self._context.monotonic_ms()
+        for state in self._parts(group):
+            for member in state.membership.members():
+                share = state.membership.share(member.member_id)
+                members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
+        return GroupDescription(self._view(group), self._table.config(group), tuple(members))
+
+    def _parts(self, group: str) -> list[Group]:
+        """A group, and when it is broadcasting, each member of it."""
+        return [self._table.get(group), *(self._table.get(name) for name in self._table.lone_groups(group))]
+
+    def _view(self, group: str) -> GroupView:
+        parts = self._parts(group)
+        member_count = sum(len(part.membership.members()) for part in parts)
+        state = "empty" if not member_count else "stable"
+        if any(part.membership.is_rebalancing for part in parts):
+            state = "rebalancing"
+        ids = set().union(*(self._table.topic_ids(part.name) for part in parts))
+        subscriptions = [member.subscription for part in parts for member in part.membership.members()]
+        topics = [
+            topic.name
+            for topic in self._context.routes.topics()
+            if topic.topic_id in ids or any(wish.matches(topic.name) for wish in subscriptions)
+        ]
+        return GroupView(group, state, parts[0].membership.generation, member_count, tuple(sorted(topics)))
+
+    async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
+        """See `Groups.configure`."""
+        check_group_name(group)
+        self._context.check_room(group)
+        async with self._context.whole_group(group, *self._table.lone_groups(group)):
+            before = self._table.config(group)
+            config = with_changes(before, changes)
+            try:
+                self._table.strategy(config)
+            except (ValueError, ImportError, AttributeError) as error:
+                raise IllegalRequest(str(error)) from error
+            if config.mode != before.mode:
+                self._check_empty(group)
+            await self._context.write([Configured(group, changed_settings(config))])
+        self._topics_changed.set()  # another strategy shares out anew
+        return config
+
+    async def delete(self, group: str) -> None:
+        """See `Groups.delete`."""
+        async with self._context.whole_group(group, *self._table.lone_groups(group)):
+            self._check_empty(group)
+            await self._context.write([Forgotten(part.name, None) for part in self._parts(group)])
+
+    async def follow(self, group: str, wish: Subscription) -> None:
+        """See `Groups.follow`."""
+        check_group_name(group)
+        context = self._context
+        context.check_room(group)
+        async with context.turns.of_group(group):
+            documents = self._table.get_or_new(group).documents
+            await context.write(decide_follow(group, documents, wish, context.routes.topics()))
+
+    def _check_empty(self, group: str) -> None:
+        """Raises GroupActive while the group has members or records on lease."""
+        if group not in self._table:
+            return
+        now_ms = self._context.clock.now_ms()
+        for part in self._parts(group):
+            part.membership.check_deletable()
+            leased_count = sum(leases.leased_count(now_ms) for leases in part.leases.values())
+            if leased_count:
+                raise GroupActive(f"group={group} has {leased_count} records on lease; settle them, or wait")
+
+    # ---- members
+
+    async def join(
+        self,
+        group: str,
+        member_id: str | None,
+        subscription: Subscription,
+        *,
+        generation: int | None = None,
+        session_timeout_ms: int | None = None,
+        metadata: bytes = b"",
+    ) -> tuple[str, Share]:
+        """See `Groups.join`."""
+        return await self.stream.join(
+            group,
+            member_id,
+            subscription,
+            generation=generation,
+            session_timeout_ms=session_timeout_ms,
+            metadata=metadata,
+        )
+
+    def heartbeat(self, group: str, member: MemberKey) -> Share:
+        """See `Groups.heartbeat`."""
+        return self.stream.heartbeat(group, member)
+
+    def watch(self, group: str, member_id: str) -> ShareWatch:
+        """See `Groups.watch`."""
+        return _Watch(self.stream, group, member_id)
+
+    async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
+        """See `Groups.release`."""
+        return await self.stream.release(group, member, partitions)
+
+    async def leave(self, group: str, member: MemberKey) -> None:
+        """See `Groups.leave`."""
+        await self.stream.leave(group, member)
+
+    # ---- progress
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPosition]:
+        """See `Groups.committed`."""
+        return await self._offsets.committed(group, partitions, member_id=member_id)
+
+    async def start_offset(
+        self,
+        group: str,
+        topic_partition: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
+    ) -> int:
+        """See `Groups.start_offset`."""
+        return await self._offsets.start_offset(group, topic_partition, start, out_of_range, member_id=member_id)
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        """See `Groups.commit`."""
+        await self._offsets.commit(group, commits, member)
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        """See `Groups.lag`."""
+        return await self._offsets.lag(group, topics)
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[PlannedMove]:
+        """See `Groups.reset`."""
+        return await self._offsets.reset(group, topic, to, partitions=partitions, dry_run=dry_run, force=force)
+
+    # ---- queue mode
+
+    async def receive(self, group: str, request: Receive) -> Received:
+        """See `Groups.receive`."""
+        return await self.queue.receiving.receive(group, request)
+
+    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+        """See `Groups.ack`."""
+        return await self.queue.settling.ack(group, receipts)
+
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
+        """See `Groups.ack_up_to`."""
+        return await self.queue.settling.ack_up_to(group, topic_partition, offset)
+
+    async def nack(
+        self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
+    ) -> list[Settled]:
+        """See `Groups.nack`."""
+        return await self.queue.nack(group, receipts, delay_ms=delay_ms, reason=reason)
+
+    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
+        """See `Groups.give_back`."""
+        await self.queue.settling.give_back(group, receipts)
+
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+        """See `Groups.reject`."""
+        return await self.queue.reject(group, receipts, reason)
+
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+        """See `Groups.extend`."""
+        return await self.queue.settling.extend(group, receipts, invisible_ms)
+
+    async def redrive(self, group: str, max_messages: int) -> int:
+        """See `Groups.redrive`."""
+        return await self.queue.dead_letters.redrive(group, max_messages)
+
+    # ---- documents
+
+    def documents(self, group: str | None = None, prefix: str = "") -> list[tuple[str, str, bytes]]:
+        """See `Groups.documents`."""
+        names = self._table.names() if group is None else [group] if group in self._table else []
+        return [
+            (name, key, content)
+            for name in names
+            for key, content in sorted(self._table.get(name).documents.items())
+            if key.startswith(prefix)
+        ]
+
+    async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
+        """See `Groups.put_document`."""
+        check_group_name(group)
+        if not 1 <= len(key.encode()) <= DOCUMENT_KEY_BYTES_MAX:
+            raise IllegalRequest(f"the key of a document has 1 to {DOCUMENT_KEY_BYTES_MAX} bytes")
+        if content is not None and len(content) > DOCUMENT_BYTES_MAX:
+            raise IllegalRequest(f"a document has at most {DOCUMENT_BYTES_MAX} bytes")
+        self._context.check_room(group)
+        documents = self._table.get_or_new(group).documents
+        if content is None and key not in documents:
+            return
+        if content is not None and key not in documents and len(documents) >= DOCUMENTS_MAX:
+            raise GroupFull(f"group={group} has {DOCUMENTS_MAX} documents, which is its limit")
+        await self._context.write([DocumentPut(group, key, content)], flushed=flushed)

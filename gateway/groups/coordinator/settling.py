@@ -1,0 +1,282 @@
+"""What consumers say about records in their hands: done, not done, never, or not yet.
+
+Acks of a group that come while one write is under way share the next, and with it one fdatasync. A wait that is long is
+spent in the timer, as a copy; a short one, or when the timer takes nothing, in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.groups.coordinator.context import Context
+from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
+from gateway.groups.machines.copies import REASON_BYTES_MAX, retry_copy
+from gateway.groups.machines.errors import IllegalRequest
+from gateway.groups.machines.events import Event
+from gateway.groups.machines.events import Settled as SettledEvent
+from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
+from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.receipts import Receipt, Signer
+from gateway.groups.protocol import Settled, TopicPartition
+from store.errors import StoreError, StoreStopped
+from store.uncancelled import to_its_end
+
+log = logging.getLogger(__name__)
+
+RECEIPTS_MAX = 10_000
+"""Receipts of one ack, nack, reject or extend."""
+
+RECEIPT_ILLEGAL = 40050
+LEASE_OVER = 40951
+
+Verdicts = Sequence[Verdict | None]
+"""What became of receipts, in their order; None for what was no receipt."""
+
+_Receipts = Sequence[Receipt | None]
+
+
+class Settling:
+    """Settles records of all groups of one node. What is finished afterwards (rejected, or nacked for the last time) is
+    the caller's to dead-letter."""
+
+    def __init__(self, context: Context, copies: CopyWriter, signer: Signer) -> None:
+        self._context = context
+        self._copies = copies
+        self._signer = signer
+        self._acks: dict[str, list[tuple[_Receipts, asyncio.Future[Verdicts]]]] = {}
+        self._acking: dict[str, asyncio.Task[None]] = {}
+
+    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+        """See `Groups.ack`."""
+        parsed = self._parsed(group, receipts)
+        told: asyncio.Future[Verdicts] = asyncio.get_running_loop().create_future()
+        self._acks.setdefault(group, []).append((parsed, told))
+        if group not in self._acking:
+            self._acking[group] = asyncio.create_task(self._write_acks(group))
+        return _results(receipts, await told)
+
+    async def _write_acks(self, group: str) -> None:
+        """Write the acks that wait, all in one go; those that come meanwhile are the next go."""
+        try:
+            while waiting := self._acks.pop(group, None):
+                receipts = [receipt for parsed, _ in waiting for receipt in parsed]
+                try:
+                    verdicts = await self._decide(group, receipts, PartitionLeases.decide_ack, flushed=True)
+                except Exception as error:
+                    for _, told in waiting:
+                        if not told.done():  # its caller may have been cancelled
+                            told.set_exception(error)
+                else:
+                    at = 0
+                    for parsed, told in waiting:
+                        if not told.done():
+                            told.set_result(verdicts[at : at + len(parsed)])
+                        at += len(parsed)
+        finally:
+            del self._acking[group]
+
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
+        """See `Groups.ack_up_to`."""
+        return await to_its_end(self._ack_up_to(group, self._context.key(*topic_partition), offset))
+
+    async def _ack_up_to(self, group: str, key: PartitionKey, offset: int) -> int:
+        context = self._context
+        async with context.turns.of_leases(group, key):
+            leases = context.table.leases(group, key)
+            if leases is None:
+                return 0
+            events = leases.decide_ack_up_to(offset, context.clock.now_ms())
+            await context.write(events)
+            return sum(len(event.offsets) for event in events if isinstance(event, SettledEvent))
+
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+        """See `Groups.extend`."""
+        parsed = self._parsed(group, receipts)
+        until_ms = 0
+
+        def decide(leases: PartitionLeases, own: Sequence[Receipt], now_ms: int) -> Decision:
+            nonlocal until_ms
+            until_ms = now_ms + invisible_ms
+            return leases.decide_extend(own, invisible_ms, now_ms)
+
+        verdicts = await to_its_end(self._decide(group, parsed, decide, flushed=False))
+        return [
+            result._replace(new_receipt=self._signer.sign(group, receipt._replace(until_ms=until_ms)))
+            if result.ok and receipt is not None
+            else result
+            for result, receipt in zip(_results(receipts, verdicts), parsed, strict=True)
+        ]
+
+    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
+        """See `Groups.give_back`."""
+        parsed = self._parsed(group, receipts)
+        await to_its_end(self._decide(group, parsed, PartitionLeases.decide_give_back, flushed=False))
+
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> tuple[list[Settled], set[PartitionKey]]:
+        """See `Groups.reject`; and where there are dead letters now."""
+        if len(reason.encode()) > REASON_BYTES_MAX:
+            raise IllegalRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
+        parsed = self._parsed(group, receipts)
+        verdicts = await self._decide(
+            group, parsed, lambda leases, own, now_ms: leases.decide_reject(own, reason, now_ms), flushed=True
+        )
+        return _results(receipts, verdicts), set(_by_key(parsed))
+
+    async def nack(
+        self, group: str, receipts: Sequence[str], delay_ms: int | None
+    ) -> tuple[list[Settled], set[PartitionKey]]:
+        """See `Groups.nack`; and where there may be dead letters now."""
+        context = self._context
+        parsed = self._parsed(group, receipts)
+        by_key = _by_key(parsed)
+        verdicts: list[Verdict | None] = [None] * len(parsed)
+        async with context.leases_of(group, by_key):
+            now_ms = context.clock.now_ms()
+            going = await self._send_off(group, by_key, parsed, delay_ms, now_ms)
+            events: list[Event] = []
+            for key, receipt_indexes in by_key.items():
+                leases = context.table.leases(group, key)
+                if leases is None:
+                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
+                    continue
+                gone = going.get(key, set())
+                _note(verdicts, receipt_indexes, leases.verdicts(_at(parsed, receipt_indexes), now_ms))
+                rest = [
+                    topic_partition
+                    for topic_partition in receipt_indexes
+                    if (one := parsed[topic_partition]) is None or one.offset not in gone
+                ]
+                decision = leases.decide_nack(_at(parsed, rest), now_ms, delay_ms=delay_ms)
+                _note(verdicts, rest, decision.verdicts)
+                events += [*leases.decide_settle(gone), *decision.events]
+            await context.write(events, flushed=bool(going))
+        return _results(receipts, verdicts), set(by_key)
+
+    async def _send_off(
+        self,
+        group: str,
+        by_key: Mapping[PartitionKey, Sequence[int]],
+        parsed: _Receipts,
+        delay_ms: int | None,
+        now_ms: int,
+    ) -> dict[PartitionKey, set[int]]:
+        """Give the timer copies of the records that have a long time to wait; their offsets, if it takes them."""
+        context = self._context
+        going: dict[PartitionKey, set[int]] = {}
+        copies: list[Copy] = []
+        for key, receipt_indexes in by_key.items():
+            if (leases := context.table.leases(group, key)) is not None:
+                leases.check_delay(delay_ms)
+                for offset, copy in await self._copies_of(
+                    group, key, leases, _at(parsed, receipt_indexes), delay_ms, now_ms
+                ):
+                    going.setdefault(key, set()).add(offset)
+                    copies.append(copy)
+        if copies:
+            try:
+                await self._copies.schedule(group, copies)
+            except StoreStopped:
+                raise
+            except StoreError as error:
+                log.warning("retries wait in place group=%s count=%s error=%s", group, len(copies), error)
+                return {}
+        return going
+
+    async def _copies_of(
+        self,
+        group: str,
+        key: PartitionKey,
+        leases: PartitionLeases,
+        receipts: Sequence[Receipt],
+        delay_ms: int | None,
+        now_ms: int,
+    ) -> list[tuple[int, Copy]]:
+        """Copies of the records that are to wait in the timer, by offset."""
+        config = self._context.table.config(group)
+        topic = self._context.topic_name(key.topic_id)
+        if topic is None:
+            return []
+        found: dict[int, Copy] = {}  # an extended lease has two receipts
+        for receipt, verdict in zip(receipts, leases.verdicts(receipts, now_ms), strict=True):
+            wait_ms = leases.backoff_ms(receipt.attempt) if delay_ms is None else delay_ms
+            if (
+                verdict is not Verdict.OK
+                or wait_ms < config.retry_through_timer_ms
+                or receipt.attempt >= config.max_attempts
+                or leases.message_group(receipt.offset) is not None
+                or receipt.offset in found
+            ):
+                continue
+            stored = await self._context.records.at(topic, key.partition, receipt.offset)
+            if stored is not None:
+                origin = copied_from(group, topic, key.partition, stored, receipt.attempt)
+                record = retry_copy(stored.record, origin)
+                found[receipt.offset] = Copy(record, stored.json_values, origin.partition, now_ms + wait_ms)
+        return list(found.items())
+
+    def _parsed(self, group: str, receipts: Sequence[str]) -> _Receipts:
+        """The receipts in texts; None for what is no receipt of this group."""
+        if len(receipts) > RECEIPTS_MAX:
+            raise IllegalRequest(f"at most {RECEIPTS_MAX} receipts at once")
+        return self._signer.check_all(group, receipts)
+
+    async def _decide(
+        self,
+        group: str,
+        parsed: _Receipts,
+        decide: Callable[[PartitionLeases, Sequence[Receipt], int], Decision],
+        *,
+        flushed: bool,
+    ) -> Verdicts:
+        """Decide receipts of many partitions, and write the events of all in one go."""
+        context = self._context
+        by_key = _by_key(parsed)
+        verdicts: list[Verdict | None] = [None] * len(parsed)
+        async with context.leases_of(group, by_key):
+            now_ms = context.clock.now_ms()
+            events: list[Event] = []
+            for key, receipt_indexes in by_key.items():
+                leases = context.table.leases(group, key)
+                if leases is None:
+                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
+                else:
+                    decision = decide(leases, _at(parsed, receipt_indexes), now_ms)
+                    _note(verdicts, receipt_indexes, decision.verdicts)
+                    events += decision.events
+            await context.write(events, flushed=flushed)
+        return verdicts
+
+
+def _by_key(parsed: _Receipts) -> dict[PartitionKey, list[int]]:
+    """Where the receipts of each partition stand."""
+    by_index: dict[tuple[int, int], list[int]] = {}
+    for at, receipt in enumerate(parsed):
+        if receipt is not None:
+            topic_partition = receipt[:2]
+            if (receipt_indexes := by_index.get(topic_partition)) is None:
+                receipt_indexes = by_index[topic_partition] = []
+            receipt_indexes.append(at)
+    return {PartitionKey(*topic_partition): receipt_indexes for topic_partition, receipt_indexes in by_index.items()}
+
+
+def _at(parsed: _Receipts, receipt_indexes: Sequence[int]) -> list[Receipt]:
+    return [receipt for topic_partition in receipt_indexes if (receipt := parsed[topic_partition]) is not None]
+
+
+def _note(verdicts: list[Verdict | None], receipt_indexes: Sequence[int], decided: Sequence[Verdict]) -> None:
+    for topic_partition, verdict in zip(receipt_indexes, decided, strict=True):
+        verdicts[topic_partition] = verdict
+
+
+def _results(texts: Sequence[str], verdicts: Verdicts) -> list[Settled]:
+    results = []
+    for text, verdict in zip(texts, verdicts, strict=True):
+        if verdict is Verdict.OK:
+            results.append(Settled(text, True))
+        elif verdict is None:
+            results.append(Settled(text, False, RECEIPT_ILLEGAL, "this is not a receipt of this group"))
+        else:
+            results.append(Settled(text, False, LEASE_OVER, "the lease is over; the record is, or was, another's"))
+    return results

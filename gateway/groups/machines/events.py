@@ -1,0 +1,333 @@
+"""The records of system topic `__offsets`: everything that ever happens to a consumer group, one JSON object an event.
+
+    {"event": "member_joined", "group": "billing", "member_id": "m1", "topics": ["orders"], "pattern": null, …}
+    {"event": "rebalanced", "group": "billing", "generation": 7, "shares": [["m1", [["orders", [[16, 0]]]]]], …}
+    {"event": "partitions_assigned", "group": "billing", "generation": 7, "member_id": "m1", "partitions": …}
+    {"event": "offsets_committed", "group": "billing", "offsets": [[16, 0, 1042, "", 1767225600000]]}
+    {"event": "leased", "group": "billing", "topic_id": 16, "partition": 0, "offsets": [100, 101], …}
+
+Partitions are written by topic: [[topic, [[topic id, partition], …]], …]. Bytes are written as base64.
+The fields of an event are those of its class here. Each kind of event belongs to one machine: membership, progress,
+leases, or the table of groups; replaying all of them in order rebuilds it. A member of a broadcasting group is a group
+of its own, `group/member` (see `broadcast`).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.groups.machines.strategies.base import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A member is in, or one that was in has changed what it wants. `since_generation` tells its process from former
+    ones under the same id."""
+
+    group: str
+    member_id: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    session_timeout_ms: int
+    since_generation: int
+    metadata: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """A member is out; all it owned is free at once."""
+
+    group: str
+    member_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentAsked:
+    """A generation begins in which `leader` is to compute the assignment; until then nothing is given to anybody."""
+
+    group: str
+    generation: int
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    """Who shall own what in a generation. Owning begins with PartitionsAssigned, when the former owner is done.
+
+    `notes` are bytes for single members, from the leader that computed the assignment.
+    """
+
+    group: str
+    generation: int
+    shares: Mapping[str, tuple[Partition, ...]]
+    notes: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAssigned:
+    """A member owns partitions from now on; `generation` is its fencing number for them."""
+
+    group: str
+    generation: int
+    member_id: str
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsReleased:
+    """A member has drained and committed partitions, and owns them no longer."""
+
+    group: str
+    member_id: str
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A group has these settings; those that are not named have their defaults."""
+
+    group: str
+    settings: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPut:
+    """A small document that somebody keeps with the group is this now; without content it is gone."""
+
+    group: str
+    key: str
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Nothing has happened; when this is durable, everything before it is. Belongs to no group."""
+
+    group: str = ""
+
+
+class CommittedOffset(NamedTuple):
+    """How far a group is in one partition: the next offset to consume, and when that was said (epoch ms)."""
+
+    topic_id: int
+    partition: int
+    offset: int
+    metadata: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsCommitted:
+    """A group is done with everything before these offsets, or was reset to them."""
+
+    group: str
+    offsets: tuple[CommittedOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Offsets and leases a group has of these topics are gone: the topics are. Without topics: the group is deleted."""
+
+    group: str
+    topic_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """Records of one partition are handed out until `until_ms` (epoch ms), each for one attempt more than before.
+
+    First, the records up to `fetched_to` come under the group's care: those in `fresh` are open, all others were
+    filtered out and are done. `message_groups` has one name a fresh record, or is empty; `attempts` likewise has the
+    deliveries each had before, as a copy of another record.
+    """
+
+    group: str
+    topic_id: int
+    partition: int
+    fetched_to: int
+    fresh: tuple[int, ...]
+    message_groups: tuple[str | None, ...]
+    offsets: tuple[int, ...]
+    until_ms: int
+    attempt_id: str | None = None
+    attempts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseMoved:
+    """Leases end at another time (extended), or records wait until then to be handed out again (given back).
+
+    `uncounted`: they never reached the consumer, and the attempt does not count.
+    """
+
+    group: str
+    topic_id: int
+    partition: int
+    offsets: tuple[int, ...]
+    visible_at_ms: int
+    leased: bool
+    uncounted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Records that shall not be tried again; they stay open until their copy in the dead-letter topic is durable."""
+
+    group: str
+    topic_id: int
+    partition: int
+    offsets: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The group is done with these records: acked, or their copy in the dead-letter topic or the timer is durable."""
+
+    group: str
+    topic_id: int
+    partition: int
+    offsets: tuple[int, ...]
+
+
+class OpenRecord(NamedTuple):
+    """One record under a group's care that is not settled; see `leases`."""
+
+    offset: int
+    attempt: int
+    visible_at_ms: int
+    leased: bool
+    message_group: str | None
+    attempt_id: str | None
+    rejected: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesSet:
+    """The whole state of one partition's leases: a snapshot, or a reset to `next_offset` that voids older receipts."""
+
+    group: str
+    topic_id: int
+    partition: int
+    epoch: int
+    next_offset: int
+    open_records: tuple[OpenRecord, ...]
+
+
+MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
+ProgressEvent = OffsetsCommitted | Forgotten
+LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
+GroupEvent = Configured | DocumentPut | Barrier
+Event = MembershipEvent | ProgressEvent | LeaseEvent | GroupEvent
+
+_KINDS: dict[str, type[Event]] = {
+    "member_joined": MemberJoined,
+    "member_left": MemberLeft,
+    "assignment_asked": AssignmentAsked,
+    "rebalanced": Rebalanced,
+    "partitions_assigned": PartitionsAssigned,
+    "partitions_released": PartitionsReleased,
+    "offsets_committed": OffsetsCommitted,
+    "forgotten": Forgotten,
+    "leased": Leased,
+    "lease_moved": LeaseMoved,
+    "rejected": Rejected,
+    "settled": Settled,
+    "leases_set": LeasesSet,
+    "configured": Configured,
+    "document_put": DocumentPut,
+    "barrier": Barrier,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode_event(event: Event) -> bytes:
+    """The JSON record of one event."""
+    kind = type(event)
+    written: dict[str, Any] = {"event": _NAMES[kind]}
+    for name, write in _WRITERS[kind]:
+        value = getattr(event, name)
+        written[name] = value if write is None else write(value)
+    return orjson.dumps(written)
+
+
+def decode_events(values: Iterable[bytes | None]) -> list[Event]:
+    """The events of the records of one entry. Raises ValueError: what nobody understands must not be skipped."""
+    events: list[Event] = []
+    for value in values:
+        try:
+            read = orjson.loads(value or b"")
+            kind = _KINDS[read.pop("event")]
+            events.append(kind(**{name: _decoded(name, item) for name, item in read.items()}))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = f"a record of a consumer group is not understood ({error!r}); was it written by a newer version?"
+            raise ValueError(reason) from error
+    return events
+
+
+def _decoded(name: str, value: Any) -> Any:
+    if name in _CODECS:
+        return _CODECS[name][1](value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _from_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _to_bytes(value: str) -> bytes:
+    return base64.b64decode(value, validate=True)
+
+
+def _from_partitions(partitions: Iterable[Partition]) -> list[tuple[str, list[tuple[int, int]]]]:
+    topics: dict[str, list[tuple[int, int]]] = {}
+    for topic, topic_id, partition in partitions:
+        topics.setdefault(topic, []).append((topic_id, partition))
+    return list(topics.items())
+
+
+def _to_partitions(value: Iterable[Any]) -> tuple[Partition, ...]:
+    return tuple(Partition(topic, topic_id, number) for topic, inside in value for topic_id, number in inside)
+
+
+def _from_shares(shares: Mapping[str, tuple[Partition, ...]]) -> list[Any]:
+    return [(member, _from_partitions(partitions)) for member, partitions in shares.items()]
+
+
+def _to_shares(value: Iterable[Any]) -> dict[str, tuple[Partition, ...]]:
+    return {member: _to_partitions(partitions) for member, partitions in value}
+
+
+# The fields that JSON has no form for, by name: how they are written, how they are read.
+_CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "metadata": (_from_bytes, _to_bytes),
+    "content": (
+        lambda content: None if content is None else _from_bytes(content),
+        lambda content: None if content is None else _to_bytes(content),
+    ),
+    "notes": (
+        lambda notes: {member: _from_bytes(note) for member, note in notes.items()},
+        lambda notes: {member: _to_bytes(note) for member, note in notes.items()},
+    ),
+    "partitions": (_from_partitions, _to_partitions),
+    "shares": (_from_shares, _to_shares),
+    "open_records": (
+        lambda records: [tuple(record) for record in records],
+        lambda records: tuple(OpenRecord(*record) for record in records),
+    ),
+    "offsets": (
+        lambda offsets: [tuple(item) for item in offsets] if offsets and isinstance(offsets[0], tuple) else offsets,
+        lambda offsets: tuple(CommittedOffset(*item) if isinstance(item, list) else item for item in offsets),
+    ),
+}
+
+_WRITERS: dict[type[Event], list[tuple[str, Callable[[Any], Any] | None]]] = {
+    kind: [(item.name, _CODECS[item.name][0] if item.name in _CODECS else None) for item in fields(kind)]
+    for kind in _NAMES
+}

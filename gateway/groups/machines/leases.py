@@ -1,0 +1,522 @@
+"""Queue mode: records of one partition handed out one by one, to whichever member asks, until each is settled.
+
+Every record before `next_offset` has been taken from the log. It is either open, with a row here, or done, without one:
+memory grows with what is open, which is bounded, and not with what has been consumed. `low_offset`, the first open
+record (or `next_offset`), is the group's committed offset.
+
+    offsets   100   101   102   103   104   105              open: 101 and 103          low_offset   101
+              done  open  done  open  done  not yet taken    done needs no memory       next_offset  105
+
+An open record is leased until a time, or waits for one:
+
+    leased    attempt a, until t     ack: done.  nack: waits.  extend: a later t.  t passes: waiting, ready.
+    waiting   after attempt a, until t     t passes: it may be leased again, as attempt a + 1
+    finished  rejected, or waiting after the last attempt: never leased again; `dead_letters` names it until the shell
+              has its copy in the dead-letter topic durably and says so (`decide_settle`); not an instant earlier
+
+FIFO by message group: of the open records of one group only the first may be leased; the others are withheld, also
+while the first one waits. Records without a group are free.
+
+A receive whose answer was lost is repeated with the same `attempt_id` and gets the leases it already has.
+
+Times are wall clock, epoch ms: they are shown to clients, and signed, and survive a restart. Leases are events like all
+else, so a restart neither hands out what is leased nor forgets an attempt. Only `Settled` (and a reset) must be durable
+before it is answered (C5); the others may be written without waiting for the disk, and losing them repeats a delivery.
+
+Invariants
+    L1  A record has at most one lease at a time; each lease has its own attempt number, and they grow.
+    L2  A record is done only after an ack, or after its copy is in the dead-letter topic, or if it was filtered out.
+    L3  At most `in_flight_max` records are open.
+    L4  Of one message group, records are leased in the order of their offsets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, KeysView, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, assert_never
+
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import IllegalRequest
+from gateway.groups.machines.events import Leased, LeaseEvent, LeaseMoved, LeasesSet, OpenRecord, Rejected, Settled
+from gateway.groups.machines.receipts import Receipt
+
+EXHAUSTED = "max_attempts"
+ATTEMPT_ID_BYTES_MAX = 128
+
+
+class Fresh(NamedTuple):
+    """A record not handed out before, as the shell found it in the log."""
+
+    offset: int
+    message_group: str | None = None
+    attempt: int = 0
+    """Deliveries it had before, when it is a copy of another record."""
+    is_held: bool = False
+    """Not for whoever asks now: it is taken, and kept for others."""
+
+
+class Lease(NamedTuple):
+    """One record in a consumer's hands."""
+
+    offset: int
+    attempt: int
+    until_ms: int
+
+
+class DeadLetter(NamedTuple):
+    """A record to copy to the dead-letter topic, and why: `EXHAUSTED` or the consumer's words."""
+
+    offset: int
+    attempt: int
+    reason: str
+
+
+class Verdict(Enum):
+    """What became of one receipt."""
+
+    OK = "ok"
+    EXPIRED = "expired"  # the lease has ended, by time, by nack, or because the record was leased again
+    STALE = "stale"  # of a time before a reset, or of another partition
+
+
+class Decision(NamedTuple):
+    """A verdict for each receipt, in order, and the events to write before they are told."""
+
+    verdicts: list[Verdict]
+    events: list[LeaseEvent]
+
+
+@dataclass(slots=True)
+class _Open:
+    """State of one open record. `visible_at_ms`: when its lease or its wait ends."""
+
+    attempt: int = 0
+    visible_at_ms: int = 0
+    is_leased: bool = False
+    message_group: str | None = None
+    attempt_id: str | None = None
+    rejected: str | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """All there is to know of one partition, and two indexes of it."""
+
+    epoch: int = 0
+    next_offset: int = 0
+    records: dict[int, _Open] = field(default_factory=dict)  # by offset, and in that order
+    due: list[tuple[int, int]] = field(default_factory=list)  # heap of (visible_at_ms, offset); may hold old times
+    groups: dict[str, dict[int, None]] = field(default_factory=dict)  # message group → its open offsets, in order
+    last: set[int] = field(default_factory=set)  # rejected, or handed out for the last time
+    requests: dict[str, set[int]] = field(default_factory=dict)  # attempt id → offsets leased by it
+
+
+class PartitionLeases:
+    """The leases of one group in one partition."""
+
+    def __init__(self, group: str, topic_id: int, partition: int, config: GroupConfig) -> None:
+        self._partition_id = (group, topic_id, partition)
+        self._config = config
+        self._state = _State()
+
+    def reconfigure(self, config: GroupConfig) -> None:
+        """Go on with other settings."""
+        self._config = config
+        self._state.last = {offset for offset, record in self._state.records.items() if self._is_last(record)}
+
+    # What is
+
+    @property
+    def epoch(self) -> int:
+        """Receipts of an earlier one are void."""
+        return self._state.epoch
+
+    @property
+    def next_offset(self) -> int:
+        """The next record to take from the log."""
+        return self._state.next_offset
+
+    @property
+    def low_offset(self) -> int:
+        """Everything before it is done: the group's committed offset in this partition."""
+        return next(iter(self._state.records), self._state.next_offset)
+
+    @property
+    def open_count(self) -> int:
+        """Records taken and not done."""
+        return len(self._state.records)
+
+    def open_offsets(self) -> KeysView[int]:
+        """The records taken and not done."""
+        return self._state.records.keys()
+
+    def leased_count(self, now_ms: int) -> int:
+        """Records in a consumer's hands."""
+        return sum(record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
+
+    def waiting_count(self, now_ms: int) -> int:
+        """Records that were given back and may not be handed out again yet."""
+        return sum(not record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
+
+    def is_withheld(self, message_group: str) -> bool:
+        """Whether a fresh record of this message group has to wait for one before it."""
+        return message_group in self._state.groups
+
+    def message_group(self, offset: int) -> str | None:
+        """The message group of an open record, when the group delivers by them."""
+        record = self._state.records.get(offset)
+        return None if record is None else record.message_group
+
+    @property
+    def room(self) -> int:
+        """How many more records may be taken from the log now (L3)."""
+        return max(self._config.in_flight_max - len(self._state.records), 0)
+
+    def next_due_ms(self) -> int | None:
+        """When the next lease or wait ends: until then, asking for old records again finds no new ones."""
+        due, records = self._state.due, self._state.records
+        self._drop_old_times(len(records))
+        while due:
+            visible_at_ms, offset = due[0]
+            record = records.get(offset)
+            if record is not None and record.visible_at_ms == visible_at_ms:
+                return visible_at_ms
+            heapq.heappop(due)
+        return None
+
+    def dead_letters(self, now_ms: int, limit: int) -> list[DeadLetter]:
+        """Open records that are finished, up to `limit`, lowest offset first: copy them, then `decide_settle`."""
+        letters: list[DeadLetter] = []
+        for offset in sorted(self._state.last):
+            record = self._state.records[offset]
+            if record.rejected is not None or record.visible_at_ms <= now_ms:
+                letters.append(DeadLetter(offset, record.attempt, record.rejected or EXHAUSTED))
+        return letters[:limit]
+
+    @property
+    def may_have_dead_letters(self) -> bool:
+        """Whether it is worth asking for them, now or when a lease has ended."""
+        return bool(self._state.last)
+
+    # What shall be
+
+    def ready(self, now_ms: int, limit: int, is_wanted: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """Offsets of open records that may be leased now and are wanted, the longest due first, up to `limit`."""
+        state = self._state
+        found: list[int] = []
+        seen: set[int] = set()
+        passed: list[tuple[int, int]] = []
+        while state.due and state.due[0][0] <= now_ms and len(found) < limit:
+            _, offset = heapq.heappop(state.due)
+            # What is not ready now is not missed in the heap: a record with another time has another item, a finished
+            # one is found by `dead_letters`, and a withheld one comes back when the one before it is done.
+            if offset not in seen and self._is_ready(offset, now_ms):
+                seen.add(offset)
+                passed.append((state.records[offset].visible_at_ms, offset))
+                if is_wanted(offset):
+                    found.append(offset)
+        for item in passed:  # nothing has been decided yet
+            heapq.heappush(state.due, item)
+        return found
+
+    def decide_receive(
+        self,
+        old: Sequence[int],
+        fresh: Sequence[Fresh],
+        *,
+        fetched_to: int,
+        limit: int,
+        invisible_ms: int,
+        now_ms: int,
+        attempt_id: str | None = None,
+    ) -> tuple[list[Lease], list[LeaseEvent]]:
+        """Lease up to `limit` records for `invisible_ms`: those in `old` that are ready (see `ready`), then fresh ones.
+
+        `fresh` are the records from `next_offset` to before `fetched_to` that the consumer wants, in order; the others
+        there are done by this. Fresh ones that are not leased (withheld, or over the limit) are kept for later.
+        The leases may be handed out once the events are applied. With an `attempt_id` that has leases still, those are
+        the answer, and nothing else happens. Raises IllegalRequest for a bad `invisible_ms` or `attempt_id`, or more
+        than `room`.
+        """
+        if attempt_id is not None and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+            raise IllegalRequest(f"an attempt_id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
+        if not 1 <= invisible_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
+        if attempt_id is not None and (leases := self.leases_of(attempt_id, now_ms)):
+            return leases, []
+        if len(fresh) > self.room:
+            raise IllegalRequest(f"{len(fresh)} records are more than the {self.room} that may be taken now")
+        state = self._state
+        assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
+        offsets = [offset for offset in dict.fromkeys(old) if self._is_ready(offset, now_ms)][:limit]
+        is_fifo = self._config.fifo
+        begun: set[str] = set()
+        for record in fresh:
+            if len(offsets) == limit:
+                break
+            if record.is_held:
+                continue
+            if is_fifo and record.message_group is not None:
+                if record.message_group in state.groups or record.message_group in begun:
+                    continue
+                begun.add(record.message_group)
+            offsets.append(record.offset)
+        if not offsets and fetched_to == state.next_offset:
+            return [], []
+        until_ms = now_ms + invisible_ms
+        message_groups = tuple(record.message_group for record in fresh) if is_fifo else ()
+        taken = tuple(record.offset for record in fresh)
+        before = {record.offset: record.attempt for record in fresh if record.attempt}
+        had = tuple(record.attempt for record in fresh) if before else ()
+        event = Leased(
+            *self._partition_id, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id, had
+        )
+        records = state.records
+        attempts = (records[at].attempt if at in records else before.get(at, 0) for at in offsets)
+        leases = [Lease(offset, attempt + 1, until_ms) for offset, attempt in zip(offsets, attempts, strict=True)]
+        return leases, [event]
+
+    def leases_of(self, attempt_id: str, now_ms: int) -> list[Lease]:
+        """The leases a receive with this id got and still has."""
+        records = self._state.records
+        return [
+            Lease(offset, records[offset].attempt, records[offset].visible_at_ms)
+            for offset in sorted(self._state.requests.get(attempt_id, ()))
+            if records[offset].is_leased and records[offset].visible_at_ms > now_ms
+        ]
+
+    def verdicts(self, receipts: Iterable[Receipt], now_ms: int) -> list[Verdict]:
+        """What would become of receipts now, one verdict each."""
+        return [self._verdict(receipt, now_ms) for receipt in receipts]
+
+    def decide_ack(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
+        """Records are consumed. They are done once the event is durable. Acking twice is fine."""
+        return self._decide(
+            receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._partition_id, offsets)
+        )
+
+    def decide_ack_up_to(self, offset: int, now_ms: int) -> list[LeaseEvent]:
+        """All records in consumers' hands up to and including `offset` are consumed."""
+        held = (at for at, record in self._state.records.items() if record.is_leased and record.visible_at_ms > now_ms)
+        offsets = tuple(sorted(at for at in held if at <= offset))
+        return [Settled(*self._partition_id, offsets)] if offsets else []
+
+    def decide_give_back(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
+        """Records never reached the consumer: ready at once, and the attempt does not count."""
+        return self._decide(
+            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms, False, True)
+        )
+
+    def decide_extend(self, receipts: Iterable[Receipt], invisible_ms: int, now_ms: int) -> Decision:
+        """Leases end `invisible_ms` from now. Raises IllegalRequest."""
+        if not 1 <= invisible_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
+        return self._decide(
+            receipts,
+            now_ms,
+            event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms + invisible_ms, True),
+        )
+
+    def check_delay(self, delay_ms: int | None) -> None:
+        """Raises IllegalRequest unless a nack may ask for this delay."""
+        if delay_ms is not None and not 0 <= delay_ms <= self._config.invisible_ms_max:
+            raise IllegalRequest(f"delay_ms must be from 0 to {self._config.invisible_ms_max}, not {delay_ms}")
+
+    def decide_nack(self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None) -> Decision:
+        """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's
+        back-off table has for the attempt. After the last attempt they are finished at once. Raises IllegalRequest."""
+        self.check_delay(delay_ms)
+        verdicts: list[Verdict] = []
+        waiting: dict[int, list[int]] = {}
+        for receipt in receipts:
+            verdict = self._verdict(receipt, now_ms)
+            verdicts.append(verdict)
+            if verdict is Verdict.OK:
+                wait_ms = self.backoff_ms(receipt.attempt) if delay_ms is None else delay_ms
+                if receipt.attempt >= self._config.max_attempts:
+                    wait_ms = 0
+                waiting.setdefault(now_ms + wait_ms, []).append(receipt.offset)
+        events: list[LeaseEvent] = [
+            LeaseMoved(*self._partition_id, tuple(sorted(set(offsets))), visible_at_ms, False)
+            for visible_at_ms, offsets in waiting.items()
+        ]
+        return Decision(verdicts, events)
+
+    def decide_reject(self, receipts: Iterable[Receipt], reason: str, now_ms: int) -> Decision:
+        """Records shall not be tried again: `dead_letters` names them from now on."""
+        return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._partition_id, offsets, reason))
+
+    def decide_settle(self, offsets: Iterable[int]) -> list[LeaseEvent]:
+        """Copies of these records, in the dead-letter topic or the timer, are durable (or they are gone from the log):
+        they are done."""
+        records = self._state.records
+        settled = tuple(offset for offset in dict.fromkeys(offsets) if offset in records)
+        return [Settled(*self._partition_id, settled)] if settled else []
+
+    def decide_reset(self, next_offset: int, now_ms: int) -> list[LeaseEvent]:
+        """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void. The epoch is
+        a time, so that receipts from before a deletion of the group are void too."""
+        return [LeasesSet(*self._partition_id, max(self._state.epoch + 1, now_ms), next_offset, ())]
+
+    def snapshot(self) -> LeasesSet:
+        """An event that leads an empty machine to this state."""
+        records = (
+            OpenRecord(
+                offset,
+                record.attempt,
+                record.visible_at_ms,
+                record.is_leased,
+                record.message_group,
+                record.attempt_id,
+                record.rejected,
+            )
+            for offset, record in self._state.records.items()
+        )
+        return LeasesSet(*self._partition_id, self._state.epoch, self._state.next_offset, tuple(records))
+
+    def backoff_ms(self, attempt: int) -> int:
+        """The wait after a failed attempt (1-based)."""
+        table = self._config.backoff_ms
+        return table[min(attempt, len(table)) - 1]
+
+    # What has been decided and written
+
+    def apply(self, event: LeaseEvent) -> None:
+        """Change the state; the only way it changes, live or at start."""
+        state = self._state
+        match event:
+            case Leased():
+                self._apply_leased(event)
+            case LeaseMoved():
+                for offset in event.offsets:
+                    record = state.records[offset]
+                    if event.uncounted:
+                        record.attempt -= 1
+                        state.last.discard(offset)
+                    self._move(offset, record, event.visible_at_ms, is_leased=event.leased)
+            case Rejected():
+                for offset in event.offsets:
+                    state.records[offset].rejected = event.reason
+                    state.records[offset].is_leased = False
+                    state.last.add(offset)
+            case Settled():
+                for offset in event.offsets:
+                    self._remove(offset)
+            case LeasesSet():
+                self._state = _State(event.epoch, event.next_offset)
+                for offset, attempt, visible_at_ms, leased, message_group, attempt_id, rejected in event.open_records:
+                    record = _Open(attempt, visible_at_ms, leased, message_group, attempt_id, rejected)
+                    self._put(offset, record)
+                    if attempt_id is not None:
+                        self._state.requests.setdefault(attempt_id, set()).add(offset)
+            case _:
+                assert_never(event)
+
+    def _apply_leased(self, event: Leased) -> None:
+        state = self._state
+        leased = set(event.offsets)
+        groups: Iterable[str | None] = event.message_groups or (None,) * len(event.fresh)
+        attempts = event.attempts or (0,) * len(event.fresh)
+        for offset, message_group, attempt in zip(event.fresh, groups, attempts, strict=True):
+            visible_at_ms = event.until_ms if offset in leased else 0  # spares a time in the heap that is old at once
+            self._put(offset, _Open(attempt, visible_at_ms, False, message_group))
+        state.next_offset = event.fetched_to
+        fresh = set(event.fresh)
+        for offset in event.offsets:
+            record = state.records[offset]
+            record.attempt += 1
+            record.is_leased = True
+            self._forget_request(offset, record)
+            record.attempt_id = event.attempt_id
+            if event.attempt_id is not None:
+                state.requests.setdefault(event.attempt_id, set()).add(offset)
+            if self._is_last(record):
+                state.last.add(offset)
+            if offset not in fresh:
+                self._move(offset, record, event.until_ms, is_leased=True)
+
+    # How it is worked out
+
+    def _verdict(self, receipt: Receipt, now_ms: int, *, is_done_ok: bool = False) -> Verdict:
+        state = self._state
+        is_here = (receipt.topic_id, receipt.partition) == self._partition_id[1:]
+        if not is_here or receipt.epoch != state.epoch or receipt.offset >= state.next_offset:
+            return Verdict.STALE
+        record = state.records.get(receipt.offset)
+        if record is None:
+            return Verdict.OK if is_done_ok else Verdict.EXPIRED
+        if not record.is_leased or record.attempt != receipt.attempt or record.visible_at_ms <= now_ms:
+            return Verdict.EXPIRED
+        return Verdict.OK
+
+    def _decide(
+        self,
+        receipts: Iterable[Receipt],
+        now_ms: int,
+        *,
+        event_of: Callable[[tuple[int, ...]], LeaseEvent],
+        is_done_ok: bool = False,
+    ) -> Decision:
+        verdicts: list[Verdict] = []
+        offsets: set[int] = set()
+        for receipt in receipts:
+            verdict = self._verdict(receipt, now_ms, is_done_ok=is_done_ok)
+            verdicts.append(verdict)
+            if verdict is Verdict.OK and receipt.offset in self._state.records:
+                offsets.add(receipt.offset)
+        return Decision(verdicts, [event_of(tuple(sorted(offsets)))] if offsets else [])
+
+    def _is_ready(self, offset: int, now_ms: int) -> bool:
+        record = self._state.records.get(offset)
+        if record is None or record.visible_at_ms > now_ms:
+            return False
+        if record.rejected is not None or record.attempt >= self._config.max_attempts:
+            return False
+        return record.message_group is None or next(iter(self._state.groups[record.message_group])) == offset
+
+    def _is_last(self, record: _Open) -> bool:
+        return record.rejected is not None or record.attempt >= self._config.max_attempts
+
+    def _put(self, offset: int, record: _Open) -> None:
+        state = self._state
+        state.records[offset] = record
+        if self._is_last(record):
+            state.last.add(offset)
+        if record.message_group is not None:
+            state.groups.setdefault(record.message_group, {})[offset] = None
+        heapq.heappush(state.due, (record.visible_at_ms, offset))
+
+    def _move(self, offset: int, record: _Open, visible_at_ms: int, *, is_leased: bool) -> None:
+        record.visible_at_ms, record.is_leased = visible_at_ms, is_leased
+        heapq.heappush(self._state.due, (visible_at_ms, offset))
+        self._drop_old_times(len(self._state.records) + 64)  # extends without end must not grow it
+
+    def _drop_old_times(self, old_max: int) -> None:
+        """Make the heap anew if it holds more old times than these: cheaper than to pop them one by one."""
+        due, records = self._state.due, self._state.records
+        if len(due) > len(records) + old_max:
+            due[:] = [(record.visible_at_ms, offset) for offset, record in records.items()]
+            heapq.heapify(due)
+
+    def _remove(self, offset: int) -> None:
+        state = self._state
+        record = state.records.pop(offset)
+        state.last.discard(offset)
+        self._forget_request(offset, record)
+        if record.message_group is not None:
+            rest = state.groups[record.message_group]
+            del rest[offset]
+            if not rest:
+                del state.groups[record.message_group]
+            elif (first := next(iter(rest))) > offset:
+                heapq.heappush(state.due, (state.records[first].visible_at_ms, first))
+
+    def _forget_request(self, offset: int, record: _Open) -> None:
+        if record.attempt_id is not None:
+            offsets = self._state.requests[record.attempt_id]
+            offsets.discard(offset)
+            if not offsets:
+                del self._state.requests[record.attempt_id]

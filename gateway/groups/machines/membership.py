@@ -1,0 +1,514 @@
+"""Who is in a group and who owns which partition: join, heartbeat, leave, expiry, rebalance, fencing.
+
+Two maps say everything about partitions. `target` is who shall own a partition in this generation, `owned` is who owns
+it now. A partition that two members want passes through three states:
+
+    owned by a, target a      a consumes it
+    owned by a, target b      revoking: a drains, commits, and releases it; b waits
+    owned by nobody, target b b is assigned it at once
+
+    t    event                                      generation   owned of p0     m1 is told        m2 is told
+    0    m1 joins                                   1            m1 (gen 1)      assigned p0 p1
+    1    m2 joins; target of p1 becomes m2          2            m1 (gen 1)      revoking p1       nothing
+    2    m1 has drained and committed, releases p1  2            m1 (gen 1)      has p0            assigned p1 (gen 2)
+    3    m1 falls silent, its session ends          3            m2 (gen 3)      out               assigned p0 (gen 3)
+
+A new owner waits only for members that live: a session that ends frees what the member owned. A member that lives but
+does not release within `drain_timeout_ms` is put out the same way.
+
+Fencing. Every call of a member names the generation it last heard of. For a partition it is refused unless it owns
+it, and has since that generation or an earlier one. Owning ends only with a release or the member, and begins anew
+only in a later generation (M2), so whoever lost a partition without knowing is refused, though it may own it again.
+Each join begins a generation: an earlier process under the same member id is told from its successor, and refused.
+
+Assignment by a member (`strategy=None`). After a change of members a generation begins without any target; the shell
+asks the leader (the longest member), which answers through `decide_assign`. Until then members keep what they own and
+may release it (eager protocols do). A leader that does not answer in `drain_timeout_ms` is put out. Kafka's join
+barrier, who has joined again in this generation, is the adapter's.
+
+`now_ms` is monotonic time everywhere in this file: sessions are lengths of time. At start, events are applied with the
+time of the start, so every member has a whole session to be heard in again; its partitions wait for it.
+
+Invariants
+    M1  A partition has at most one owner, and no owner that is not a member.
+    M2  The generation grows with each change of members and each new target; a partition is assigned at most once in
+        a generation.
+    M3  Every partition of a topic that somebody wants is owned, being revoked, or in the next `decide_rebalance`,
+        unless the strategy leaves it to nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import assert_never
+
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, StaleGeneration, UnknownMember
+from gateway.groups.machines.events import (
+    AssignmentAsked,
+    MemberJoined,
+    MemberLeft,
+    MembershipEvent,
+    PartitionsAssigned,
+    PartitionsReleased,
+    Rebalanced,
+)
+from gateway.groups.machines.strategies.base import IllegalAssignment, Partition, Strategy, allocate, check
+from gateway.groups.machines.subscription import Subscription
+from gateway.routing.base import TopicView
+
+log = logging.getLogger(__name__)
+
+MEMBER_ID_BYTES_MAX = 255
+METADATA_BYTES_MAX = 64 * 1024
+
+LEFT = "left"
+REPLACED = "replaced"
+SESSION_EXPIRED = "session_expired"
+DRAIN_EXPIRED = "drain_expired"
+ASSIGNMENT_EXPIRED = "assignment_expired"
+FORCED = "forced"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One consumer in the group, as it last joined. `metadata` is its own; the server only keeps it."""
+
+    member_id: str
+    subscription: Subscription
+    session_timeout_ms: int
+    metadata: bytes
+    since_generation: int
+    """Who calls with an earlier one is a former process under this member id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who owns a partition, and the generation in which that began."""
+
+    member_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member is to know. A shell that has sent an older one sends the difference."""
+
+    generation: int
+    assigned: tuple[Partition, ...]
+    """Owned, and to be consumed."""
+
+    revoking: tuple[Partition, ...]
+    """Owned, to be drained, committed and released."""
+
+    note: bytes
+    """What the leader that computed the assignment has for this member."""
+
+    is_asked: bool
+    """This member is the leader and is to compute the assignment of the generation."""
+
+
+class Membership:
+    """The members of one group and their partitions. Changes through `apply`, and by `heartbeat`, which is not kept.
+
+    Every `decide_…` returns all events of one change, in order: write them together, then apply them. The topics given
+    are all topics there are. `strategy` is None when a member computes the assignment.
+    """
+
+    def __init__(self, group: str, config: GroupConfig, strategy: Strategy | None) -> None:
+        self.group = group
+        self._config = config
+        self._strategy = strategy
+        self._members: dict[str, Member] = {}  # the longest first
+        self._heard_ms: dict[str, int] = {}
+        self._generation = 0
+        self._target: dict[Partition, str] = {}
+        self._notes: Mapping[str, bytes] = {}
+        self._owned: dict[Partition, Ownership] = {}
+        self._by_owner: dict[str, list[Partition]] | None = None  # the same, by member; None: to be made
+        self._revoking_since_ms: dict[Partition, int] = {}
+        self._asked: str | None = None  # the leader, until it has answered
+        self._asked_since_ms = 0
+        self._has_changed = False  # members came, went or changed since the last target
+
+    def reconfigure(self, config: GroupConfig, strategy: Strategy | None, *, is_other_strategy: bool) -> None:
+        """Go on with other settings. With another strategy the next `decide_rebalance` begins a generation."""
+        self._config, self._strategy = config, strategy
+        if is_other_strategy and self._members:
+            self._has_changed = True
+
+    # What is
+
+    @property
+    def generation(self) -> int:
+        """Grows with each change of members and each new target."""
+        return self._generation
+
+    def members(self) -> list[Member]:
+        """All members, the longest first."""
+        return list(self._members.values())
+
+    def owner(self, partition: Partition) -> Ownership | None:
+        """Who owns a partition now; while it is being revoked, still the one who gives it up."""
+        return self._owned.get(partition)
+
+    def share(self, member_id: str) -> Share:
+        """What a member is to know. Raises UnknownMember."""
+        self._member(member_id)
+        mine = self._owned_by(member_id)
+        return Share(
+            self._generation,
+            tuple(partition for partition in mine if partition not in self._revoking_since_ms),
+            tuple(partition for partition in mine if partition in self._revoking_since_ms),
+            self._notes.get(member_id, b""),
+            self._asked == member_id,
+        )
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Whether a partition waits to move, or an assignment is awaited."""
+        return bool(self._revoking_since_ms) or self._asked is not None
+
+    def heard_ago_ms(self, member_id: str, now_ms: int) -> int:
+        """How long a member has been silent."""
+        return now_ms - self._heard_ms[member_id]
+
+    def check_owner(self, member_id: str, generation: int, partitions: Iterable[Partition]) -> None:
+        """Whether a member may commit for these partitions; one that is draining them may.
+
+        Raises UnknownMember, or StaleGeneration when one of them is another's, or was in between.
+        """
+        self._caller(member_id, generation)
+        for partition in partitions:
+            owner = self._owned.get(partition)
+            if owner is None or owner.member_id != member_id or generation < owner.generation:
+                raise StaleGeneration(
+                    f"group={self.group} member={member_id} does not own partition {partition.partition} of topic "
+                    f"{partition.topic} in generation {generation}"
+                )
+
+    def next_deadline_ms(self) -> int | None:
+        """When `decide_expiry` may next have something to do, if nobody is heard until then."""
+        sessions = [heard + self._members[member].session_timeout_ms for member, heard in self._heard_ms.items()]
+        waits = self._revoking_since_ms.values() if self._asked is None else [self._asked_since_ms]
+        return min(sessions + [since + self._config.drain_timeout_ms for since in waits], default=None)
+
+    def heartbeat(self, member_id: str, generation: int, now_ms: int) -> Share:
+        """Any sign of life of a member; begins its session anew. Raises UnknownMember, StaleGeneration."""
+        self._caller(member_id, generation)
+        self._heard_ms[member_id] = now_ms
+        return self.share(member_id)
+
+    # What shall be
+
+    def decide_join(
+        self,
+        member_id: str,
+        subscription: Subscription,
+        topics: Sequence[TopicView],
+        *,
+        generation: int | None = None,
+        session_timeout_ms: int | None = None,
+        metadata: bytes = b"",
+    ) -> list[MembershipEvent]:
+        """A member comes in, or says again what it wants.
+
+        A member that names its generation is the same process as before and keeps what it owns. Without, a member of
+        this id is taken for dead and its partitions are free: a named member that has been restarted. The caller finds
+        its generation in `share` once the events are applied.
+        Raises GroupFull, IllegalRequest; StaleGeneration when another process has taken this member id.
+        """
+        config = self._config
+        timeout_ms = config.session_timeout_ms if session_timeout_ms is None else session_timeout_ms
+        if not config.session_timeout_ms_min <= timeout_ms <= config.session_timeout_ms_max:
+            low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
+            raise IllegalRequest(f"session_timeout_ms must be from {low} to {high}, not {timeout_ms}")
+        if not 1 <= len(member_id.encode()) <= MEMBER_ID_BYTES_MAX:
+            raise IllegalRequest(f"a member id has 1 to {MEMBER_ID_BYTES_MAX} bytes")
+        if len(metadata) > METADATA_BYTES_MAX:
+            raise IllegalRequest(f"the metadata of a member has at most {METADATA_BYTES_MAX} bytes")
+        known = self._members.get(member_id)
+        if known is None and len(self._members) >= config.members_max:
+            raise GroupFull(f"group={self.group} has {config.members_max} members, which is its limit")
+        before: list[MembershipEvent] = []
+        since_generation = self._generation + 1
+        if known is not None and generation is not None:
+            since_generation = self._caller(member_id, generation).since_generation
+        elif known is not None:
+            before.append(MemberLeft(self.group, member_id, REPLACED))
+        member = Member(member_id, subscription, timeout_ms, metadata, since_generation)
+        if member == known:
+            return []
+        return self._followed_by_rebalance([*before, self._joined(member)], topics)
+
+    def decide_leave(self, member_id: str, generation: int, topics: Sequence[TopicView]) -> list[MembershipEvent]:
+        """A member goes. Raises UnknownMember, StaleGeneration."""
+        self._caller(member_id, generation)
+        return self._followed_by_rebalance([MemberLeft(self.group, member_id, LEFT)], topics)
+
+    def decide_evict(self, topics: Sequence[TopicView]) -> list[MembershipEvent]:
+        """Put out every member, by force: they have to join again."""
+        left: list[MembershipEvent] = [MemberLeft(self.group, member_id, FORCED) for member_id in self._members]
+        return self._followed_by_rebalance(left, topics) if left else []
+
+    def decide_release(
+        self, member_id: str, generation: int, partitions: Iterable[Partition], topics: Sequence[TopicView]
+    ) -> list[MembershipEvent]:
+        """A member has drained and committed partitions that were revoked. Others are passed over: it shall have them,
+        or does not have them any more. Raises UnknownMember, StaleGeneration."""
+        self._caller(member_id, generation)
+        released = tuple(
+            sorted(
+                partition
+                for partition in set(partitions)
+                if partition in self._revoking_since_ms and self._owned[partition].member_id == member_id
+            )
+        )
+        if not released:
+            return []
+        event = PartitionsReleased(self.group, member_id, released)
+        if self._has_changed:
+            return self._followed_by_rebalance([event], topics)
+        # Who shall have them has been worked out already: that of 200 members takes 2 ms, and all of them release.
+        given = {partition: member for partition in released if (member := self._target.get(partition)) is not None}
+        return [event, *self._given(self._generation, given)]
+
+    def decide_expiry(self, topics: Sequence[TopicView], now_ms: int) -> list[MembershipEvent]:
+        """Put out members whose session has ended, who drain for too long, or who owe an assignment."""
+        reasons: dict[str, str] = {}
+        timeout_ms = self._config.drain_timeout_ms
+        if self._asked is not None:  # nobody knows yet what is to be drained
+            if now_ms - self._asked_since_ms > timeout_ms:
+                reasons[self._asked] = ASSIGNMENT_EXPIRED
+        else:
+            for partition, since_ms in self._revoking_since_ms.items():
+                if now_ms - since_ms > timeout_ms:
+                    reasons[self._owned[partition].member_id] = DRAIN_EXPIRED
+        for member_id, heard_ms in self._heard_ms.items():
+            if now_ms - heard_ms > self._members[member_id].session_timeout_ms:
+                reasons[member_id] = SESSION_EXPIRED
+        left: list[MembershipEvent] = [
+            MemberLeft(self.group, member_id, reasons[member_id]) for member_id in self._members if member_id in reasons
+        ]
+        return self._followed_by_rebalance(left, topics) if left else []
+
+    def decide_rebalance(self, topics: Sequence[TopicView]) -> list[MembershipEvent]:
+        """What is missing between how things are and how they should be; nothing when all is well.
+
+        Every change of members ends with this one. Ask also when topics have changed, and from time to time: whatever
+        the reason for which a partition has no owner, it has one afterwards.
+        """
+        events: list[MembershipEvent] = []
+        generation, target = self._generation, self._target
+        if self._strategy is None:
+            if self._has_changed:
+                generation, target = generation + 1, {}
+                leader = next(iter(self._members), None)
+                events.append(
+                    Rebalanced(self.group, generation, {})
+                    if leader is None
+                    else AssignmentAsked(self.group, generation, leader)
+                )
+        else:
+            target = self._wanted(self._strategy, topics)
+            if self._has_changed or target != self._target:
+                generation += 1
+                events.append(Rebalanced(self.group, generation, _by_member(target)))
+        return events + self._assigned(generation, target)
+
+    def decide_assign(
+        self,
+        member_id: str,
+        generation: int,
+        shares: Mapping[str, Sequence[Partition]],
+        topics: Sequence[TopicView],
+        *,
+        notes: Mapping[str, bytes] | None = None,
+    ) -> list[MembershipEvent]:
+        """The leader's answer: who shall own what in this generation.
+
+        Raises UnknownMember; StaleGeneration when the leader of this generation is another or has answered; and
+        IllegalRequest when a partition is given twice, to a stranger, or does not exist.
+        """
+        self._caller(member_id, generation)
+        if self._asked != member_id or generation != self._generation:
+            raise StaleGeneration(
+                f"group={self.group} member={member_id} was not asked for the assignment of generation {generation}"
+            )
+        notes = notes or {}
+        if strangers := (shares.keys() | notes.keys()) - self._members.keys():
+            raise IllegalRequest(f"group={self.group} has no members {', '.join(sorted(strangers))}")
+        if any(len(note) > METADATA_BYTES_MAX for note in notes.values()):
+            raise IllegalRequest(f"the note for a member has at most {METADATA_BYTES_MAX} bytes")
+        try:
+            check(shares, self._members, (partition for topic in topics for partition in _partitions_of(topic)))
+        except IllegalAssignment as error:
+            raise IllegalRequest(str(error)) from error
+        target = {partition: member for member, share in shares.items() for partition in share}
+        return [
+            Rebalanced(self.group, generation, _by_member(target), dict(notes)),
+            *self._assigned(generation, target),
+        ]
+
+    def check_deletable(self) -> None:
+        """Raises GroupActive while there are members."""
+        if self._members:
+            raise GroupActive(f"group={self.group} has {len(self._members)} members")
+
+    def snapshot(self) -> list[MembershipEvent]:
+        """Events that lead an empty machine to this state (but for times, which begin anew)."""
+        events: list[MembershipEvent] = [self._joined(member) for member in self._members.values()]
+        # No change of members is without its generation: every decision ends with a rebalance.
+        if self._asked is not None:
+            events.append(AssignmentAsked(self.group, self._generation, self._asked))
+        else:
+            events.append(Rebalanced(self.group, self._generation, _by_member(self._target), self._notes))
+        owners: dict[Ownership, list[Partition]] = {}
+        for partition, owner in sorted(self._owned.items(), key=lambda item: item[0]):
+            owners.setdefault(owner, []).append(partition)
+        return events + [
+            PartitionsAssigned(self.group, owner.generation, owner.member_id, tuple(partitions))
+            for owner, partitions in owners.items()
+        ]
+
+    # What has been decided and written
+
+    def apply(self, event: MembershipEvent, now_ms: int) -> None:
+        """Change the state; the only way it changes, live or at start."""
+        self._by_owner = None
+        match event:
+            case MemberJoined():
+                subscription = Subscription(frozenset(event.topics), event.pattern)
+                self._members[event.member_id] = Member(
+                    event.member_id, subscription, event.session_timeout_ms, event.metadata, event.since_generation
+                )
+                self._heard_ms[event.member_id] = now_ms
+                self._has_changed = True
+            case MemberLeft():
+                del self._members[event.member_id], self._heard_ms[event.member_id]
+                self._target = {p: member for p, member in self._target.items() if member != event.member_id}
+                self._owned = {p: owner for p, owner in self._owned.items() if owner.member_id != event.member_id}
+                self._has_changed = True
+            case AssignmentAsked():
+                self._generation, self._asked = event.generation, event.leader
+                self._asked_since_ms = now_ms
+                self._target, self._notes = {}, {}
+                self._has_changed = False
+            case Rebalanced():
+                if self._asked is not None:  # only now is it known what moves, so only now draining begins
+                    self._revoking_since_ms = {}
+                self._generation, self._asked = event.generation, None
+                self._target = {p: member for member, share in event.shares.items() for p in share}
+                self._notes = event.notes
+                self._has_changed = False
+            case PartitionsAssigned():
+                for partition in event.partitions:
+                    assert partition not in self._owned, "M1: a partition has one owner"
+                    self._owned[partition] = Ownership(event.member_id, event.generation)
+            case PartitionsReleased():
+                for partition in event.partitions:
+                    del self._owned[partition]
+            case _:
+                assert_never(event)
+        if not isinstance(event, MemberJoined):
+            self._revoking_since_ms = {
+                partition: self._revoking_since_ms.get(partition, now_ms)
+                for partition, owner in self._owned.items()
+                if self._target.get(partition) != owner.member_id
+            }
+
+    # How it is worked out
+
+    def _owned_by(self, member_id: str) -> Sequence[Partition]:
+        """Sorted. After a change every member asks for its own."""
+        if self._by_owner is None:
+            self._by_owner = {}
+            for partition in sorted(self._owned):
+                self._by_owner.setdefault(self._owned[partition].member_id, []).append(partition)
+        return self._by_owner.get(member_id, ())
+
+    def _member(self, member_id: str) -> Member:
+        member = self._members.get(member_id)
+        if member is None:
+            raise UnknownMember(f"group={self.group} has no member {member_id}: join again")
+        return member
+
+    def _caller(self, member_id: str, generation: int) -> Member:
+        """The member, if it is this process that calls. Raises UnknownMember, StaleGeneration."""
+        member = self._member(member_id)
+        if not member.since_generation <= generation <= self._generation:
+            raise StaleGeneration(
+                f"group={self.group} member={member_id} is in since generation {member.since_generation}, the group is "
+                f"at {self._generation}; the call is of {generation}"
+            )
+        return member
+
+    def _joined(self, member: Member) -> MemberJoined:
+        wish = member.subscription
+        return MemberJoined(
+            self.group,
+            member.member_id,
+            tuple(sorted(wish.topics)),
+            wish.pattern,
+            member.session_timeout_ms,
+            member.since_generation,
+            member.metadata,
+        )
+
+    def _followed_by_rebalance(
+        self, events: list[MembershipEvent], topics: Sequence[TopicView]
+    ) -> list[MembershipEvent]:
+        """The events of a change and of the rebalance after it, worked out on a copy: they are written together."""
+        after = copy(self)
+        after._members, after._heard_ms, after._owned = dict(self._members), dict(self._heard_ms), dict(self._owned)
+        for event in events:
+            after.apply(event, 0)
+        return events + after.decide_rebalance(topics)
+
+    def _assigned(self, generation: int, target: Mapping[Partition, str]) -> list[MembershipEvent]:
+        """What can be given now: partitions with a target and without an owner."""
+        return self._given(generation, {p: member for p, member in target.items() if p not in self._owned})
+
+    def _given(self, generation: int, free: Mapping[Partition, str]) -> list[MembershipEvent]:
+        return [
+            PartitionsAssigned(self.group, generation, member, partitions)
+            for member, partitions in _by_member(free).items()
+        ]
+
+    def _wanted(self, strategy: Strategy, topics: Sequence[TopicView]) -> dict[Partition, str]:
+        """Who shall own what, by the strategy: asked once for all topics that the same members want."""
+        members_of: dict[Subscription, list[str]] = {}
+        for member in self._members.values():
+            members_of.setdefault(member.subscription, []).append(member.member_id)
+        partitions_of: dict[tuple[str, ...], list[Partition]] = {}
+        for topic in topics:
+            wanting = [members for wish, members in members_of.items() if wish.matches(topic.name)]
+            if wanting:
+                subscribers = tuple(sorted(member for members in wanting for member in members))
+                partitions_of.setdefault(subscribers, []).extend(_partitions_of(topic))
+        current = _by_member(self._target)
+        target: dict[Partition, str] = {}
+        for subscribers, partitions in partitions_of.items():
+            try:
+                shares = allocate(strategy, subscribers, partitions, current)
+            except Exception:  # a plug-in may raise anything; the members it has go on with what they have
+                log.exception("group=%s strategy=%s failed; its assignment stays", self.group, strategy.name)
+                existing = set(partitions).intersection(self._target)
+                target |= {p: self._target[p] for p in existing if self._target[p] in subscribers}
+            else:
+                target |= {partition: member for member, share in shares.items() for partition in share}
+        return target
+
+
+def _partitions_of(topic: TopicView) -> list[Partition]:
+    return [Partition(topic.name, topic.topic_id, number) for number in range(topic.partitions)]
+
+
+def _by_member(target: Mapping[Partition, str]) -> dict[str, tuple[Partition, ...]]:
+    shares: dict[str, list[Partition]] = {}
+    for partition, member in sorted(target.items()):
+        shares.setdefault(member, []).append(partition)
+    return {member: tuple(shares[member]) for member in sorted(shares)}

@@ -1,0 +1,350 @@
+"""What consumer groups offer: the seam between the coordinator and every surface (HTTP, v2 instances, socket, CLI).
+
+Two ways to consume in a group:
+
+    stream   a member joins, is told its share of partitions, fetches them itself, commits offsets, releases what is
+             revoked. A commit names member and generation and is refused from a stale owner.
+    queue    whoever asks is handed single records with a receipt each, and settles them one by one. No membership.
+
+What is durable on return is said at each method. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.membership import Member, Share
+from gateway.groups.machines.progress import OutOfRange, Start, StartTime
+from gateway.groups.machines.subscription import Subscription
+from store.record_batch import Headers
+
+
+class TopicPartition(NamedTuple):
+    """A partition as clients name it."""
+
+    topic: str
+    partition: int
+
+
+class MemberKey(NamedTuple):
+    """Who calls: a member, and the generation it last heard of."""
+
+    member_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group, for lists. `state`: "empty" (no members), "stable", or "rebalancing" (a partition waits to move)."""
+
+    group: str
+    state: str
+    generation: int
+    member_count: int
+    topics: tuple[str, ...]
+    """Topics it has members, offsets or leases for, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member and what it has."""
+
+    member: Member
+    share: Share
+    heard_ago_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """One group, whole."""
+
+    view: GroupView
+    config: GroupConfig
+    members: tuple[MemberView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group is in one partition. Times are epoch ms, counts are records.
+
+    `committed` None: nothing is. `lag` counts from there to the end. Queue mode: `in_flight` on lease, `waiting` given
+    back and not due yet. `oldest_unacked_ms`: store time of the first record not done; None when there is none.
+    """
+
+    topic: str
+    partition: int
+    committed: int | None
+    metadata: str
+    beginning: int
+    end: int
+    lag: int
+    lost: int
+    in_flight: int
+    waiting: int
+    oldest_unacked_ms: int | None
+    owner: str | None
+    """The member that owns it in stream mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """One offset to commit: `offset` is the next record to consume."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPosition:
+    """What is committed in one partition; `offset` None: nothing."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """What a reset does (or would do) to one partition; `before` None: nothing was committed."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
+StartSpec = Start | StartTime
+ResetTo = Start | StartTime | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive:
+    """A request for records in queue mode. `start` is for topics in which the group has never been: its first receive
+    fixes, durably, where it begins in all their partitions. Those that are added later begin with their first record,
+    and so do topics that came after the group began to `follow` them.
+
+    `tags` None: all records. `wait_ms`: how long to wait for the first record. `invisible_ms` None: the group's.
+    `attempt_id`: a repeated request with the same one gets the records that are still leased to it.
+    """
+
+    topics: tuple[str, ...]
+    max_messages: int = 32
+    max_bytes: int = 1_048_576
+    wait_ms: int = 0
+    invisible_ms: int | None = None
+    tags: frozenset[str] | None = None
+    attempt_id: str | None = None
+    consumer: str | None = None
+    start: StartSpec = Start.FIRST
+
+
+class Delivered(NamedTuple):
+    """One record in a consumer's hands until `until_ms` (epoch ms). A retried one shows the position it came from
+    first.
+
+    `attempt` counts deliveries from 1. `json_value`: key and value are known to be JSON or null.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    store_time_ms: int
+    json_value: bool
+    tag: str | None
+    message_group: str | None
+    attempt: int
+    receipt: str
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The answer to a receive. `backlog`: records of these topics the group has not been handed yet."""
+
+    messages: tuple[Delivered, ...]
+    backlog: int
+
+
+class Settled(NamedTuple):
+    """What became of one receipt, in the order asked. `ok` False: `error_code` 40050 (no receipt of this group) or
+    40951 (the lease is over), and `error`. `new_receipt` after an extend."""
+
+    receipt: str
+    ok: bool
+    error_code: int | None = None
+    error: str | None = None
+    new_receipt: str | None = None
+
+
+class ShareWatch(Protocol):
+    """Tells one member of every change of its share."""
+
+    async def changed(self, since: Share) -> Share:
+        """Wait until the share differs from `since`. Raises UnknownMember when the member is out."""
+        ...
+
+
+class Groups(Protocol):
+    """All consumer groups of this node. Errors: `gateway.groups.machines.errors`, RequestError, `store.errors`.
+
+    A group comes into being with its first join, commit, receive or configure. Names follow the rule of topic names;
+    callers check permission before they call.
+    """
+
+    # Groups
+
+    def groups(self) -> list[GroupView]: ...
+
+    def describe(self, group: str) -> GroupDescription:
+        """Raises UnknownGroup (404/40405)."""
+        ...
+
+    async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
+        """Change settings, by the names of GroupConfig's fields; durable on return. Raises IllegalRequest."""
+        ...
+
+    async def delete(self, group: str) -> None:
+        """Forget a group: offsets, leases, settings, documents; durable on return. Raises UnknownGroup, GroupActive."""
+        ...
+
+    async def follow(self, group: str, wish: Subscription) -> None:
+        """The group wants these topics from now on: one that is created later begins with its first record, whatever a
+        receive says. Durable on return. A join does the same. Raises GroupFull, IllegalRequest."""
+        ...
+
+    # Members (stream mode)
+
+    async def join(
+        self,
+        group: str,
+        member_id: str | None,
+        subscription: Subscription,
+        *,
+        generation: int | None = None,
+        session_timeout_ms: int | None = None,
+        metadata: bytes = b"",
+    ) -> tuple[str, Share]:
+        """Come in, or say again what one wants (with `generation`). Without a member id one is made.
+
+        When no other member has to give something up, the share is complete on return.
+        Raises GroupFull, IllegalRequest, StaleGeneration.
+        """
+        ...
+
+    def heartbeat(self, group: str, member: MemberKey) -> Share:
+        """Any sign of life. Raises UnknownMember, StaleGeneration."""
+        ...
+
+    def watch(self, group: str, member_id: str) -> ShareWatch: ...
+
+    async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
+        """Give up revoked partitions, drained and committed. Raises UnknownMember, StaleGeneration."""
+        ...
+
+    async def leave(self, group: str, member: MemberKey) -> None:
+        """Go; all that was owned is free. Raises UnknownMember, StaleGeneration."""
+        ...
+
+    # Progress
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPosition]:
+        """In the order asked. `member_id` is for broadcasting groups, whose members have positions of their own. Raises
+        GroupUnavailable while progress is being read, UnknownQueue, UnknownPartition."""
+        ...
+
+    async def start_offset(
+        self,
+        group: str,
+        topic_partition: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
+    ) -> int:
+        """Where the group (or, when it is broadcasting, the member) begins in a partition: a stored offset wins, then
+        `start`. The first start in a topic fixes the position in all its partitions, durable on return (see
+        `coordinator/start_positions`); a stored one is never moved."""
+        ...
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        """Commit offsets; durable (flushed) on return. With `member` the commit is fenced; without, it is refused
+        while the partition is owned by a member. Raises UnknownMember, StaleGeneration, GroupActive, IllegalRequest."""
+        ...
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        """By topic and partition. Raises UnknownGroup."""
+        ...
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[PlannedMove]:
+        """Move committed offsets, and queue mode with them; durable on return. Members that were forced aside join
+        again. Raises GroupActive, UnknownGroup, UnknownPartition."""
+        ...
+
+    # Queue mode
+
+    async def receive(self, group: str, request: Receive) -> Received:
+        """Lease records. Returns at once with any, else after `wait_ms` (or when the server drains) with none.
+        Raises IllegalRequest, GroupFull (in-flight limits), UnknownQueue."""
+        ...
+
+    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+        """Done with these; durable on return. Acking twice is fine."""
+        ...
+
+    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
+        """Done with every leased record of a partition up to and including `offset`; durable; how many that were."""
+        ...
+
+    async def nack(
+        self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
+    ) -> list[Settled]:
+        """Not done: to be handed out again after `delay_ms`, or after the group's back-off."""
+        ...
+
+    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
+        """Never reached the consumer: ready at once, and the attempt does not count."""
+        ...
+
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+        """Never again: on to the dead-letter topic."""
+        ...
+
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+        """Leases end `invisible_ms` from now, under new receipts."""
+        ...
+
+    async def redrive(self, group: str, max_messages: int) -> int:
+        """Send dead letters back to where they came from, with attempts at 0; how many. Durable on return."""
+        ...
+
+    # What others keep beside a group (v2 instances, sockets)
+
+    def documents(self, group: str | None = None, prefix: str = "") -> list[tuple[str, str, bytes]]:
+        """(group, key, content), of one group or all, by group and key."""
+        ...
+
+    async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
+        """Keep a small document (at most 64 KiB) with a group's state, or remove it (None). Survives a restart;
+        durable on return when `flushed`, else soon."""
+        ...

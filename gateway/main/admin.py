@@ -1,0 +1,88 @@
+"""Topics of the embedded broker, and whether it can take and deliver records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from gateway.api.quotas import TopicQuota
+from gateway.brokers.local import LocalBroker
+from gateway.routing.base import TopicView
+from gateway.routing.table import RouteTable
+from gateway.settings.limits import Limits
+from store import Store
+from store.errors import StoreStopped, TopicExists
+from store.topics import Changes, TopicConfig
+from timer.service import TimerService
+
+log = logging.getLogger(__name__)
+
+BROKER_NAME = "local"
+
+
+class LocalAdmin:
+    """Topics of the embedded broker, and whether it can take and deliver records."""
+
+    def __init__(self, store: Store, timer: TimerService, limits: Limits) -> None:
+        self.routes = RouteTable()
+        self._quota = TopicQuota(limits, self.routes.topics)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after topics came, grew or went."""
+
+        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._add_routes, on_deleted=self._remove)
+        self._timer = timer
+        self._timer_failure: str | None = None
+        for topic in store.topics():
+            if not topic.is_system:
+                self._add_routes(topic)
+
+    def _add_routes(self, topic: TopicView) -> None:
+        self.routes.put(topic, self.broker)
+        self.on_change()
+
+    def _remove(self, topic: TopicView) -> None:
+        self.routes.remove(topic)
+        self.on_change()
+
+    async def create_own_topic(self, name: str, partitions: int) -> TopicView:
+        """See `gateway.groups.coordinator.context.OwnTopics`."""
+        try:
+            return await self.broker.create_topic(name, partitions, is_own=True)
+        except TopicExists:
+            return self.routes.topic(name)
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
+        """See `gateway.api.topics.TopicAdmin`."""
+        is_there = name in self.routes
+        with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
+            return await self.broker.create_topic(name, partitions, config=config)
+
+    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
+        """See `gateway.api.topics.TopicAdmin`."""
+        return await self.broker.configure_topic(name, changes)
+
+    async def grow_topic(self, name: str, partitions: int) -> TopicView:
+        """See `gateway.api.topics.TopicAdmin`."""
+        more = partitions - self.routes.topic(name).partitions
+        with self._quota.room_for(topics=0, partitions=max(0, more)):
+            return await self.broker.grow_topic(name, partitions)
+
+    async def delete_topic(self, name: str) -> None:
+        """See `gateway.api.topics.TopicAdmin`."""
+        await self.broker.delete_topic(name)
+
+    def ready(self) -> Sequence[str]:
+        """See `gateway.api.topics.TopicAdmin`."""
+        reasons = list(self.broker.ready())
+        if self._timer_failure is not None:
+            reasons.append(self._timer_failure)
+        return reasons
+
+    async def run_timer(self) -> None:
+        """Deliver delayed records until cancelled. When a disk has failed, stop delivering, but let reads go on."""
+        try:
+            await self._timer.run()
+        except* (StoreStopped, OSError) as failures:
+            cause = failures.exceptions[0]
+            log.error("timer stopped, delayed records wait for a restart error=%r", cause, exc_info=cause)
+            self._timer_failure = f"the timer has stopped: {type(cause).__name__}"

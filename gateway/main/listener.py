@@ -1,0 +1,147 @@
+"""The listening socket: answered from the first moment, "not ready" until the store is open, then by every surface."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.main.tls import ServerTls
+from gateway.settings.config import GatewayConfig
+from gateway.surfaces.http.answers import RequestIds
+from gateway.surfaces.http.application import origins_of
+from gateway.surfaces.http.connection import Connection, ConnectionLimiter, Site
+from gateway.surfaces.http.context import Gateway, GatewayStats
+from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
+from gateway.surfaces.rest_v2.fast_path import FastPath
+
+BACKLOG = 1024
+LINGERING_S = 5.0
+"""How long what a client still sends is read and dropped after it was refused, so that it gets to see the answer."""
+
+
+MALFORMED_LOG_INTERVAL_S = 60.0
+"""How often a line about them is written."""
+
+
+@contextmanager
+def bound_socket(config: GatewayConfig) -> Iterator[socket.socket]:
+    """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        yield listener
+
+
+def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
+    port = listener.getsockname()[1]
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+@asynccontextmanager
+async def answering_not_ready(
+    config: GatewayConfig, listener: socket.socket, progress: RecoveryProgress, tls: ServerTls | None
+) -> AsyncIterator[None]:
+    """Answer that the server is not ready, until the block ends."""
+    runner = web.AppRunner(
+        build_starting_application(progress),
+        handle_signals=False,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=0,  # nobody is to stay with an application that goes away
+        shutdown_timeout=config.shutdown_timeout_ms / 1000,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener.dup(), ssl_context=_context(tls)).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _context(tls: ServerTls | None) -> ssl.SSLContext | None:
+    return None if tls is None else tls.context
+
+
+@asynccontextmanager
+async def listening(
+    application: web.Application, gateway: Gateway, listener: socket.socket, tls: ServerTls | None = None
+) -> AsyncIterator[None]:
+    """Answer requests; on leaving, stop accepting and let running requests finish."""
+    config = gateway.config
+    runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=config.shutdown_timeout_ms / 1000)
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+    limiter = ConnectionLimiter(config.limits, gateway.stats)
+    request_ids = RequestIds()
+    fast_path = FastPath(gateway, origins_of(config), request_ids)
+    protocol_log = _protocol_log(gateway.stats)
+
+    def connect() -> Connection:
+        return Connection(
+            server,
+            limiter,
+            request_ids,
+            fast_path,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=config.keepalive_timeout_ms / 1000,
+            lingering_time=LINGERING_S,
+            logger=protocol_log,
+        )
+
+    try:
+        await Site(runner, listener, connect, ssl_context=_context(tls), backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _protocol_log(stats: GatewayStats) -> logging.Logger:
+    """aiohttp's log of a server, without a traceback for every client that does not speak HTTP."""
+    made = logging.Logger(f"{__name__}.http")
+    made.parent = logging.getLogger(__name__)
+    made.setLevel(logging.DEBUG)  # where aiohttp puts some of them; they are to be counted all the same
+    made.addFilter(_MalformedRequests(stats))
+    return made
+
+
+class _MalformedRequests(logging.Filter):
+    """Counts malformed requests, and lets one line through now and then instead of a traceback each."""
+
+    def __init__(self, stats: GatewayStats) -> None:
+        super().__init__()
+        self._stats = stats
+        self._quiet_until_s = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        self._stats.malformed_request_count += 1
+        if record.created < self._quiet_until_s:
+            return False
+        self._quiet_until_s = record.created + MALFORMED_LOG_INTERVAL_S
+        record.msg, record.args = (
+            "malformed requests count=%s last=%s",
+            (
+                self._stats.malformed_request_count,
+                type(error).__name__,
+            ),
+        )
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.exc_info = record.exc_text = None
+        return True

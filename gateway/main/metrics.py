@@ -1,0 +1,161 @@
+"""The Prometheus collector: reads the plain integers that the parts keep, when somebody asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from gateway.api.producer import Producer
+from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
+from store import Store
+from timer.metrics import LATENESS_BOUNDS_MS
+from timer.service import TimerService
+
+log = logging.getLogger(__name__)
+
+Source = Callable[[], Iterable[Metric]]
+
+
+class Collector:
+    """All metrics of one server; `sources` are the parts below the gateway."""
+
+    def __init__(self, stats: GatewayStats, producer: Producer, sources: Iterable[Source] = ()) -> None:
+        self._stats = stats
+        self._producer = producer
+        self._sources = tuple(sources)
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading of everything."""
+        yield from self._requests()
+        yield from self._records()
+        yield from self._sockets()
+        for source in self._sources:
+            yield from source()
+
+    def _requests(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("mq_http_requests", "Requests answered.", labels=("route", "code"))
+        seconds = HistogramMetricFamily(
+            "mq_http_request_seconds", "Time from a request's headers to its answer.", labels=("route",)
+        )
+        for name, route in self._stats.routes.items():
+            for status, count in route.statuses.items():
+                requests.add_metric((name, str(status)), count)
+            seconds.add_metric((name,), histogram_buckets(LATENCY_BOUNDS_S, route.latency_counts), route.latency_sum_s)
+        yield requests
+        yield seconds
+        yield CounterMetricFamily(
+            "mq_http_malformed_requests", "Requests that were not HTTP.", value=self._stats.malformed_request_count
+        )
+
+    def _records(self) -> Iterator[Metric]:
+        producer = self._producer
+        records = CounterMetricFamily("mq_produce_records", "Records accepted, delayed ones too.", labels=("topic",))
+        for topic, count in producer.record_counts.items():
+            records.add_metric((topic,), count)
+        yield records
+        yield CounterMetricFamily("mq_produce_bytes", "Bytes of accepted batches.", value=producer.byte_count)
+        yield CounterMetricFamily("mq_produce_delayed_records", "Delayed records.", value=producer.scheduled_count)
+        yield CounterMetricFamily(
+            "mq_produce_duplicate_records", "Records sent again and not stored again.", value=producer.duplicate_count
+        )
+        stats = self._stats
+        consumed = CounterMetricFamily("mq_consume_records", "Records handed to clients.", labels=("way",))
+        consumed.add_metric(("http",), stats.fetched_record_count)
+        consumed.add_metric(("socket",), stats.ws_sent_message_count)
+        yield consumed
+        yield CounterMetricFamily("mq_fetch_records", "Records pulled over HTTP.", value=stats.fetched_record_count)
+        yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)
+        yield GaugeMetricFamily("mq_long_polls", "Long polls waiting now.", value=stats.long_poll_count)
+        yield GaugeMetricFamily("mq_streams", "Event streams open now.", value=stats.stream_count)
+        yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
+        refused = CounterMetricFamily(
+            "mq_connections_refused",
+            "Connections refused, for there were too many: of one address, or in all.",
+            labels=("limit",),
+        )
+        refused.add_metric(("address",), stats.address_refused_count)
+        refused.add_metric(("all",), stats.connection_refused_count - stats.address_refused_count)
+        yield refused
+
+    def _sockets(self) -> Iterator[Metric]:
+        stats = self._stats
+        yield GaugeMetricFamily("mq_ws_sockets", "Sockets open now.", value=stats.ws_socket_count)
+        yield GaugeMetricFamily("mq_ws_subscriptions", "Subscriptions open now.", value=stats.ws_subscription_count)
+        yield CounterMetricFamily("mq_ws_received_frames", "Frames from clients.", value=stats.ws_received_frame_count)
+        yield CounterMetricFamily("mq_ws_sent_messages", "Records pushed.", value=stats.ws_sent_message_count)
+        yield CounterMetricFamily("mq_ws_sent_bytes", "Bytes pushed.", value=stats.ws_sent_byte_count)
+        yield CounterMetricFamily(
+            "mq_ws_slow_closes", "Sockets closed because their peer took no bytes.", value=stats.ws_slow_close_count
+        )
+
+
+def histogram_buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Prometheus' cumulative buckets from counts of single ones; the last count is of what is above every bound."""
+    return list(zip([*map(str, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))
+
+
+def registry_of(collector: Collector) -> CollectorRegistry:
+    """A registry with this collector alone: no global one, so two servers in a process do not mix."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry
+
+
+def integers_of(owner: object, prefix: str) -> Iterator[Metric]:
+    """A metric for every integer field of a dataclass of counters since start, `append_count` as `<prefix>_append`.
+
+    For parts below the gateway, which know nothing of Prometheus. Names ending in `_max_ms` are gauges.
+    """
+    for item in fields(owner):  # type: ignore[arg-type]
+        value = getattr(owner, item.name)
+        if isinstance(value, int):
+            name = f"{prefix}_{item.name.removesuffix('_count')}"
+            text = f"{item.name.replace('_', ' ')} since start".capitalize()
+            if item.name.endswith("_max_ms"):
+                yield GaugeMetricFamily(name, text, value=value)
+            else:
+                yield CounterMetricFamily(name, text, value=value)
+
+
+def store_metrics(store: Store) -> Iterator[Metric]:
+    """What the store counts."""
+    yield from integers_of(store.stats, "mq_store")
+    yield GaugeMetricFamily("mq_store_waiting_bytes", "Bytes accepted and not yet written.", value=store.waiting_bytes)
+    yield GaugeMetricFamily("mq_store_log_end_bytes", "End of the readable log.", value=store.end_position)
+    ids, producers = store.remembered
+    yield GaugeMetricFamily("mq_store_dedup_ids", "Ids of recent sends that are remembered.", value=ids)
+    yield GaugeMetricFamily("mq_store_producers", "Numbered producers that are remembered.", value=producers)
+    failed = 0 if store.failure is None else 1
+    yield GaugeMetricFamily("mq_store_failed", "1 when records are refused until a restart.", value=failed)
+
+
+def timer_metrics(timer: TimerService) -> Iterator[Metric]:
+    """What the timer counts."""
+    counts = timer.metrics
+    yield from integers_of(counts, "mq_schedule")
+    yield GaugeMetricFamily("mq_schedule_pending", "Delayed records not delivered yet.", value=timer.pending_count)
+    yield GaugeMetricFamily("mq_schedule_read_lag_ms", "How far delivery is behind the clock.", value=timer.read_lag_ms)
+    yield GaugeMetricFamily(
+        "mq_schedule_write_lag_ms", "How far the open slots are behind the clock.", value=timer.write_lag_ms
+    )
+    by_topic = GaugeMetricFamily(
+        "mq_schedule_pending_by_topic",
+        "Delayed records hung into the wheel, by the id of their topic.",
+        labels=["topic_id"],
+    )
+    for topic_id, count in sorted(timer.pending_counts().items()):
+        by_topic.add_metric([str(topic_id)], count)
+    yield by_topic
+    lateness = HistogramMetricFamily(
+        "mq_schedule_fire_lateness_seconds", "Time from the due time to the durable delivery."
+    )
+    buckets = histogram_buckets([bound / 1000 for bound in LATENESS_BOUNDS_MS], counts.late_counts)
+    lateness.add_metric((), buckets, counts.late_sum_ms / 1000)
+    yield lateness
+    lag = timer.intake_lag_count
+    yield GaugeMetricFamily("mq_schedule_enqueue_lag", "Accepted records that are not in the wheel yet.", value=lag)

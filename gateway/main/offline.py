@@ -1,0 +1,85 @@
+"""The gateway's own small files in a data directory, read while no server runs: for `mq verify` and `mq dump`.
+
+    cluster.N       the name of the directory (gateway/main/identity.py)
+    groups.N        the state of the consumer groups (gateway/groups/coordinator/event_log.py)
+    receipt-key.N   the key that signs receipts: a secret, never printed (gateway/groups/coordinator/receipt_key.py)
+
+All have the frame of store/snapshot.py: two files, written in turn, of which a crash tears one at most. Of a newest one
+that is rotten at rest the older one counts: an older state of the groups is brought up to date from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+
+from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
+from gateway.groups.coordinator.event_log import SNAPSHOT_NAME as GROUPS
+from gateway.groups.coordinator.receipt_key import KEY_BYTES
+from gateway.groups.coordinator.receipt_key import NAME as RECEIPT_KEY
+from gateway.groups.machines.events import decode_events
+from gateway.main.identity import CLUSTER
+from store.offline.verify import Finding, Severity, VerifyReport, check_snapshots
+from store.snapshot import decode_snapshot
+
+Add = Callable[[Finding], None]
+
+
+def verify(root: Path, report: VerifyReport) -> None:
+    """Add what is wrong with these files to the report on the store, which knows what the log has. Nothing is written.
+    Raises FormatTooNew."""
+    check_snapshots(root, CLUSTER, report.add)
+    key = check_snapshots(root, RECEIPT_KEY, report.add)
+    if key is not None and len(key.content) != KEY_BYTES:
+        reason = "not a key: the next start makes another one, and records on lease are delivered again"
+        report.add(Finding(Severity.LEFTOVER, str(root / f"{RECEIPT_KEY}.0"), 0, reason))
+    _verify_groups(root, report)
+
+
+def _verify_groups(root: Path, report: VerifyReport) -> None:
+    path = str(root / f"{GROUPS}.0")
+    snapshot = check_snapshots(root, GROUPS, report.add)
+    events = report.offsets.get(OFFSETS_QUEUE)
+    low, high = (0, 0) if events is None else events
+    next_offset = 0 if snapshot is None else snapshot.next_offset
+    if next_offset < low:
+        reason = f"no snapshot of the consumer groups reaches the first event in the log, {low}: restore a backup of it"
+        report.add(Finding(Severity.DAMAGE, path, 0, reason))
+    if next_offset > high and (events is not None or report.log_begin == 0):  # else all of them may have expired
+        reason = f"a snapshot of the consumer groups is of offset {next_offset}, their events in the log end at {high}"
+        report.add(Finding(Severity.DAMAGE, path, 0, reason))
+    if snapshot is not None:
+        try:
+            decode_events(snapshot.content.splitlines())
+        except ValueError as error:
+            report.add(Finding(Severity.DAMAGE, path, 0, str(error)))
+
+
+def dump(path: Path) -> Iterator[dict[str, object]]:
+    """The contents of one of these files. Raises ValueError when the path is none of them, PermissionError for the key,
+    OSError when it cannot be read."""
+    name, _, number = path.name.rpartition(".")
+    if number not in ("0", "1") or name not in (CLUSTER, GROUPS, RECEIPT_KEY):
+        raise ValueError(f"{path} is not a cluster, groups or receipt-key file")
+    if name == RECEIPT_KEY:
+        raise PermissionError(f"{path} is a secret: whoever has it can forge receipts, so it is not printed")
+    return _dump(path, name)
+
+
+def _dump(path: Path, name: str) -> Iterator[dict[str, object]]:
+    decoded = decode_snapshot(path.read_bytes())
+    if decoded is None:
+        yield {"valid": False}
+        return
+    version, generation, snapshot = decoded
+    yield {"valid": True, "version": version, "generation": generation, "next_offset": snapshot.next_offset}
+    if name == CLUSTER:
+        yield {"cluster": snapshot.content.decode("utf-8", "backslashreplace")}
+        return
+    for line in snapshot.content.splitlines():
+        try:
+            yield orjson.loads(line)
+        except ValueError:
+            yield {"damage": line.decode("utf-8", "backslashreplace")}

@@ -1,0 +1,249 @@
+"""Every route of the server, in one table. Nothing is served that is not in it.
+
+A row says what the route is called, who may use it, how large a body it reads and which query parameters it knows; a
+row that lacks a permission, or that takes another's place, does not start. A path answers with a trailing "/" too, and
+a GET route answers HEAD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import hdrs
+
+from gateway.auth.access import Permission
+from gateway.surfaces.http.routes import Body, Handler, Row
+from gateway.surfaces.native import examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
+from gateway.surfaces.openapi import served
+from gateway.surfaces.openapi.table import routes_page
+from gateway.surfaces.rest_v2 import consumers, fetch, produce
+from gateway.surfaces.rest_v2 import topics as v2_topics
+from gateway.surfaces.rest_v3 import groups as v3_groups
+from gateway.surfaces.rest_v3 import records, resources
+from gateway.surfaces.sse import topic_stream
+from gateway.surfaces.ws.endpoint import consume_handler, produce_handler, websocket_handler
+from gateway.surfaces.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY
+
+
+def _get(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+    return Row(method=hdrs.METH_GET, path=path, name=name, handler=handler, permission=permission, query=query)
+
+
+def _post(
+    path: str, name: str, handler: Handler, permission: Permission, body: Body = Body.SMALL, query: Sequence[str] = ()
+) -> Row:
+    return Row(
+        method=hdrs.METH_POST, path=path, name=name, handler=handler, permission=permission, body=body, query=query
+    )
+
+
+def _put(path: str, name: str, handler: Handler, permission: Permission) -> Row:
+    return Row(method=hdrs.METH_PUT, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+
+
+def _patch(path: str, name: str, handler: Handler, permission: Permission) -> Row:
+    return Row(method=hdrs.METH_PATCH, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+
+
+def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+    return Row(method=hdrs.METH_DELETE, path=path, name=name, handler=handler, permission=permission, query=query)
+
+
+_TOPIC = "/topics/{topic}"
+_PARTITION = "/topics/{topic}/partitions/{partition}"
+_NATIVE = "/mq/v1/topics/{topic}"
+_GROUP = "/mq/v1/groups/{group}"
+_INSTANCE = "/consumers/{group}/instances/{instance}"
+_SCHEDULES = "/mq/v1/schedules"
+_SCHEDULE = "/mq/v1/schedules/{schedule}"
+
+
+def _v3(prefix: str) -> tuple[Row, ...]:
+    """The REST Proxy's v3 API below a prefix."""
+    clusters = f"{prefix}/v3/clusters"
+    cluster = f"{clusters}/{{cluster}}"
+    brokers = f"{cluster}/brokers"
+    names = f"{cluster}/topics"
+    topic = f"{names}/{{topic}}"
+    config = f"{topic}/configs/{{name}}"
+    partition = f"{topic}/partitions/{{partition}}"
+    groups = f"{cluster}/consumer-groups"
+    group = f"{groups}/{{group}}"
+    describe = Permission.DESCRIBE
+    return (
+        _post(f"{topic}/records", "v3_produce", records.produce_records, Permission.SEND, Body.STREAM),
+        _post(f"{topic}/records:batch", "v3_produce_batch", records.produce_batch, Permission.SEND, Body.RECORDS),
+        _get(clusters, "v3_clusters", resources.list_clusters, describe),
+        _get(cluster, "v3_cluster", resources.get_cluster, describe),
+        _get(brokers, "v3_brokers", resources.list_brokers, describe),
+        _get(f"{brokers}/{{broker}}", "v3_broker", resources.get_broker, describe),
+        _get(f"{brokers}/{{broker}}/configs", "v3_broker_configs", resources.list_broker_configs, describe),
+        _get(names, "v3_topics", resources.list_topics, describe),
+        _post(names, "v3_create_topic", resources.create_topic, Permission.CREATE),
+        _get(topic, "v3_topic", resources.get_topic, describe),
+        _patch(topic, "v3_change_topic", resources.change_topic, Permission.CREATE),
+        _delete(topic, "v3_delete_topic", resources.delete_topic, Permission.DELETE),
+        _get(f"{topic}/configs", "v3_topic_configs", resources.list_topic_configs, describe),
+        _post(f"{topic}/configs:alter", "v3_alter_topic_configs", resources.alter_topic_configs, Permission.CREATE),
+        _get(config, "v3_topic_config", resources.get_topic_config, describe),
+        _put(config, "v3_set_topic_config", resources.set_topic_config, Permission.CREATE),
+        _delete(config, "v3_reset_topic_config", resources.reset_topic_config, Permission.CREATE),
+        _get(f"{topic}/partitions", "v3_partitions", resources.list_partitions, describe),
+        _get(partition, "v3_partition", resources.get_partition, describe),
+        _get(f"{partition}/offset", "v3_partition_offset", resources.get_partition_offset, describe),
+        _get(f"{partition}/replicas", "v3_replicas", resources.list_replicas, describe),
+        _get(groups, "v3_groups", v3_groups.list_groups, describe),
+        _get(group, "v3_group", v3_groups.get_group, describe),
+        _get(f"{group}/consumers", "v3_consumers", v3_groups.list_consumers, describe),
+        _get(f"{group}/consumers/{{consumer}}", "v3_consumer", v3_groups.get_consumer, describe),
+        _get(f"{group}/consumers/{{consumer}}/assignments", "v3_assignments", v3_groups.list_assignments, describe),
+        _get(f"{group}/lag-summary", "v3_lag_summary", v3_groups.lag_summary, describe),
+        _get(f"{group}/lags", "v3_lags", v3_groups.list_lags, describe),
+        _get(f"{group}/lags/{{topic}}/partitions/{{partition}}", "v3_lag", v3_groups.get_lag, describe),
+    )
+
+
+ROUTES: tuple[Row, ...] = (
+    # aiohttp tries the routes of one prefix in this order: the busiest first.
+    _post(_TOPIC, "produce", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
+    _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
+    _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, fetch.QUERY),
+    # REST Proxy metadata
+    _get("/", "root", v2_topics.root, Permission.PUBLIC),
+    _post("/", "root", v2_topics.root, Permission.PUBLIC, Body.NONE),
+    _get("/brokers", "brokers", v2_topics.brokers, Permission.DESCRIBE),
+    _get("/topics", "topic_names", v2_topics.topic_names, Permission.DESCRIBE),
+    _get(_TOPIC, "topic_metadata", v2_topics.topic_metadata, Permission.DESCRIBE),
+    _get(f"{_TOPIC}/partitions", "partitions", v2_topics.partitions, Permission.DESCRIBE),
+    _get(_PARTITION, "partition", v2_topics.partition, Permission.DESCRIBE),
+    _get(f"{_PARTITION}/offsets", "partition_offsets", v2_topics.partition_offsets, Permission.DESCRIBE),
+    # REST Proxy v2: consumer instances
+    _get(f"{_INSTANCE}/records", "instance_records", consumers.records, Permission.RECEIVE, consumers.RECORDS_QUERY),
+    _post("/consumers/{group}", "create_instance", consumers.create, Permission.RECEIVE),
+    _delete(_INSTANCE, "delete_instance", consumers.delete, Permission.RECEIVE),
+    _post(f"{_INSTANCE}/subscription", "subscribe", consumers.subscribe, Permission.RECEIVE, Body.RECORDS),
+    _get(f"{_INSTANCE}/subscription", "subscription", consumers.subscription, Permission.RECEIVE),
+    _delete(f"{_INSTANCE}/subscription", "unsubscribe", consumers.unsubscribe, Permission.RECEIVE),
+    _post(f"{_INSTANCE}/assignments", "assign", consumers.assign, Permission.RECEIVE, Body.RECORDS),
+    _get(f"{_INSTANCE}/assignments", "assignments", consumers.assignments, Permission.RECEIVE),
+    _post(
+        f"{_INSTANCE}/offsets",
+        "commit_offsets",
+        consumers.commit,
+        Permission.RECEIVE,
+        Body.RECORDS,
+        consumers.COMMIT_QUERY,
+    ),
+    Row(
+        method=hdrs.METH_GET,
+        path=f"{_INSTANCE}/offsets",
+        name="committed_offsets",
+        handler=consumers.committed,
+        permission=Permission.RECEIVE,
+        body=Body.RECORDS,
+        query=consumers.OFFSETS_QUERY,
+    ),
+    _post(
+        f"{_INSTANCE}/offsets:query",
+        "query_committed_offsets",
+        consumers.query_committed,
+        Permission.RECEIVE,
+        Body.RECORDS,
+    ),
+    _post(f"{_INSTANCE}/positions", "seek", consumers.seek, Permission.RECEIVE, Body.RECORDS),
+    _post(
+        f"{_INSTANCE}/positions/beginning",
+        "seek_to_beginning",
+        consumers.seek_to_beginning,
+        Permission.RECEIVE,
+        Body.RECORDS,
+    ),
+    _post(f"{_INSTANCE}/positions/end", "seek_to_end", consumers.seek_to_end, Permission.RECEIVE, Body.RECORDS),
+    _get(
+        f"{_INSTANCE}/topics/{{topic}}",
+        "v1_records",
+        consumers.v1_records,
+        Permission.RECEIVE,
+        consumers.V1_RECORDS_QUERY,
+    ),
+    _get(f"{_PARTITION}/messages", "v1_messages", consumers.v1_messages, Permission.RECEIVE, consumers.MESSAGES_QUERY),
+    # REST Proxy v3
+    *_v3(""),
+    *_v3("/kafka"),
+    # native: topics and records
+    _get("/mq/v1/topics", "list_topics", topics.list_topics, Permission.DESCRIBE),
+    _get(_NATIVE, "describe_topic", topics.describe_topic, Permission.DESCRIBE),
+    _put(_NATIVE, "create_topic", topics.create_topic, Permission.CREATE),
+    _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE),
+    _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE),
+    _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE),
+    _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
+    _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, raw.QUERY),
+    _post(
+        f"{_NATIVE}/messages:batch", "produce_lines", ndjson.produce_lines, Permission.SEND, Body.STREAM, ndjson.QUERY
+    ),
+    _get(
+        f"{_NATIVE}/partitions/{{partition}}/messages/{{offset}}",
+        "read_raw",
+        raw.read_raw,
+        Permission.RECEIVE,
+        raw.READ_QUERY,
+    ),
+    _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, lookup.SEARCH_QUERY),
+    _get("/mq/v1/messages/{message_id}", "get_message", lookup.get_message, Permission.RECEIVE),
+    _get(f"{_NATIVE}/sse", "follow_topic", topic_stream.follow_topic, Permission.RECEIVE, topic_stream.QUERY),
+    # native: schedules
+    _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, schedules.LIST_QUERY),
+    _get(
+        f"{_SCHEDULES}:histogram",
+        "schedule_histogram",
+        schedules.histogram,
+        Permission.DESCRIBE,
+        schedules.HISTOGRAM_QUERY,
+    ),
+    _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, schedules.GET_QUERY),
+    _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, schedules.CANCEL_QUERY),
+    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND),
+    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND),
+    _post(f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE),
+    # native: consumer groups
+    _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),
+    _post(f"{_GROUP}/messages:ack", "ack", groups.ack, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:nack", "nack", groups.nack, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:reject", "reject", groups.reject, Permission.RECEIVE, Body.RECORDS),
+    _post(f"{_GROUP}/messages:extend", "extend", groups.extend, Permission.RECEIVE, Body.RECORDS),
+    _get("/mq/v1/groups", "list_groups", groups.list_groups, Permission.DESCRIBE),
+    _get(_GROUP, "describe_group", groups.describe_group, Permission.DESCRIBE),
+    _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE),
+    _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE),
+    _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, groups.LAG_QUERY),
+    _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE),
+    _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, groups.DEAD_LETTERS_QUERY),
+    _post(f"{_GROUP}/dlq:redrive", "redrive", groups.redrive, Permission.RECEIVE),
+    # sockets
+    _post("/mq/v1/tickets", "issue_ticket", tickets.issue_ticket, Permission.SOCKET, Body.NONE),
+    _get("/ws/v1", "websocket", websocket_handler, Permission.SOCKET),
+    _get("/ws/v1/consume", "websocket_consume", consume_handler, Permission.SOCKET, CONSUME_QUERY),
+    _get("/ws/v1/produce", "websocket_produce", produce_handler, Permission.SOCKET, PRODUCE_QUERY),
+    # operations
+    _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),
+    _get("/readyz", "readyz", ops.readyz, Permission.PUBLIC),
+    _get("/metrics", "metrics", ops.metrics, Permission.OPERATE),
+    _get("/mq/v1/limits", "limits", ops.limits, Permission.PUBLIC),
+    _get("/mq/v1/info", "info", ops.info, Permission.PUBLIC),
+    _get("/openapi.json", "openapi", served.openapi, Permission.PUBLIC),
+    _get("/asyncapi.json", "asyncapi", served.asyncapi, Permission.PUBLIC),
+    _get("/docs", "docs", served.docs, Permission.PUBLIC),
+    _get("/examples", "examples", examples.examples, Permission.PUBLIC),
+    _get("/examples/{file}", "example_file", examples.example_file, Permission.PUBLIC),
+    # what orchestrators and clients of other bridges ask for
+    _get("/healthy", "healthz", ops.healthz, Permission.PUBLIC),
+    _get("/_health", "healthz", ops.healthz, Permission.PUBLIC),
+    _get("/ready", "readyz", ops.readyz, Permission.PUBLIC),
+    _get("/status/ready", "readyz", ops.readyz, Permission.PUBLIC),
+    _get("/openapi", "openapi", served.openapi, Permission.PUBLIC),
+)
+
+
+if __name__ == "__main__":  # `make routes`
+    print(routes_page(ROUTES), end="")

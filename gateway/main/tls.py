@@ -1,0 +1,92 @@
+"""TLS of the server: a certificate and its key from files, read again when they change.
+
+New handshakes use what was read last; connections that are open keep theirs. Files that cannot be used are refused at
+the start, and later leave the old ones in force, with a line in the log: a renewal gone wrong must not end the service
+before the old certificate does.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from datetime import UTC, datetime
+
+from cryptography.x509 import load_pem_x509_certificate
+
+from gateway.auth.policy import signature_of
+from gateway.settings.tls import TlsConfig
+
+log = logging.getLogger(__name__)
+
+EXPIRY_WARNING_DAYS = 14
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+class TlsError(ValueError):
+    """The certificate or its key cannot be used. The message names the file and says why."""
+
+
+class ServerTls:
+    """The server's side of TLS. `context` stays the same object for good; what it holds is replaced."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Raises TlsError."""
+        assert config.cert_file is not None
+        assert config.key_file is not None
+        self._cert_file, self._key_file = config.cert_file, config.key_file
+        self._seen = signature_of(self._cert_file, self._key_file)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = _VERSIONS[config.minimum]
+        self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._load(self.context)
+
+    def reload(self) -> None:
+        """Use the files again if one has changed since the last look."""
+        seen = signature_of(self._cert_file, self._key_file)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure half-way must not touch the one in use
+            self._load(self.context)
+        except TlsError as error:
+            log.error("certificate not reloaded, the old one stays in use: %s", error)
+        else:
+            log.info("certificate reloaded file=%s", self._cert_file)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        for setting, path in (("tls.cert_file", self._cert_file), ("tls.key_file", self._key_file)):
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise TlsError(f"{setting} {path}: {error.strerror}") from error
+        try:
+            context.load_cert_chain(self._cert_file, self._key_file, password=_no_password)
+            certificate = load_pem_x509_certificate(self._cert_file.read_bytes())
+        except _PasswordWanted:
+            raise TlsError(f"tls.key_file {self._key_file}: has a password; write the key without one") from None
+        except ssl.SSLError as error:
+            reason = {
+                "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+                "KEY_TYPE_MISMATCH": "the key is not that of the certificate",
+            }.get(error.reason or "", "one of them is no certificate or key in PEM that can be used")
+            detail = f" ({error.reason})" if error.reason else ""
+            raise TlsError(
+                f"tls.cert_file {self._cert_file} and tls.key_file {self._key_file}: {reason}{detail}"
+            ) from error
+        except ValueError as error:
+            raise TlsError(f"tls.cert_file {self._cert_file}: no certificate in PEM that can be read") from error
+        left = certificate.not_valid_after_utc - datetime.now(UTC)
+        if left.days < EXPIRY_WARNING_DAYS:
+            log.warning("certificate ends soon or has ended file=%s days_left=%d", self._cert_file, left.days)
+
+
+class _PasswordWanted(Exception):
+    pass
+
+
+def _no_password() -> str:
+    """Instead of OpenSSL's question at the terminal, where nobody sits."""
+    raise _PasswordWanted

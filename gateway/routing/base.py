@@ -1,0 +1,68 @@
+"""What producers and consumers need to know of topics, and where partitions are: the seam to `gateway/routing/`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.brokers.base import Broker
+from store.errors import UnknownQueue
+from store.topics import TopicConfig
+from store.types import QueueKey
+
+
+class TopicView(Protocol):
+    """One topic as clients see it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic_id(self) -> int: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def config(self) -> TopicConfig: ...
+
+
+class Route(Protocol):
+    """Where a partition is: a queue of a broker, and how its offsets and the partition's translate."""
+
+    @property
+    def broker(self) -> Broker: ...
+    @property
+    def queue(self) -> QueueKey: ...
+    def to_logical(self, offset: int) -> int: ...
+    def to_physical(self, offset: int) -> int: ...
+
+
+class Routes(Protocol):
+    """The table of topics and routes; every method answers from memory."""
+
+    def topics(self) -> list[TopicView]: ...
+    def topic(self, name: str) -> TopicView:
+        """Raises store.errors.UnknownQueue."""
+        ...
+
+    def writable(self, topic: str, partition: int) -> Route: ...
+    def readable(self, topic: str, partition: int, offset: int) -> Route: ...
+    def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
+        """The partition that a queue is part of, and its offset for one of the queue's. Raises UnknownQueue."""
+        ...
+
+    def answered(self, broker: Broker, latency_ms: float, now_ms: float) -> None:
+        """A broker has taken records. Times are monotonic."""
+        ...
+
+    def failed(self, broker: Broker, now_ms: float) -> None:
+        """A broker has refused records for a reason of its own."""
+        ...
+
+
+class Selector(Protocol):
+    """Which partition a record goes to when nobody said so."""
+
+    def for_key(self, key: bytes, count: int) -> int: ...
+    def next(self, topic: str, count: int, selector: str | None = None) -> int: ...
+
+
+class UnknownPartition(UnknownQueue):
+    """The topic exists, but has no partition of this number."""

@@ -1,0 +1,1 @@
+"""What an operator may choose about the gateway, and the limits that follow."""

@@ -1,0 +1,335 @@
+"""Settings of one server: the only reader of TOML, environment variables and flags.
+
+Later wins: defaults, TOML file, environment, flags. A setting is named `port` or, in a section, `store.acks`:
+
+    TOML          port = 8082          [store]
+                                       acks = "written"
+    environment   MQ_PORT=8082         MQ_STORE_ACKS=written
+    flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
+
+The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`. Secrets are never settings:
+settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are refused
+everywhere, so a misspelt setting never passes for its default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
+
+from gateway.auth.config import AuthConfig
+from gateway.settings.limits import Limits
+from gateway.settings.tls import TlsConfig
+from store.config import StoreConfig
+from timer.config import TimerConfig, check_retention
+
+ENVIRONMENT_PREFIX = "MQ_"
+CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONFIG"))
+"""Variables of the command-line client; they say nothing about a server."""
+
+LogFormat = Literal["text", "json"]
+ANY = "*"
+"""In `allowed_origins`: pages of any origin."""
+
+TIMER_DIRECTORY = "timer"
+"""Where the timer's files are in the data directory."""
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, missing or illegal. The message names it and where it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Everything an operator may choose about one server."""
+
+    data: Path
+    """Directory of the store and the timer; made when it is missing."""
+
+    host: str = "127.0.0.1"
+    port: int = 8082
+    """0 picks a free one; the chosen one is in the first line printed."""
+
+    insecure_no_auth: bool = False
+    """Listen beyond this machine although anybody who reaches the port may do anything."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use this server, besides its own; "*": any."""
+
+    compression: Literal["none", "zstd"] = "none"
+    """How batches made from JSON requests are stored. zstd takes a fraction of the disk and more of the processor; raw
+    batches stay as they came."""
+
+    partitions_default: int = 4
+    """Partitions of a topic whose creator does not say."""
+
+    keepalive_timeout_ms: int = 15_000
+    """How long a connection may take for a request's headers, the wait between requests included. Bytes that trickle
+    in do not prolong it, so it also bounds what a slow client costs."""
+
+    body_timeout_ms: int = 30_000
+    """How long a request's body may take from its headers to its last byte."""
+
+    drain_delay_ms: int = 0
+    """How long a stop only says on /readyz that it is coming, so that a load balancer sends nothing more, before
+    anything ends."""
+
+    shutdown_timeout_ms: int = 10_000
+    """How long a stop waits for requests that are being answered."""
+
+    ws_ping_ms: int = 25_000
+    ws_write_timeout_ms: int = 10_000
+    """A socket whose peer takes no bytes for so long is closed."""
+
+    ws_session_grace_ms: int = 15_000
+    """How long a session waits for its client after a lost connection: members stay, leases stay. 0: not at all."""
+
+    ws_deflate: bool = True
+    """Compress large frames for clients that offer it. Costs processor time; off where the network is fast."""
+
+    consumer_instance_timeout_ms: int = 300_000
+    """A REST Proxy consumer instance that is not called for so long is forgotten."""
+
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+    """Lines for people, or JSON for programs."""
+
+    access_log: bool = False
+    """Log every request: method, path, status, time, who. Costs about a tenth of a small request."""
+
+    store: StoreConfig
+    timer: TimerConfig
+    auth: AuthConfig
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    limits: Limits = field(default_factory=Limits)
+    """`delay_ms_max` among them is the timer's `delay_max_ms`."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port must be between 0 and 65535")
+        if not 1 <= self.partitions_default <= self.limits.partitions_max:
+            raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
+        for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms", "consumer_instance_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive")
+        if self.drain_delay_ms < 0:
+            raise ConfigError("drain_delay_ms must be at least 0")
+        if self.auth.enabled and self.insecure_no_auth:
+            raise ConfigError("auth.enabled and insecure_no_auth contradict each other: choose one")
+        if not (self.auth.enabled or self.insecure_no_auth or self.is_loopback):
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, and nobody is asked who they are: "
+                "use 127.0.0.1, or auth.enabled, or set insecure_no_auth when that is what you want"
+            )
+        for origin in self.allowed_origins:
+            try:
+                check_origin_text(origin)
+            except ValueError as error:
+                raise ConfigError(f"allowed_origins: {error}") from error
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _is_loopback(self.host)
+
+
+Settings = dict[str, object]
+
+
+class Given(NamedTuple):
+    """A setting's value as it was written, and where."""
+
+    value: object
+    source: str
+
+
+def load(
+    *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> GatewayConfig:
+    """Build the configuration from its three sources. Flags that are None were not given.
+
+    Raises ConfigError.
+    """
+    given = gather(file=file, environment=environment, flags=flags)
+    return build({name: value for name, (value, _) in given.items()})
+
+
+def gather(
+    *, file: Path | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> dict[str, Given]:
+    """Every setting that one of the sources gives, by the source that wins. Raises ConfigError."""
+    settings: dict[str, Given] = {}
+    if file is not None:
+        settings.update({name: Given(value, str(file)) for name, value in _from_toml(file).items()})
+    settings.update(_from_environment(environment or {}))
+    for name, value in (flags or {}).items():
+        if value is not None:
+            _known(name, "flag")
+            settings[name] = Given(value, "flag")
+    return settings
+
+
+def build(settings: Mapping[str, object]) -> GatewayConfig:
+    """Build the configuration from named settings such as {"data": ..., "store.acks": "written"}.
+
+    Raises ConfigError.
+    """
+    if "data" not in settings:
+        raise ConfigError("data: the data directory is not set (--data, MQ_DATA, or data in the file)")
+    values = {name: _converted(name, value, _known(name, "setting")) for name, value in settings.items()}
+    data = values["data"]
+    assert isinstance(data, Path)
+
+    def section(name: str) -> dict[str, Any]:
+        prefix = name + "."
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+    try:
+        store = StoreConfig(root=data, **section("store"))
+        timer = TimerConfig(root=data / TIMER_DIRECTORY, **section("timer"))
+        check_retention(timer, store.retention_ms)
+        return GatewayConfig(
+            store=store,
+            timer=timer,
+            auth=AuthConfig(data=data, **section("auth")),
+            tls=TlsConfig(**section("tls")),
+            limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
+            **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def settings_of(config: GatewayConfig) -> Settings:
+    """The value of every setting, by name."""
+
+    def value(name: str) -> object:
+        section, dot, field_name = name.partition(".")
+        return getattr(getattr(config, section), field_name) if dot else getattr(config, name)
+
+    return {name: value(name) for name in _KNOWN}
+
+
+def known_settings() -> dict[str, object]:
+    """Every setting's name and type, as annotated."""
+    return dict(_KNOWN)
+
+
+def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, object]:
+    hints = get_type_hints(cls)
+    return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
+
+
+_KNOWN: dict[str, object] = {
+    **_settings_of(GatewayConfig, "", frozenset(("store", "timer", "auth", "tls", "limits"))),
+    **_settings_of(StoreConfig, "store.", frozenset(("root",))),
+    **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
+    **_settings_of(AuthConfig, "auth.", frozenset(("data",))),
+    **_settings_of(TlsConfig, "tls.", frozenset()),
+    **_settings_of(Limits, "limits.", frozenset(("delay_ms_max",))),
+}
+
+
+def _known(name: str, source: str) -> object:
+    try:
+        return _KNOWN[name]
+    except KeyError:
+        meant = get_close_matches(name, _KNOWN, n=1)
+        raise ConfigError(f"unknown {source}: {name}{f' (did you mean {meant[0]}?)' if meant else ''}") from None
+
+
+def _from_toml(file: Path) -> Settings:
+    try:
+        with file.open("rb") as stream:
+            document = tomllib.load(stream)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    settings: Settings = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            settings.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            settings[name] = value
+    for name in settings:
+        _known(name, f"setting in {file}")
+    return settings
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
+    by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _KNOWN}
+    settings: dict[str, Given] = {}
+    for variable, value in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in CLIENT_VARIABLES:
+            if variable not in by_variable:
+                meant = get_close_matches(variable, by_variable, n=1)
+                hint = f" (did you mean {meant[0]}?)" if meant else ""
+                raise ConfigError(f"unknown environment variable: {variable}{hint}")
+            settings[by_variable[variable]] = Given(value, variable)
+    return settings
+
+
+def _converted(name: str, value: object, kind: object) -> object:
+    """The value in the setting's type. Strings, as the environment has them, are read; other types must fit."""
+    if get_origin(kind) is UnionType or type(None) in get_args(kind):
+        kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    try:
+        return _convert(value, kind)
+    except (ValueError, KeyError) as error:
+        wanted = getattr(kind, "__name__", str(kind))
+        raise ConfigError(f"{name}: {value!r} is not a legal {wanted}") from error
+
+
+def _convert(value: object, kind: object) -> object:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError
+        return value
+    if get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise ValueError
+        return tuple(str(item).strip() for item in items)
+    if not isinstance(kind, type):
+        raise ValueError
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    if isinstance(value, str):
+        if kind is Path:
+            return Path(value)
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        if kind is int:
+            return int(value)
+        if issubclass(kind, Enum):
+            return kind[value.upper()]
+    raise ValueError
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_origin_text(text: str) -> None:
+    """Raises ValueError for a setting that is no origin as browsers write it, and so would never match."""
+    if text == ANY:
+        return
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError(f"{text!r} is no origin such as https://app.example.org")
+    if text != (written := f"{parts.scheme}://{parts.netloc.lower()}"):
+        raise ValueError(f"{text!r}: write {written!r}")

@@ -1,0 +1,1 @@
+"""What every HTTP surface needs and none owns: connections, admission, bodies, media types, statuses, answers."""

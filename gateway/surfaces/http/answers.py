@@ -1,0 +1,115 @@
+"""Building answers: JSON bodies by orjson, errors in the one shape, headers that every answer has."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import zlib
+from collections.abc import Mapping
+
+import orjson
+import zstandard
+from aiohttp import hdrs, web
+from multidict import istr
+
+from gateway.errors import RequestError
+from gateway.surfaces.http.media import JSON_TYPE, V2_TYPE, json_type
+from gateway.surfaces.http.statuses import status_of
+from store.limits import KiB
+
+REQUEST_ID = istr("X-Request-Id")
+_REQUEST_ID_KEY = web.RequestKey("mq.request_id", str)
+_REQUEST_ID_CHARS_MAX = 128
+_ANYTHING = "*/*"
+
+PACK_BYTES_MIN = 16 * KiB
+"""Answers below this size are never compressed: it would cost more than it saves."""
+
+_GZIP = 31
+
+
+class RequestIds:
+    """Ids of requests whose client sent none: unique among processes by a random prefix, cheap by a counter."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(6)
+        self._numbers = itertools.count(1)
+
+    def of(self, request: web.BaseRequest) -> str:
+        """The id of this request, the client's own if it is fit to be repeated; the same at every call."""
+        known: str | None = request.get(_REQUEST_ID_KEY)
+        return self.of_headers(request.headers) if known is None else known
+
+    def of_headers(self, headers: Mapping[str, str]) -> str:
+        """The id of a request with these headers; another one at every call, unless its client sent one."""
+        sent = headers.get(REQUEST_ID)
+        if sent is not None and len(sent) <= _REQUEST_ID_CHARS_MAX and sent.isascii() and sent.isprintable():
+            return sent
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+    def fixed(self, request: web.BaseRequest) -> str:
+        """As `of`, and remembered, for answers that name the id in their body too."""
+        request[_REQUEST_ID_KEY] = request_id = self.of(request)
+        return request_id
+
+
+def json_answer(
+    request: web.BaseRequest,
+    body: object,
+    *,
+    status: int = 200,
+    default_type: str = JSON_TYPE,
+) -> web.Response:
+    """An answer with a JSON body, in the type the client prefers. Raises RequestError 406; see `check_accept`."""
+    content_type = json_type(request.headers.get(hdrs.ACCEPT, _ANYTHING), default_type)
+    return web.Response(body=orjson.dumps(body), status=status, headers={hdrs.CONTENT_TYPE: content_type})
+
+
+def v2_answer(request: web.BaseRequest, body: object) -> web.Response:
+    """An answer of the REST Proxy's surface."""
+    return json_answer(request, body, default_type=V2_TYPE)
+
+
+async def packed(request: web.BaseRequest, response: web.Response) -> web.Response:
+    """The same answer with its body compressed in a thread, when it is large and the client takes zstd or gzip."""
+    accept = request.headers.get(hdrs.ACCEPT_ENCODING)
+    body = response.body
+    if accept is None or not isinstance(body, bytes) or len(body) < PACK_BYTES_MIN:
+        return response
+    coding = next((coding for coding in ("zstd", "gzip") if _accepts(accept, coding)), None)
+    if coding is not None:
+        pack = zstandard.ZstdCompressor(level=1).compress if coding == "zstd" else _gzip
+        response.body = await asyncio.get_running_loop().run_in_executor(None, pack, body)
+        response.headers[hdrs.CONTENT_ENCODING] = coding
+    response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
+    return response
+
+
+def _accepts(accept_encoding: str, coding: str) -> bool:
+    for part in accept_encoding.lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() == coding:
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def _gzip(body: bytes) -> bytes:
+    return zlib.compress(body, level=1, wbits=_GZIP)
+
+
+def check_accept(request: web.BaseRequest) -> str:
+    """The type of a JSON answer. Called before anything is changed: a 406 must not follow a write."""
+    return json_type(request.headers.get(hdrs.ACCEPT, _ANYTHING), V2_TYPE)
+
+
+def error_answer(error: RequestError, request_id: str) -> web.Response:
+    """The answer to a refused request."""
+    response = web.Response(
+        body=orjson.dumps(error.body(request_id)),
+        status=status_of(error.error_code),
+        headers={hdrs.CONTENT_TYPE: JSON_TYPE},
+    )
+    if error.retry_after_ms is not None:
+        response.headers[hdrs.RETRY_AFTER] = str(-(-error.retry_after_ms // 1000))
+    return response

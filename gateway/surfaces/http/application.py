@@ -1,0 +1,165 @@
+"""From the route table to an aiohttp application: what happens around every handler.
+
+One wrapper a route instead of middlewares, of which each would cost a tenth of a small request: it asks whether the
+request may be done (`admission.py`), reads the body within its limits, maps errors, and counts. A signal gives every
+answer, aiohttp's own included, its request id and takes away the Server header, which would tell strangers what to
+attack.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+from aiohttp.http_parser import HttpRequestParser
+
+from gateway.api.errors import error_of
+from gateway.errors import RequestError
+from gateway.settings.config import GatewayConfig
+from gateway.surfaces.http.access_log import log_access
+from gateway.surfaces.http.admission import admission, charge_bytes
+from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
+from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
+from gateway.surfaces.http.origins import ORIGIN, Origins
+from gateway.surfaces.http.reading import Unread, read_body
+from gateway.surfaces.http.routes import Row, check_table
+from store.errors import Corrupt, IndexDamaged
+
+log = logging.getLogger(__name__)
+
+AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SCHEDULE = "{schedule:[^/:]+}"
+"""A schedule id has no colon, so `…/{schedule}:fire` is no schedule's path."""
+
+UNMATCHED = "unmatched"
+"""The metrics label of requests that no route answers."""
+
+
+def application_of(gateway: Gateway, rows: Sequence[Row]) -> web.Application:
+    """An application that serves these routes. Raises ValueError for an illegal route table."""
+    check_table(rows)
+    application = web.Application()
+    application[GATEWAY] = gateway
+    request_ids = RequestIds()
+    origins = origins_of(gateway.config)
+    endpoints = [(row, _endpoint(gateway, row, request_ids, origins)) for row in rows]
+    router = application.router
+    for slash in ("", "/"):
+        for row, endpoint in endpoints:
+            if row.path != "/" or not slash:
+                path = row.path.replace("{schedule}", SCHEDULE) + slash
+                router.add_route(row.method, path, endpoint)
+                if row.method == hdrs.METH_GET:
+                    router.add_route(hdrs.METH_HEAD, path, endpoint)
+    router.add_route("*", "/{unmatched:.*}", _unmatched(gateway, request_ids, origins))
+    application.on_response_prepare.append(_header_finisher(request_ids, origins))
+    return application
+
+
+def origins_of(config: GatewayConfig) -> Origins:
+    """Who may use a server with these settings from a web page."""
+    allowed = config.allowed_origins
+    # Somebody who listens to the world without authentication, or asks everybody who they are, is called many names.
+    is_anonymous = not (config.auth.enabled or config.insecure_no_auth)
+    names = frozenset(urlsplit(origin).hostname or "" for origin in allowed) if is_anonymous else None
+    return Origins(allowed, names)
+
+
+def uses_c_parser() -> bool:
+    """Whether aiohttp parses HTTP in C. Its Python parser is slower and less tried."""
+    return HttpRequestParser.__module__ == "aiohttp._http_parser"
+
+
+def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
+    handler = row.handler
+    admit = admission(gateway, row.path, row.permission, origins)
+    rates = gateway.rates
+    is_logged = gateway.config.access_log
+    bytes_max = row.body.bytes_max(gateway.limits)
+    timeout_ms = gateway.config.body_timeout_ms
+    answered = gateway.stats.routes.setdefault(row.name, RouteStats()).answered
+
+    async def endpoint(request: web.Request) -> web.StreamResponse:
+        started_s = perf_counter()
+        try:
+            admit(request)
+            body = await read_body(request, bytes_max=bytes_max, timeout_ms=timeout_ms) if bytes_max else b""
+            if rates is not None:
+                charge_bytes(gateway, request, len(body))
+            response = await handler(gateway, request, body)
+        except ConnectionError:
+            raise  # there is nobody to answer any more
+        except Exception as error:
+            response = _refused(request, error, row.name, request_ids)
+        elapsed_s = perf_counter() - started_s
+        answered(response.status, elapsed_s)
+        if is_logged:
+            log_access(request, response.status, elapsed_s, request_ids.fixed(request))
+        return response
+
+    return endpoint
+
+
+def _refused(request: web.Request, error: Exception, route: str, request_ids: RequestIds) -> web.Response:
+    refusal = error_of(error)
+    request_id = request_ids.fixed(request)
+    if isinstance(error, Corrupt | IndexDamaged):
+        log.error("damage route=%s request_id=%s error=%s", route, request_id, error)
+    elif refusal.hides_cause:
+        log.error("request failed route=%s request_id=%s", route, request_id, exc_info=error)
+    response = error_answer(refusal, request_id)
+    if response.status == 401:
+        response.headers[hdrs.WWW_AUTHENTICATE] = _challenge(request)
+    if isinstance(refusal, Unread):
+        response.force_close()
+    return response
+
+
+def _challenge(request: web.Request) -> str:
+    """How to authenticate. Basic makes a browser ask its user: for pages people open, not for what pages ask for."""
+    asks_user = request.headers.get("Sec-Fetch-Mode", "navigate") == "navigate"
+    return 'Bearer realm="mq", Basic realm="mq", charset="UTF-8"' if asks_user else 'Bearer realm="mq"'
+
+
+def _unmatched(gateway: Gateway, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
+    """Answers what no route does: a page's preflight; 405 when the path has other methods, else 404."""
+    answered = gateway.stats.routes.setdefault(UNMATCHED, RouteStats()).answered
+
+    async def unmatched(request: web.Request) -> web.StreamResponse:
+        methods: set[str] = set()
+        for resource in request.app.router.resources():
+            if resource.canonical != "/{unmatched}":
+                _, allowed = await resource.resolve(request)
+                methods |= allowed
+        request_id = request_ids.fixed(request)
+        response: web.Response
+        if methods and request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
+            granted = origins.preflight_headers(request.headers, ", ".join(sorted(methods)))
+            response = web.Response(status=204 if granted else 403, headers=granted)
+        elif methods:
+            response = error_answer(RequestError(405, "HTTP 405 Method Not Allowed"), request_id)
+            response.headers[hdrs.ALLOW] = ", ".join(sorted(methods))
+        else:
+            response = error_answer(RequestError(404, "HTTP 404 Not Found"), request_id)
+        answered(response.status, 0.0)
+        return response
+
+    return unmatched
+
+
+def _header_finisher(
+    request_ids: RequestIds, origins: Origins
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
+        headers = response.headers
+        headers[REQUEST_ID] = request_ids.of(request)
+        headers.pop(hdrs.SERVER, None)
+        if ORIGIN in request.headers:
+            for name, value in origins.answer_headers(request.headers).items():
+                headers.setdefault(name, value)
+
+    return finish_headers

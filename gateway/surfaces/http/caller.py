@@ -1,0 +1,28 @@
+"""Whose request this is: the rights that admission found, kept with the request."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.auth.access import NOBODY, Access, Permission
+from gateway.routing.base import TopicView
+from gateway.surfaces.http.context import Gateway
+
+_ACCESS = web.RequestKey("mq.access", Access)
+
+
+def access_of(request: web.BaseRequest) -> Access:
+    """The rights of whoever sent a request; none when nobody has asked who that is."""
+    access: Access = request.get(_ACCESS, NOBODY)
+    return access
+
+
+def grant(request: web.BaseRequest, access: Access) -> None:
+    """Remember whose request this is. Called once, before the handler."""
+    request[_ACCESS] = access
+
+
+def visible_topics(gateway: Gateway, request: web.Request) -> list[TopicView]:
+    """The topics that the caller may describe, by name."""
+    access = access_of(request)
+    return [view for view in gateway.routes_table.topics() if access.allows(Permission.DESCRIBE, topic=view.name)]

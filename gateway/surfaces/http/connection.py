@@ -1,0 +1,302 @@
+"""One TCP connection: whether there is room for it, and what is answered to what is no HTTP.
+
+The shell around aiohttp's protocol class. Connections are counted in all and by address; one too many is told so and
+closed before anything of it is read. aiohttp answers malformed requests by itself, past every route; here that answer
+gets the shape of all others: JSON, a request id, no Server header.
+
+A request that arrives whole while the connection is idle is shown to the fast path first. While the
+lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, cast
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+
+from gateway.api.producer import Begun
+from gateway.auth.address import counted_as
+from gateway.errors import TOO_MANY, RequestError
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
+from gateway.surfaces.http.context import GatewayStats, RouteStats
+from store.types import Appended
+
+RETRY_AFTER_S = 1
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class ConnectionLimiter:
+    """Counts connections. A refused one is not counted."""
+
+    def __init__(self, limits: Limits, stats: GatewayStats) -> None:
+        self._limits = limits
+        self._stats = stats
+        self._by_address: dict[str, int] = {}
+
+    def enter(self, address: str) -> bool:
+        """Whether there is room for one more connection from this address; if so it is counted."""
+        count = self._by_address.get(address, 0)
+        is_full = self._stats.connection_count >= self._limits.connections_max
+        if is_full or 0 < self._limits.connections_per_address_max <= count:
+            self._stats.connection_refused_count += 1
+            if not is_full:
+                self._stats.address_refused_count += 1
+            return False
+        self._by_address[address] = count + 1
+        self._stats.connection_count += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """A connection that was let in has ended."""
+        self._stats.connection_count -= 1
+        count = self._by_address[address] - 1
+        if count:
+            self._by_address[address] = count
+        else:
+            del self._by_address[address]
+
+
+class FastRequest(NamedTuple):
+    """One request that the fast path has taken."""
+
+    begun: Begun
+    content_type: str
+    request_id: str
+    stats: RouteStats
+    started_s: float
+
+
+class FastPath(Protocol):
+    """A way to answer some requests without aiohttp's tasks, requests and responses."""
+
+    def is_for(self, message: RawRequestMessage) -> bool:
+        """Whether a request may be one for it, by its first line and its headers' names."""
+        ...
+
+    def begin(self, message: RawRequestMessage, body: bytes) -> FastRequest | None:
+        """Begin to serve a request; None, and nothing has happened, when aiohttp must."""
+        ...
+
+    def answer(self, fast_request: FastRequest) -> bytes:
+        """The whole answer to a request whose append has ended. Raises what the append raises."""
+        ...
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's protocol of one connection, counted by a limiter."""
+
+    __slots__ = ("_address", "_fast_path", "_fast_request", "_held", "_limiter", "_request_ids", "_taken")
+
+    def __init__(
+        self,
+        manager: web.Server,
+        limiter: ConnectionLimiter,
+        request_ids: RequestIds,
+        fast_path: FastPath | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(manager, loop=asyncio.get_running_loop(), **options)
+        self._limiter = limiter
+        self._request_ids = request_ids
+        self._fast_path = fast_path
+        self._fast_request: FastRequest | None = None  # the request that the fast path has
+        self._taken: tuple[RawRequestMessage, StreamReader] | None = None  # the same request as aiohttp knows it
+        self._held = b""  # came while the fast path had a request
+        self._address: str | None = None  # None: not let in
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        peer = transport.get_extra_info("peername")
+        address = counted_as(str(peer[0])) if peer else ""
+        if self._limiter.enter(address):
+            self._address = address
+            super().connection_made(transport)
+        else:
+            self.force_close()  # what still comes in is dropped
+            cast(asyncio.Transport, transport).write(_REFUSAL)
+            transport.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        if self._address is not None:
+            self._limiter.leave(self._address)
+            self._address = None
+        super().connection_lost(exc)
+
+    # ------------------------------------------------------------------------------------------ the fast path
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._fast_request is not None:
+            self._hold(data)
+            return
+        waiter = self._waiter
+        if self._fast_path is None or waiter is None or waiter.done() or self._paused:
+            super().data_received(data)  # aiohttp is busy with a request, or the client does not read its answers
+            return
+        self._waiter = None  # so that it wakes nobody yet
+        super().data_received(data)
+        self._waiter = waiter
+        messages = self._messages
+        if messages and not (len(messages) == 1 and self._take(self._fast_path, *messages[0])) and not waiter.done():
+            waiter.set_result(None)
+
+    def _take(self, fast_path: FastPath, message: object, payload: StreamReader) -> bool:
+        """Let the fast path have the request that has just arrived, if it can."""
+        if not (isinstance(message, RawRequestMessage) and payload.__class__ is StreamReader and payload.is_eof()):
+            return False  # not HTTP, without a body, or not whole
+        if not fast_path.is_for(message):
+            return False
+        # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
+        pieces = payload._buffer
+        fast_request = fast_path.begin(message, pieces[0]) if len(pieces) == 1 else None
+        if fast_request is None:
+            return False
+        self._messages.clear()
+        self._fast_request, self._taken = fast_request, (message, payload)
+        self._request_in_progress = True  # a shutdown waits for it
+        fast_request.begun.outcome.add_done_callback(self._arrived)
+        return True
+
+    def _arrived(self, outcome: asyncio.Future[list[Appended]]) -> None:
+        fast_request, taken, fast_path, transport = self._fast_request, self._taken, self._fast_path, self.transport
+        assert fast_request is not None
+        assert taken is not None
+        assert fast_path is not None
+        self._fast_request = self._taken = None
+        self._request_in_progress = False
+        if outcome.cancelled() or outcome.exception() is not None:
+            self._fall_back(taken)
+            return
+        answer = fast_path.answer(fast_request)
+        if transport is not None and not transport.is_closing():
+            assert self._parser is not None
+            self._parser.message_consumed()
+            transport.write(answer)
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+        if self._held:
+            self._release()
+
+    def _fall_back(self, taken: tuple[RawRequestMessage, StreamReader]) -> None:
+        """Give a request to aiohttp after all: its append has failed, which is for the ordinary way to say."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return  # the connection has ended, and nobody waits for it
+        self._messages.append(taken)
+        waiter.set_result(None)
+        if self._held:
+            self._release()
+
+    def _hold(self, data: bytes) -> None:
+        self._held += data
+        if not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _release(self) -> None:
+        held, self._held = self._held, b""
+        self._resume_reading_for_buffer()
+        self.data_received(held)
+
+    def _process_keepalive(self) -> None:
+        """aiohttp's end of an idle connection. One whose request is in the fast path is not idle."""
+        if self._fast_request is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
+
+    # ------------------------------------------------------------------------------------------------- errors
+
+    def log_exception(self, *args: Any, **details: Any) -> None:
+        """As aiohttp's, but for what it does to itself: when a stop gives up waiting for a handler in the very turn in
+        which that ends, aiohttp wakes a waiter that is gone. With many sockets that is a traceback for each."""
+        if not (self._force_close and isinstance(details.get("exc_info"), asyncio.InvalidStateError)):
+            super().log_exception(*args, **details)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to a request that is no HTTP, or whose handler failed outside of every route."""
+        self.log_exception("Error handling request from %s", request.remote, exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        # What the parser says may repeat what was sent: it is not for the answer.
+        text = "Internal Server Error" if status >= 500 else "The request is not HTTP/1.1 as this server reads it."
+        if isinstance(exc, HttpProcessingError):
+            text = f"{text[:-1]} ({type(exc).__name__})."
+        request_id = self._request_ids.fixed(request)
+        answer = error_answer(RequestError(status, text), request_id)
+        response = _Anonymous(body=answer.body, status=status, headers=answer.headers)
+        response.headers[REQUEST_ID] = request_id
+        response.force_close()
+        return response
+
+
+class _Anonymous(web.Response):
+    """An answer without a Server header, where the signal that removes it elsewhere does not come."""
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.pop(hdrs.SERVER, None)
+
+
+class Site(web.BaseSite):
+    """Where a runner's connections come in: a bound socket, with TLS or without."""
+
+    __slots__ = ("_connect", "_socket")
+
+    def __init__(
+        self,
+        runner: web.BaseRunner,
+        bound: socket.socket,
+        connect: Callable[[], Connection],
+        *,
+        ssl_context: ssl.SSLContext | None,
+        backlog: int,
+    ) -> None:
+        super().__init__(runner, ssl_context=ssl_context, backlog=backlog)
+        self._socket = bound
+        self._connect = connect
+
+    @property
+    def name(self) -> str:
+        """See web.BaseSite."""
+        return str(self._socket.getsockname())
+
+    async def start(self) -> None:
+        """Accept connections from now on."""
+        await super().start()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=self._socket,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._ssl_context else None,
+        )
+
+
+def _refusal() -> bytes:
+    error = RequestError(TOO_MANY, "Too many connections are open.", retriable=True)
+    answer = error_answer(error, "none")
+    assert isinstance(answer.body, bytes)
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(answer.body)}\r\n"
+        f"Retry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + answer.body
+
+
+_REFUSAL = _refusal()

@@ -1,0 +1,122 @@
+"""What every handler of one server has at hand, under one typed key of the application."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from gateway.api.consumer import Consumer
+from gateway.api.producer import Producer
+from gateway.api.stream_leases import AllStreamLeases
+from gateway.api.topics import TopicAdmin
+from gateway.auth.authenticator import Anybody, Authenticator
+from gateway.auth.rates import Rates
+from gateway.groups.protocol import Groups
+from gateway.routing.base import Routes
+from gateway.settings.config import GatewayConfig
+from gateway.settings.limits import Limits
+from store.clock import Clock
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds (inclusive) of the latency buckets; one more bucket holds everything above."""
+
+
+@dataclass(slots=True)
+class RouteStats:
+    """Requests of one route that were answered."""
+
+    statuses: dict[int, int] = field(default_factory=dict)
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
+    latency_sum_s: float = 0.0
+
+    def answered(self, status: int, elapsed_s: float) -> None:
+        """Count one answer."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
+        self.latency_sum_s += elapsed_s
+
+
+@dataclass(slots=True)
+class GatewayStats:
+    """Counters of the gateway, plain integers on the event loop; `/metrics` reads them."""
+
+    routes: dict[str, RouteStats] = field(default_factory=dict)
+    """By the route's name in the route table."""
+
+    malformed_request_count: int = 0
+    """Requests that were not HTTP."""
+
+    connection_count: int = 0
+    """Connections open now."""
+
+    connection_refused_count: int = 0
+    """Connections closed at once because there were too many."""
+
+    address_refused_count: int = 0
+    """Of them, those of an address that has too many of its own."""
+
+    fetched_record_count: int = 0
+    fetched_byte_count: int = 0
+    long_poll_count: int = 0
+    """Long polls waiting now."""
+
+    stream_count: int = 0
+    """Streams of Server-Sent Events (or lines) open now."""
+
+    ws_socket_count: int = 0
+    """Sockets open now."""
+
+    ws_subscription_count: int = 0
+    """Subscriptions of the open sockets."""
+
+    ws_received_frame_count: int = 0
+    ws_sent_message_count: int = 0
+    ws_sent_byte_count: int = 0
+    ws_slow_close_count: int = 0
+    """Sockets closed because their peer took no bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The parts of one running server."""
+
+    config: GatewayConfig
+    limits: Limits
+    clock: Clock
+    routes_table: Routes
+    admin: TopicAdmin
+    producer: Producer
+    consumer: Consumer
+    groups: Groups
+    stats: GatewayStats
+    draining: asyncio.Event
+    """Set when the server is about to stop: say so to clients, and begin nothing long."""
+
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set before that: not ready for more, but all goes on for `drain_delay_ms`."""
+
+    authenticator: Authenticator = field(default_factory=Anybody)
+    stream_leases: AllStreamLeases = field(default_factory=AllStreamLeases)
+    """What event streams of groups have handed out."""
+
+    on_group_deleted: list[Callable[[str], None]] = field(default_factory=list)
+    """Called with the name of a group that a request has deleted."""
+
+    rates: Rates | None = None
+    """None: nobody is limited."""
+
+    metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
+    version: str = "unknown"
+    cluster_id: str = "unknown"
+    """The name of the data directory; see `gateway/main/identity.py`."""
+
+    started_ms: int = 0
+    """When this process began to answer, epoch ms."""
+
+
+GATEWAY = web.AppKey("gateway", Gateway)

@@ -1,0 +1,118 @@
+"""Which web pages may use this server: the Origin and Host rules, and the CORS headers. Pure.
+
+A browser lets any page of the web send requests to any server it can reach, this machine's included, and says in
+`Origin` whose page it was. So a request with an Origin is refused unless the page came from this server or the operator
+has listed its origin. Programs send no Origin, and are not concerned.
+
+A page may also have its own name point to 127.0.0.1 and so pass for this server's (DNS rebinding); the Host it sends is
+then that name. A server that asks nobody who they are, and therefore listens to this machine alone, answers only to
+Hosts that such a name cannot be: addresses, localhost, and what the operator named.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs
+from multidict import istr
+
+from gateway.errors import FORBIDDEN, RequestError
+from gateway.settings.config import ANY
+
+ORIGIN = istr("Origin")
+HOST = istr("Host")
+
+KNOWN_MAX = 100
+"""Pairs of Origin and Host remembered as fine."""
+
+PREFLIGHT_S = 600
+"""How long a browser may remember what it was told about a page's requests."""
+
+EXPOSED = ", ".join(
+    ("X-Request-Id", "Retry-After", "Location", "Mq-Acks", "Mq-Partition", "Mq-Offset", "Mq-Next-Offset",
+     "Mq-Epoch", "Mq-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Receipt", "Mq-Attempt", "Mq-Message-Id",
+     "Mq-Schedule-Id", "Mq-Deliver-At", "Idempotent-Replayed")
+)  # fmt: skip
+"""Headers of answers that pages may read. With a token in a request "*" would do in most browsers, but not in all."""
+
+
+class Origins:
+    """The rules of one server. `allowed` are origins such as `https://app.example.org`, or "*".
+
+    `names`: the only host names it answers to, besides addresses and localhost; None: it answers to any.
+    """
+
+    def __init__(self, allowed: tuple[str, ...], names: frozenset[str] | None) -> None:
+        self._allowed = frozenset(allowed)
+        self._names = names
+        self._known: set[tuple[str | None, str | None]] = set()
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raises RequestError 403 for a page that may not be here."""
+        origin = headers.get(ORIGIN)
+        if origin is None and self._names is None:
+            return
+        host = headers.get(HOST)
+        if (origin, host) in self._known:
+            return
+        if self._names is not None and host is not None and not self._answers_to(host):
+            raise RequestError(
+                FORBIDDEN,
+                f"This server does not answer to the name {host[:200]!r}: it asks nobody who they are, and serves "
+                "localhost alone. Use http://127.0.0.1, or enable authentication.",
+            )
+        if origin is not None and not self.allows(origin, host or ""):
+            raise RequestError(FORBIDDEN, f"Pages of {origin[:200]} may not use this server (setting allowed_origins).")
+        if len(self._known) < KNOWN_MAX:
+            self._known.add((origin, host))
+
+    def allows(self, origin: str, host: str) -> bool:
+        """Whether pages of this origin may use the server that the request called `host`."""
+        if origin in self._allowed or ANY in self._allowed:
+            return True
+        try:
+            served_by = urlsplit(origin).netloc
+        except ValueError:
+            return False
+        return bool(served_by) and served_by.lower() == host.lower()
+
+    def answer_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """What lets a page read the answer to its request; empty when it has no Origin, or one that is refused."""
+        origin = headers.get(ORIGIN)
+        if origin is None or not self.allows(origin, headers.get(HOST) or ""):
+            return {}
+        return {
+            hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin,
+            hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: EXPOSED,
+            hdrs.VARY: "Origin",
+        }
+
+    def preflight_headers(self, headers: Mapping[str, str], methods: str) -> dict[str, str]:
+        """What a browser is told before a page's request; empty for a page that may not send it."""
+        granted = self.answer_headers(headers)
+        if not granted:
+            return {}
+        wanted = headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        return granted | {
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: methods,
+            # Repeated, not judged: the origin was, and no header of a request does harm by its name.
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted if wanted.isprintable() and len(wanted) <= 1000 else "",
+            hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_S),
+            hdrs.VARY: "Origin, Access-Control-Request-Headers",
+        }
+
+    def _answers_to(self, host: str) -> bool:
+        assert self._names is not None
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name == "localhost" or name.endswith(".localhost") or name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True

@@ -1,0 +1,217 @@
+"""Reading requests: bodies within a size and a deadline, query parameters within their type and range.
+
+aiohttp neither limits how long a body takes nor, once it inflates, what it costs; so aiohttp inflates nothing, and
+every body is read and inflated here, within the budget of `gateway/codec/inflate.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import orjson
+from aiohttp import web
+from multidict import istr
+
+from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
+from gateway.codec.times import parse_time_ms
+from gateway.errors import LIMIT_ILLEGAL, RequestError, bad_request, invalid
+from gateway.routing.base import TopicView
+from gateway.surfaces.http.context import Gateway
+from store.limits import MiB
+
+_CONTENT_ENCODING = istr("Content-Encoding")
+_TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
+_NO_LIMIT = 2**63
+
+
+class Unread(RequestError):
+    """A refusal that leaves the rest of the body unread, so the connection must end with the answer."""
+
+
+async def read_body(request: web.Request, *, bytes_max: int, timeout_ms: int) -> bytes:
+    """The whole body, inflated, of at most `bytes_max`, complete within `timeout_ms`.
+
+    Raises RequestError 408, 413, 415, or 400 when the body breaks HTTP or its encoding.
+    """
+    content = request.content
+    if content.is_eof():  # arrived with the headers, as small bodies do
+        body = content.read_nowait()
+    else:
+        if (request.content_length or 0) > bytes_max:
+            raise _too_large(bytes_max)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                parts: list[bytes] = []
+                size = 0
+                while part := await content.readany():
+                    parts.append(part)
+                    size += len(part)
+                    if size > bytes_max:
+                        raise _too_large(bytes_max)
+        except TimeoutError:
+            raise Unread(408, f"The body was not complete after {timeout_ms} ms.", retriable=True) from None
+        except web.RequestPayloadError as error:
+            raise Unread(400, f"The body breaks HTTP: {error}") from error
+        body = b"".join(parts)
+    if len(body) > bytes_max:
+        raise _too_large(bytes_max)
+    if _CONTENT_ENCODING in request.headers:
+        inflater = _inflater(request, bytes_max)
+        if inflater is not None:
+            return await _inflated(inflater, body)
+    return body
+
+
+class BodyStream:
+    """The body of a request piece by piece, inflated, for bodies without end: only waiting for a piece has a limit."""
+
+    def __init__(self, request: web.Request, *, timeout_ms: int, charge: Callable[[int], None] | None = None) -> None:
+        """`charge` is called with the bytes of each piece as they arrive, and may refuse. Raises RequestError 415."""
+        self._content = request.content
+        self._timeout_ms = timeout_ms
+        self._charge = charge
+        self._inflater = _inflater(request, _NO_LIMIT) if _CONTENT_ENCODING in request.headers else None
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """What arrives, as it arrives. Raises RequestError 408, 413, or 400 when the body breaks HTTP or its encoding;
+        the connection must end then."""
+        inflater = self._inflater
+        while arrived := await self._read():
+            if self._charge is not None:
+                self._charge(len(arrived))
+            if inflater is None:
+                yield arrived
+                continue
+            try:
+                for piece in inflater.feed(arrived):
+                    yield piece
+            except ValueError as error:
+                raise _not_inflated(error) from None
+        if inflater is not None:
+            try:
+                inflater.finish()
+            except BadEncoding as error:
+                raise _not_inflated(error) from None
+
+    async def _read(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                return await self._content.readany()
+        except TimeoutError:
+            raise Unread(408, f"No byte of the body came for {self._timeout_ms} ms.", retriable=True) from None
+        except web.RequestPayloadError as error:
+            raise Unread(400, f"The body breaks HTTP: {error}") from error
+
+
+async def _inflated(inflater: Inflater, body: bytes) -> bytes:
+    parts: list[bytes] = []
+    unseen_bytes = 0
+    try:
+        for part in inflater.feed(body):
+            parts.append(part)
+            unseen_bytes += len(part)
+            if unseen_bytes >= _TURN_BYTES:
+                unseen_bytes = 0
+                await asyncio.sleep(0)
+        inflater.finish()
+    except ValueError as error:
+        raise _not_inflated(error) from None
+    return b"".join(parts)
+
+
+def _inflater(request: web.Request, bytes_max: int) -> Inflater | None:
+    """What inflates this body; None when it is plain. Raises RequestError 415."""
+    encoding = request.headers[_CONTENT_ENCODING].strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    if encoding not in ENCODINGS:
+        accepted = ", ".join(name for name in ENCODINGS if not name.startswith("x-"))
+        raise Unread(415, f"HTTP 415 Unsupported Media Type: Content-Encoding must be one of {accepted}, or none.")
+    return Inflater(encoding, bytes_max=bytes_max)
+
+
+def _not_inflated(error: ValueError) -> RequestError:
+    if isinstance(error, InflatedTooLarge):
+        return Unread(413, f"The body is too large: {error}.")
+    if isinstance(error, BadEncoding):
+        return Unread(400, f"Content-Encoding: {error}.")
+    raise error
+
+
+def _too_large(bytes_max: int) -> Unread:
+    return Unread(413, f"The body is too large; the limit is {bytes_max} bytes.")
+
+
+class Query:
+    """The query parameters of one request, each at most once. With `known`, any other name is refused."""
+
+    def __init__(self, request: web.Request, *, known: Iterable[str] | None = None) -> None:
+        self._values: dict[str, str] = {}
+        if not request.query_string:
+            return
+        for name, value in request.query.items():
+            if known is not None and name not in known:
+                raise invalid(f"Unrecognized parameter: {name}")
+            if name in self._values:
+                raise bad_request(f"{name}: given more than once")
+            self._values[name] = value
+
+    def text(self, name: str) -> str | None:
+        """The parameter as it was sent; None when it was not."""
+        return self._values.get(name)
+
+    def integer(self, name: str, default: int, *, least: int, most: int | None = None, clamp: bool = False) -> int:
+        """The parameter as an integer from `least` to `most`; with `clamp` a larger one counts as `most`.
+
+        Raises RequestError 400 when it is no integer, 422 when it is out of range.
+        """
+        text = self._values.get(name)
+        if text is None:
+            return default
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
+            raise bad_request(f"{name}: must be an integer")
+        value = int(text)
+        if most is not None and value > most and clamp:
+            return most
+        if value < least or (most is not None and value > most):
+            rule = f"must be at least {least}" if most is None else f"must be between {least} and {most}"
+            raise RequestError(LIMIT_ILLEGAL, f"{name}: {rule}")
+        return value
+
+    def time_ms(self, name: str) -> int | None:
+        """The parameter as a time: epoch ms or RFC 3339. Raises RequestError 400."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            return parse_time_ms(int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else text)
+        except ValueError as error:
+            raise bad_request(f"{name}: {error}") from error
+
+
+def partition_in(request: web.Request) -> int | None:
+    """The partition of the path; None when the path has none. Raises RequestError 404 for one that is no number."""
+    text = request.match_info.get("partition")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise RequestError(404, "HTTP 404 Not Found")
+    return int(text)
+
+
+def json_object(body: bytes, example: str) -> dict[str, object]:
+    """The JSON object of a body. Raises RequestError 400."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise bad_request(f"The body must be a JSON object such as {example}.")
+    return value
+
+
+def topic_in(gateway: Gateway, request: web.Request) -> TopicView:
+    """The topic of the path. Raises UnknownQueue."""
+    return gateway.routes_table.topic(request.match_info["topic"])

@@ -1,0 +1,62 @@
+"""Rights over time: what waits or streams ends when the rights of whoever asked do, and does not outlive them.
+
+A token may be revoked, expire, or lose a right while its request waits. Who is told at the next question already
+(Access.check) needs nothing of this; it is for what would otherwise wait, or go on, without asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from gateway.auth.access import OPEN, Access
+from gateway.auth.authenticator import unauthenticated
+from gateway.errors import RequestError
+from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.context import Gateway
+
+
+def ended() -> RequestError:
+    """The refusal of somebody whose rights ended while they waited."""
+    return unauthenticated("These credentials have ended meanwhile: revoked, or expired.")
+
+
+@asynccontextmanager
+async def while_allowed(gateway: Gateway, request: web.BaseRequest) -> AsyncIterator[None]:
+    """Cancel the block when its caller's rights end. Raises RequestError 401/40101 then.
+
+    For waiting that may be given up at any moment. Rules that change without ending the rights cancel nothing: ask for
+    the permission again behind the block, before anything is answered.
+    """
+    access = access_of(request)
+    if access is OPEN:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    limit = asyncio.timeout(left_s(gateway, access))
+
+    def end() -> None:
+        if not limit.expired():
+            limit.reschedule(loop.time())
+
+    try:
+        async with limit:
+            unwatch = access.watch(end)
+            try:
+                yield
+            finally:
+                unwatch()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ended() from None
+
+
+def left_s(gateway: Gateway, access: Access) -> float | None:
+    """Seconds until rights end by time; None when they do not."""
+    if access.expires_at_ms is None:
+        return None
+    return max(0, access.expires_at_ms - gateway.clock.now_ms()) / 1000

@@ -1,0 +1,74 @@
+"""One row of the route table: what a route is called, who may use it, how large a body it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from aiohttp import hdrs, web
+
+from gateway.auth.access import Permission
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.context import Gateway
+from store.limits import KiB
+
+Handler = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
+SMALL_BODY_BYTES_MAX = 64 * KiB
+METHODS = (hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE)
+
+
+class Body(Enum):
+    """How much of a request's body a route reads. What a route does not read is drained, not refused."""
+
+    NONE = "none"
+    SMALL = "small"
+    RECORDS = "records"
+    STREAM = "stream"
+    """Of any length: the handler reads it piece by piece."""
+
+    def bytes_max(self, limits: Limits) -> int:
+        """0 when the body is not read before the handler runs."""
+        return {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}.get(self, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One route. `name` labels its metrics."""
+
+    method: str
+    path: str
+    name: str
+    handler: Handler
+    permission: Permission
+    body: Body = Body.NONE
+    query: Sequence[str] = ()
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether a request's body means anything."""
+        return self.body is not Body.NONE
+
+    def body_bytes_max(self, limits: Limits) -> int:
+        """The largest body; 0: of any length, as it is read piece by piece."""
+        return self.body.bytes_max(limits)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.permission, Permission):
+            raise ValueError(f"route {self.method} {self.path} has no permission")
+        if self.method not in METHODS:
+            raise ValueError(f"route {self.path} has the unknown method {self.method}")
+
+
+_PARAMETER = re.compile(r"\{\w+\}")
+
+
+def check_table(rows: Sequence[Row]) -> None:
+    """Raises ValueError when two rows answer the same requests."""
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        route_key = (row.method, _PARAMETER.sub("{}", row.path))
+        if route_key in seen:
+            raise ValueError(f"two routes for {row.method} {row.path}")
+        seen.add(route_key)

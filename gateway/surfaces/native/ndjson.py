@@ -1,0 +1,134 @@
+"""POST /mq/v1/topics/{topic}/messages:batch: a JSON record a line in, a receipt a line out, for as long as it takes.
+
+    {"key": "u1", "value": {"sku": 9}}         {"i": 0, "partition": 0, "offset": 106}
+    {"value": 1, "delay_ms": -1}               {"i": 1, "error_code": 42250, "error": "delay_ms: must not be negative"}
+
+A body of `application/cloudevents-batch+json` is an array of events, each stored as a record in structured mode.
+
+A client reads while it sends, or the receipts fill the connection and the server stops reading; one that cannot asks
+for `?receipts=errors`: only what was refused, and at the end `{"count", "error_count"}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import orjson
+from aiohttp import hdrs, web
+
+from gateway.api.producer import Receipt
+from gateway.codec import cloudevents
+from gateway.codec.documents import Document, Lines, TooLong
+from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
+from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
+from gateway.errors import RequestError, bad_request, invalid
+from gateway.surfaces.http.admission import charge_bytes
+from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.conditions import refuse_condition
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.idempotency import request_identity
+from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
+from gateway.surfaces.http.produce_stream import ProduceStream
+from gateway.surfaces.http.reading import BodyStream, Query, read_body
+from gateway.surfaces.http.send_options import acks_named
+from gateway.surfaces.http.streaming import StreamedAnswer
+from gateway.surfaces.http.tracing import trace_headers
+from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER, receipt_fields
+
+QUERY = ("acks", "receipts")
+
+
+class NativeLines:
+    """Records and receipts of the native API, a line each."""
+
+    def __init__(self, topic_id: int) -> None:
+        self._topic_id = topic_id
+
+    def parse(self, documents: Sequence[Document]) -> Parsed:
+        return parse_documents(documents)
+
+    def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+        return {"i": request_index, **receipt_fields(self._topic_id, receipt)}
+
+    def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
+        fields: dict[str, object] = {"i": request_index, "error_code": error.error_code, "error": error.message}
+        if error.retriable:
+            fields["retriable"] = True
+        return fields
+
+    def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        return {"error_code": error.error_code, "error": error.message, "count": request_index}
+
+
+class EventLines(NativeLines):
+    """CloudEvents in structured mode, with the receipts of the native API."""
+
+    def parse(self, documents: Sequence[Document]) -> Parsed:
+        return Parsed([_event_record(document) for document in documents], False)
+
+
+async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """Send records by the stream, one a line, and get a receipt for each as soon as it is stored."""
+    refuse_condition(request)
+    query = Query(request, known=QUERY)
+    receipts = query.text("receipts") or "all"
+    if receipts not in ("all", "errors"):
+        raise invalid('receipts: must be "all" or "errors"')
+    acks = acks_named(query.text("acks"))
+    topic = request.match_info["topic"]
+    topic_id = gateway.routes_table.topic(topic).topic_id
+    media = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    timeout_ms = gateway.config.body_timeout_ms
+    if media == cloudevents.BATCH_TYPE:
+        body = await read_body(request, bytes_max=gateway.limits.body_bytes_max, timeout_ms=timeout_ms)
+        charge_bytes(gateway, request, len(body))
+        pieces = _one_piece(_lines_of_events(body, gateway.limits.records_per_request_max))
+        dialect: NativeLines = EventLines(topic_id)
+    elif media in (*LINES_TYPES, JSON_TYPE):
+        stream = BodyStream(request, timeout_ms=timeout_ms, charge=lambda count: charge_bytes(gateway, request, count))
+        pieces = stream.pieces()
+        dialect = NativeLines(topic_id)
+    else:
+        raise RequestError(415, f"HTTP 415 Unsupported Media Type: send {LINES_TYPE}, or {cloudevents.BATCH_TYPE}.")
+    answer = StreamedAnswer(gateway, request, content_type=LINES_TYPE)
+    return await ProduceStream(
+        gateway,
+        topic=topic,
+        body=pieces,
+        splitter=Lines(bytes_max=DOCUMENT_BYTES_MAX),
+        dialect=dialect,
+        answer=answer,
+        access=access_of(request),
+        acks=acks,
+        trace=trace_headers(request),
+        identity=request_identity(request, topic_id, None),
+        errors_only=receipts == "errors",
+    ).run()
+
+
+def _lines_of_events(body: bytes, count_max: int) -> bytes:
+    """An array of events as lines of compact JSON. Raises RequestError 400, 422."""
+    try:
+        events = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if not isinstance(events, list):
+        raise bad_request("The body must be a JSON array of events.")
+    if len(events) > count_max:
+        raise invalid(f"{len(events)} events in one request; the limit is {count_max}")
+    return b"".join([orjson.dumps(event) + b"\n" for event in events])
+
+
+async def _one_piece(piece: bytes) -> AsyncIterator[bytes]:
+    yield piece
+
+
+def _event_record(document: Document) -> ProduceRecord | RequestError:
+    try:
+        if isinstance(document, TooLong):
+            raise bad_request("The event is too large.")
+        key = cloudevents.check_structured(document)
+        record = parse_raw_record({}, None if key is None else key.encode(), document)
+        return with_headers(record, [(CONTENT_TYPE_HEADER, cloudevents.STRUCTURED_TYPE.encode())])
+    except RequestError as error:
+        return error

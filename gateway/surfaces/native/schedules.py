@@ -1,0 +1,300 @@
+"""Delayed records that have not fired yet: list, look at, cancel, move, fire now.
+
+Every change is durable before it is answered, and the answer is exact: done, 409/40950 (delivered already), or
+404/40450 (no such schedule: cancelled, moved to another id, or never accepted). A moved schedule has a new id; the
+answer names it.
+
+A schedule is where its record will go: what a caller may do to it is what it may do to that topic. Lists and counts
+are of topics the caller may see.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Protocol
+
+import orjson
+from aiohttp import web
+
+from gateway.auth.access import OPEN, Permission
+from gateway.codec.tags import TAG_HEADER
+from gateway.codec.times import TIME_MS_MAX, parse_time_ms
+from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
+from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import Query
+from timer.changes import Standing
+from timer.changing import Outcome
+from timer.schedule import ScheduleId, decode_schedule_id
+from timer.schedules import Page, Schedule
+from timer.schedules import Query as ScheduleQuery
+
+CURSOR_ILLEGAL = 40050
+SCHEDULE_NOT_FOUND = 40450
+SCHEDULE_DELIVERED = 40950
+
+LIST_QUERY = ("topic", "from", "to", "key", "limit", "cursor", "include")
+GET_QUERY = ("include",)
+CANCEL_QUERY = ("topic", "from", "to", "key")
+HISTOGRAM_QUERY = ("topic", "from", "to", "buckets")
+
+_LIMIT_DEFAULT, _LIMIT_MAX = 100, 1000
+_BUCKETS_DEFAULT, _BUCKETS_MAX = 60, 1000
+_HISTOGRAM_SPAN_MS = 3_600_000
+
+
+class ScheduleAdmin(Protocol):
+    """What a timer lets clients do with its schedules; `timer.service.TimerService` is one. Errors are StoreErrors."""
+
+    @property
+    def pending_count(self) -> int: ...
+    def pending_counts(self) -> dict[int, int]: ...
+    async def find(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]: ...
+    async def page(self, query: ScheduleQuery, *, cursor: int = 0, limit: int) -> Page: ...
+    async def histogram(self, query: ScheduleQuery, bounds_ms: Sequence[int]) -> list[int]: ...
+    async def cancel(self, schedule: ScheduleId) -> Outcome: ...
+    async def cancel_all(self, query: ScheduleQuery) -> int: ...
+    async def move(self, schedule: ScheduleId, due_ms: int) -> Outcome: ...
+    async def fire(self, schedule: ScheduleId) -> Outcome: ...
+
+
+SCHEDULES = web.AppKey("schedules", ScheduleAdmin)
+
+
+async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One page of pending schedules, in the order of acceptance.
+
+    `total` is exact; null where it would be counted anew for each page: when there is more than one page of a key, and
+    behind the first page of a time range.
+    A page may be short, even empty, and still have a `next_cursor`.
+    """
+    asked = Query(request, known=LIST_QUERY)
+    with_value = _with_value(asked)
+    needed = (Permission.DESCRIBE, Permission.RECEIVE) if with_value else (Permission.DESCRIBE,)
+    query = _schedule_query(gateway, request, asked, needed)
+    limit = asked.integer("limit", _LIMIT_DEFAULT, least=1, most=_LIMIT_MAX)
+    cursor = _cursor(asked.text("cursor"))
+    timer = request.app[SCHEDULES]
+    page = await timer.page(query, cursor=cursor, limit=limit)
+    is_all = cursor == 0 and page.next_cursor is None
+    body = {
+        "schedules": [_row(gateway, schedule, with_value) for schedule in page.schedules],
+        "next_cursor": None if page.next_cursor is None else str(page.next_cursor),
+        "total": len(page.schedules) if is_all else await _total(timer, query, is_first=cursor == 0),
+    }
+    return json_answer(request, body)
+
+
+async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One pending schedule, with `include=value` its value too."""
+    with_value = _with_value(Query(request, known=GET_QUERY))
+    standing, schedule = await request.app[SCHEDULES].find(_schedule_id(request))
+    if schedule is None:
+        raise _gone(standing)
+    _check(gateway, request, schedule, Permission.RECEIVE)
+    return json_answer(request, _row(gateway, schedule, with_value))
+
+
+async def cancel_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Cancel one schedule: 204."""
+    _done(await request.app[SCHEDULES].cancel(await _changeable(gateway, request)))
+    return web.Response(status=204)
+
+
+async def cancel_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Cancel the schedules of a topic, or those of them that are due in a time range or have a key."""
+    check_accept(request)
+    asked = Query(request, known=CANCEL_QUERY)
+    if asked.text("topic") is None:
+        raise invalid("topic: which topic's schedules to cancel")
+    cancelled_count = await request.app[SCHEDULES].cancel_all(
+        _schedule_query(gateway, request, asked, (Permission.SEND,))
+    )
+    return json_answer(request, {"cancelled": cancelled_count})
+
+
+async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Give a schedule another due time; it gets another id."""
+    check_accept(request)
+    schedule = await _changeable(gateway, request)
+    due_ms = _due_ms(gateway, body)
+    moved = _done(await request.app[SCHEDULES].move(schedule, due_ms)).schedule
+    return json_answer(request, {"schedule_id": moved.text, "deliver_at": moved.due_ms})
+
+
+async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Deliver a schedule now; answered when it is in its partition."""
+    check_accept(request)
+    fired = _done(await request.app[SCHEDULES].fire(await _changeable(gateway, request)))
+    assert fired.queue is not None
+    topic = _topic_name(gateway, fired.queue.topic_id)
+    return json_answer(request, {"topic": topic, "partition": fired.queue.queue_id, "offset": fired.offset})
+
+
+async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """How many schedules are due in each of `buckets` equal parts of [from, to): by default of the next hour."""
+    asked = Query(request, known=HISTOGRAM_QUERY)
+    bucket_count = asked.integer("buckets", _BUCKETS_DEFAULT, least=1, most=_BUCKETS_MAX)
+    from_ms, to_ms = asked.time_ms("from"), asked.time_ms("to")
+    from_ms = gateway.clock.now_ms() if from_ms is None else from_ms
+    to_ms = from_ms + _HISTOGRAM_SPAN_MS if to_ms is None else to_ms
+    if to_ms <= from_ms:
+        raise invalid("to: must be after from")
+    bucket_ms = -(-(to_ms - from_ms) // bucket_count)
+    bounds_ms = [from_ms + number * bucket_ms for number in range(bucket_count + 1)]
+    counts = await request.app[SCHEDULES].histogram(
+        ScheduleQuery(_topic_ids(gateway, request, asked, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
+    )
+    return json_answer(request, {"from": from_ms, "bucket_ms": bucket_ms, "counts": counts, "total": sum(counts)})
+
+
+def _schedule_id(request: web.Request) -> ScheduleId:
+    try:
+        return decode_schedule_id(request.match_info["schedule"])
+    except ValueError:
+        raise _gone(Standing.UNKNOWN) from None
+
+
+async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
+    """The schedule of the path, which the caller may change as it may send to its topic."""
+    schedule_id = _schedule_id(request)
+    if access_of(request) is not OPEN:
+        _, schedule = await request.app[SCHEDULES].find(schedule_id)
+        if schedule is not None:
+            _check(gateway, request, schedule, Permission.SEND)
+    return schedule_id
+
+
+def _check(gateway: Gateway, request: web.Request, schedule: Schedule, permission: Permission) -> None:
+    topic = _topic_name(gateway, schedule.topic_id)
+    if topic is None:  # deleted: nobody has rights on it any more
+        permission = Permission.OPERATE
+    access_of(request).check(permission, topic=topic)
+
+
+def _gone(standing: Standing) -> RequestError:
+    if standing is Standing.DELIVERED:
+        return RequestError(SCHEDULE_DELIVERED, "The schedule has been delivered already.")
+    return RequestError(SCHEDULE_NOT_FOUND, "Schedule not found: cancelled, moved, or never accepted.")
+
+
+def _done(outcome: Outcome) -> Outcome:
+    if outcome.standing is not Standing.PENDING:
+        raise _gone(outcome.standing)
+    return outcome
+
+
+def _schedule_query(
+    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+) -> ScheduleQuery:
+    key = asked.text("key")
+    keys: frozenset[bytes | None] | None = None
+    if key is not None:
+        keys = frozenset((key.encode(), orjson.dumps(key)))  # as sent raw, and as sent in JSON
+    topic_ids = _topic_ids(gateway, request, asked, needed)
+    return ScheduleQuery(topic_ids, asked.time_ms("from") or 0, asked.time_ms("to"), keys)
+
+
+def _topic_ids(
+    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+) -> frozenset[int] | None:
+    """The topic that is asked for, or those that the caller may ask for; None: all. Raises UnknownQueue, or 403."""
+    access = access_of(request)
+    name = asked.text("topic")
+    if name is not None:
+        for permission in needed:
+            access.check(permission, topic=name)
+        return frozenset((gateway.routes_table.topic(name).topic_id,))
+    if access is OPEN:
+        return None
+    return frozenset(
+        view.topic_id
+        for view in gateway.routes_table.topics()
+        if all(access.allows(permission, topic=view.name) for permission in needed)
+    )
+
+
+def _topic_name(gateway: Gateway, topic_id: int) -> str | None:
+    return next((view.name for view in gateway.routes_table.topics() if view.topic_id == topic_id), None)
+
+
+def _cursor(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page has named")
+    return int(text)
+
+
+def _with_value(asked: Query) -> bool:
+    include = asked.text("include")
+    if include not in (None, "value"):
+        raise invalid("include: only value can be included")
+    return include is not None
+
+
+async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) -> int | None:
+    if query.keys is not None:
+        return None
+    if query.from_ms == 0 and query.to_ms is None:
+        if query.topic_ids is None:
+            return timer.pending_count
+        counts = timer.pending_counts()
+        return sum(counts.get(topic_id, 0) for topic_id in query.topic_ids)
+    if not is_first:
+        return None
+    to_ms = TIME_MS_MAX + 1 if query.to_ms is None else query.to_ms
+    return sum(await timer.histogram(query, (query.from_ms, to_ms))) if to_ms > query.from_ms else 0
+
+
+def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
+    picked = schedule.record
+    record = picked.record
+    tag = next((content for name, content in record.headers if name == TAG_HEADER), None)
+    row: dict[str, object] = {
+        "schedule_id": schedule.id.text,
+        "topic": _topic_name(gateway, schedule.topic_id),
+        "partition": schedule.queue_id,
+        **_shown("key", record.key, picked.json_values),
+        "tag": None if tag is None else tag.decode(),
+        "deliver_at": schedule.id.due_ms,
+        "created_at": schedule.accepted_ms,
+        "timestamp": record.timestamp_ms,
+        "size": schedule.size_bytes,
+        "state": "pending",
+    }
+    return row | _shown("value", record.value, picked.json_values) if with_value else row
+
+
+def _shown(name: str, content: bytes | None, is_json: bool) -> dict[str, object]:
+    """JSON as it is, other bytes in base64 under a name that says so."""
+    if content is None or is_json:
+        return {name: None if content is None else orjson.Fragment(content)}
+    return {f"{name}_base64": base64.b64encode(content).decode("ascii")}
+
+
+def _due_ms(gateway: Gateway, body: bytes) -> int:
+    """The due time that a move asks for."""
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() <= {"deliver_at", "delay_ms"}:
+        raise bad_request('The body must be {"deliver_at": ...} or {"delay_ms": ...}.')
+    now_ms = gateway.clock.now_ms()
+    delay_ms_max = gateway.limits.delay_ms_max
+    if "deliver_at" in asked:
+        try:
+            due_ms = parse_time_ms(asked["deliver_at"])
+        except ValueError as error:
+            raise RequestError(DELAY_ILLEGAL, f"deliver_at: {error}") from error
+    else:
+        delay_ms = asked["delay_ms"]
+        if delay_ms.__class__ is not int or delay_ms < 0:
+            raise RequestError(DELAY_ILLEGAL, "delay_ms: must be an integer of at least 0")
+        due_ms = now_ms + delay_ms
+    if due_ms - now_ms > delay_ms_max:
+        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {delay_ms_max} ms")
+    return due_ms

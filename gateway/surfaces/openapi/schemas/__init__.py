@@ -1,0 +1,81 @@
+"""The shapes of bodies, by name. Requests depend on the server's limits; answers do not.
+
+Where a limit is in bytes and a schema can only count characters, the schema allows what might fit; the server judges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from gateway.settings.limits import Limits
+from gateway.surfaces.openapi.schemas.groups import groups
+from gateway.surfaces.openapi.schemas.instances import instances
+from gateway.surfaces.openapi.schemas.schedules import schedules
+from gateway.surfaces.openapi.schemas.sent import receipts, sent
+from gateway.surfaces.openapi.schemas.shown import shown
+from gateway.surfaces.openapi.schemas.topics import topics
+from gateway.surfaces.openapi.schemas.v3 import v3
+from gateway.surfaces.openapi.shapes import (
+    ANYTHING,
+    BOOLEAN,
+    COUNT,
+    PARTITION,
+    STRING,
+    TIME_MS,
+    Schema,
+    array,
+    exactly,
+    integer,
+    mapping,
+    obj,
+    said,
+)
+
+
+def schemas(limits: Limits) -> dict[str, Schema]:
+    """All of them."""
+    return {
+        **_shared(),
+        **sent(limits),
+        **receipts(),
+        **shown(),
+        **topics(limits),
+        **instances(),
+        **groups(limits),
+        **schedules(),
+        **v3(limits),
+        **_operations(),
+    }
+
+
+def _shared() -> dict[str, Schema]:
+    return {
+        "Error": obj(
+            {"error_code": said(integer(400, 50_999), "See the table of errors."), "message": STRING},
+            {
+                "request_id": said(STRING, "As in X-Request-Id; it is in the server's log."),
+                "retriable": said(BOOLEAN, "Whether the same request may succeed later."),
+                "details": mapping(ANYTHING),
+                "validation_errors": said(array(STRING), "One text for each part that breaks a rule."),
+            },
+        ),
+        "TopicPartition": obj({"topic": STRING, "partition": PARTITION}),
+    }
+
+
+def _operations() -> dict[str, Schema]:
+    return {
+        "Health": obj({"status": exactly("ok")}),
+        "Ready": obj({"status": exactly("ok"), "reasons": array(STRING, most=0)}),
+        "NotReady": obj({"status": exactly("unavailable"), "reasons": array(STRING, least=1)}),
+        "Limits": obj({item.name: {"type": "integer"} for item in fields(Limits)}),
+        "Info": obj(
+            {
+                "name": exactly("mq"),
+                "version": STRING,
+                "cluster_id": said(STRING, "Made with the data directory, and kept."),
+                "started_ms": TIME_MS,
+            }
+        ),
+        "Ticket": obj({"ticket": STRING, "expires_in": said(COUNT, "Seconds. It is good once.")}),
+    }

@@ -1,0 +1,117 @@
+"""Records as they are read: in the REST Proxy's formats, and in the native form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.surfaces.openapi.shapes import (
+    ANYTHING,
+    BASE64,
+    COUNT,
+    OFFSET,
+    PARTITION,
+    STRING,
+    TIME_MS,
+    Schema,
+    array,
+    either,
+    exactly,
+    integer,
+    mapping,
+    nullable,
+    obj,
+    ref,
+    said,
+    words,
+)
+
+SHOWN_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
+_POSITION = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
+_TIMES = {"timestamp": said(TIME_MS, "Event time."), "store_timestamp": said(TIME_MS, "When it was stored.")}
+SHOWN = {
+    "headers": SHOWN_HEADERS,
+    "tag": STRING,
+    "deliver_at": said(nullable(TIME_MS), "When it was due, if it was delayed."),
+    "schedule_id": STRING,
+}
+NATIVE_PARTS = {
+    "key": said(ANYTHING, "Where its bytes are JSON, or there is none (null)."),
+    "key_text": said(STRING, "Where the key's bytes are UTF-8 and not JSON."),
+    "key_b64": said(BASE64, "Where they are neither."),
+    "value": said(ANYTHING, "Where its bytes are JSON, or there is none (null: a tombstone)."),
+    "value_text": STRING,
+    "value_b64": BASE64,
+}
+
+
+def native_record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """A record in the native form."""
+    return obj({**_POSITION, **_TIMES, **required}, {**NATIVE_PARTS, **SHOWN, **(optional or {})})
+
+
+def shown() -> dict[str, Schema]:
+    """Records, messages and lines."""
+    record = obj(
+        {**_POSITION, **_TIMES, "key": ANYTHING, "value": ANYTHING},
+        {
+            **SHOWN,
+            "key_b64": BASE64,
+            "value_b64": BASE64,
+            "error_code": said(exactly(40801), "It does not decode in the format asked for."),
+            "error": STRING,
+        },
+        description="Key and value as JSON, base64 or text: as the format says.",
+    )
+    cursor = said(STRING, "The next offset of every partition.")
+    error_event = {"error_code": integer(400, 50_999), "message": STRING, "details": nullable(mapping(ANYTHING))}
+    events: dict[str, tuple[str, dict[str, Schema]]] = {
+        "connected": ("The stream has begun.", {"epochs": mapping(STRING)}),
+        "caught_up": ("Nothing more is stored; once.", {}),
+        "heartbeat": ("Nothing has happened for 15 s.", {}),
+        "error": ("The stream cannot go on, and ends.", error_event),
+        "goaway": ("The server stops: connect again.", {"reason": STRING, "reconnect_after_ms": COUNT}),
+    }
+    return {
+        "Record": record,
+        "Records": array(ref("Record")),
+        "Message": native_record({"message_id": STRING}),
+        "RecordLine": either(
+            ref("Message"),
+            said(ref("Record"), "With `format=`."),
+            obj(
+                {"error_code": integer(400, 50_999), "error": STRING, "next_offset": OFFSET},
+                description="The last line of a range that could not be read to its end.",
+            ),
+        ),
+        "StreamLine": either(
+            native_record({"message_id": STRING, "cursor": cursor}),
+            obj(
+                {**_POSITION, **_TIMES, "key": ANYTHING, "value": ANYTHING, "cursor": cursor},
+                {
+                    **SHOWN,
+                    "key_b64": BASE64,
+                    "value_b64": BASE64,
+                    "error_code": exactly(40801),
+                    "error": STRING,
+                },
+                description="With `format=`.",
+            ),
+            *(
+                obj({"event": exactly(name), **named, "cursor": cursor}, description=description)
+                for name, (description, named) in events.items()
+            ),
+            ref("Delivered"),
+            native_record({"message_id": nullable(STRING), "delivery_attempt": integer(1)}, {"message_group": STRING}),
+            obj(
+                {"event": words("heartbeat", "goaway", "error")},
+                {"reason": STRING, "error_code": integer(0), "message": STRING, "details": ANYTHING},
+                description="With `group=`, where nothing has a cursor.",
+            ),
+        ),
+        "FoundMessages": obj(
+            {
+                "messages": array(ref("Message")),
+                "next_cursor": said(nullable(STRING), "Send it back as `cursor`; null at the end."),
+            }
+        ),
+    }

@@ -1,0 +1,1 @@
+"""Confluent REST Proxy v2: produce, fetch, metadata, consumer instances."""

@@ -1,0 +1,427 @@
+"""Consumer instances, as the REST Proxy has them: create, subscribe or assign, read, commit, seek, delete.
+
+The state is in `gateway/surfaces/rest_v2/instances/`; this file is the shape of requests and answers. Bodies are read
+on GET and DELETE too, where old clients send them, and whatever their Content-Type; every GET that has a body has a
+query form, as most clients cannot send one. REST Proxy v1, of which old clients remain: `GET
+…/instances/{i}/topics/{t}` subscribes and reads, `GET /topics/{t}/partitions/{p}/messages` reads without an instance.
+
+Two dialects of one commit: 200 with an empty list, or 204 for instances created with Strimzi's `enable.auto.commit`.
+A commit names the last record done, and the offset after it is stored; positions name the next record to come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from urllib.parse import quote
+
+import orjson
+from aiohttp import hdrs, web
+
+from gateway.auth.access import Permission
+from gateway.codec.filters import parse_filter
+from gateway.codec.records import Format, render_records
+from gateway.codec.times import parse_time_ms
+from gateway.errors import PARTITION_NOT_FOUND, RequestError, bad_request, invalid
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
+from gateway.surfaces.http.answers import check_accept, v2_answer
+from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
+from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.rights import ended
+from gateway.surfaces.rest_v2.instances.polling import Poll
+from gateway.surfaces.rest_v2.instances.service import Instances
+from gateway.surfaces.rest_v2.instances.settings import parse_settings
+from store.types import RECORD_OFFSET_MAX
+
+FORMAT_DIFFERS = 40601
+SUBSCRIPTION_CONFLICT = 40903
+TOPIC_PARTITIONS_MAX = 10_000
+"""Partitions of one request."""
+
+
+RECORDS_QUERY = ("timeout", "max_bytes", "max_records", "filter")
+V1_RECORDS_QUERY = ("timeout", "max_bytes", "max_records")
+COMMIT_QUERY = ("async",)
+OFFSETS_QUERY = ("topic", "partition")
+MESSAGES_QUERY = ("offset", "count")
+
+INSTANCES = web.AppKey("consumer_instances", Instances)
+
+
+def install_instances(application: web.Application, gateway: Gateway, instances: Instances) -> None:
+    """Give an application its consumer instances; those of a group that is deleted are forgotten."""
+    application[INSTANCES] = instances
+    gateway.on_group_deleted.append(instances.forget_group)
+
+
+_HOST = re.compile(
+    r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?)(:[0-9]{1,5})?", re.ASCII
+)
+_NEUTRAL = ("*/*", "application/*", "*/json", "application/json")
+_WITHOUT_FORMAT = ("application/vnd.kafka+json", "application/vnd.kafka.v1+json", "application/vnd.kafka.v2+json")
+
+
+# Instances
+
+
+async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Create a consumer instance in a group; its name and where it is. Durable when answered."""
+    check_accept(request)
+    name, settings = parse_settings(_object(body))
+    group = request.match_info["group"]
+    name = await request.app[INSTANCES].create(group, name, settings)
+    path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
+    return v2_answer(request, {"instance_id": name, "base_uri": f"{request.scheme}://{_host_of(request)}{path}"})
+
+
+async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Forget a consumer instance: 204. With auto commit, what its client has read is committed first."""
+    await request.app[INSTANCES].delete(*_instance(request))
+    return web.Response(status=204)
+
+
+# Subscription and assignment
+
+
+async def subscribe(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Consume topics by name, or those that match a pattern: 204. Replaces what was subscribed to."""
+    wanted = _object(body)
+    topics, pattern = wanted.get("topics"), wanted.get("topic_pattern")
+    if topics is None:
+        topics = []
+    if topics and pattern is not None:
+        raise RequestError(
+            SUBSCRIPTION_CONFLICT,
+            "Illegal state: subscribe either to topics by name or to a pattern, not to both.",
+        )
+    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
+        raise invalid("topics: must be an array of strings")
+    if not isinstance(pattern, str | None):
+        raise invalid("topic_pattern: must be a string")
+    if not topics and pattern is None:
+        raise invalid('Name what to consume: {"topics": ["orders"]} or {"topic_pattern": "orders-.*"}.')
+    wish = Subscription(frozenset(topics), pattern)
+    existing = (view.name for view in gateway.routes_table.topics())
+    _check_topics(request, wish.topics | {topic for topic in existing if wish.matches(topic)})
+    await request.app[INSTANCES].subscribe(*_instance(request), wish)
+    return web.Response(status=204)
+
+
+async def subscription(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The topics subscribed to; for a pattern, those that match now."""
+    return v2_answer(request, {"topics": await request.app[INSTANCES].topics(*_instance(request))})
+
+
+async def unsubscribe(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """End the subscription, or the assignment: 204."""
+    await request.app[INSTANCES].unsubscribe(*_instance(request))
+    return web.Response(status=204)
+
+
+async def assign(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Consume these partitions, whatever the rest of the group does: 204. An empty list ends it."""
+    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
+    await request.app[INSTANCES].assign(*_instance(request), topic_partitions)
+    return web.Response(status=204)
+
+
+async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The partitions the instance has, assigned or by its subscription."""
+    owned = await request.app[INSTANCES].owned(*_instance(request))
+    return v2_answer(request, {"partitions": [topic_partition._asdict() for topic_partition in owned]})
+
+
+# Records
+
+
+async def records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Records from where the instance is, in its format; waits for the first one up to `timeout`."""
+    return await _read(gateway, request, _poll(Query(request), gateway), topic=None)
+
+
+async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Records of one topic, as REST Proxy v1 has it: the first call subscribes to it."""
+    topic = request.match_info["topic"]
+    return await _read(gateway, request, _poll(Query(request), gateway), topic=topic)
+
+
+async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """So many records of one partition from an offset on, as REST Proxy v1 has it."""
+    query = Query(request)
+    kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
+    if kind.fmt is None:
+        raise RequestError(406, "HTTP 406 Not Acceptable: raw batches are read at …/records.")
+    topic = request.match_info["topic"]
+    partition = partition_in(request)
+    assert partition is not None
+    if query.text("offset") is None:
+        raise invalid("offset: must be given")
+    start = query.integer("offset", 0, least=0, most=RECORD_OFFSET_MAX)
+    count = query.integer("count", 1, least=1, most=gateway.limits.fetch_records_max, clamp=True)
+    fetched = await gateway.consumer.fetch(topic, partition, start, max_bytes=gateway.limits.fetch_bytes_default)
+    shown = render_records(topic, partition, fetched.entries, kind.fmt, start=start, stop=start + count)
+    gateway.stats.fetched_record_count += len(shown)
+    return web.Response(body=orjson.dumps(shown), headers={hdrs.CONTENT_TYPE: kind.content_type})
+
+
+async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: str | None) -> web.Response:
+    instances = request.app[INSTANCES]
+    group, name = _instance(request)
+    fmt = instances.settings(group, name).format
+    content_type = _records_type(request, fmt)
+    access = access_of(request)
+    gateway.stats.long_poll_count += 1
+    try:
+        shown = await instances.read(
+            group,
+            name,
+            poll,
+            is_client_gone=lambda: request.transport is None or access.is_over,
+            check_topics=lambda topics: _check_topics(request, topics),
+            topic=topic,
+        )
+    finally:
+        gateway.stats.long_poll_count -= 1
+    if access.is_over:
+        raise ended()
+    body = orjson.dumps(shown)
+    gateway.stats.fetched_record_count += len(shown)
+    gateway.stats.fetched_byte_count += len(body)
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
+
+
+# Progress
+
+
+async def commit(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Commit offsets, or without any, all that was read. Durable when answered, `?async=true` or not."""
+    check_accept(request)
+    wanted = _object(body).get("offsets")
+    commits = (
+        None if wanted is None else [_commit(item, number) for number, item in enumerate(_list(wanted, "offsets"))]
+    )
+    instances = request.app[INSTANCES]
+    group, name = _instance(request)
+    settings = instances.settings(group, name)
+    _check_topics(request, {one.topic for one in commits or ()})
+    await instances.commit(group, name, commits)
+    return web.Response(status=204) if settings.is_strimzi else v2_answer(request, [])
+
+
+async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """The committed offsets of partitions: named in the body, or in the query."""
+    query = Query(request)
+    topic, partition = query.text("topic"), query.text("partition")
+    if topic is not None and partition is not None:
+        topic_partitions = [TopicPartition(topic, query.integer("partition", 0, least=0, most=2**31 - 1))]
+    elif body.strip():
+        topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    else:
+        raise RequestError(
+            PARTITION_NOT_FOUND,
+            "Partition not found: name one with ?topic=orders&partition=0, or several in a POST to offsets:query.",
+        )
+    return await _committed(request, topic_partitions)
+
+
+async def query_committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """The committed offsets of partitions, for clients that cannot send a body with GET."""
+    return await _committed(request, _topic_partitions(_object(body).get("partitions"), "partitions"))
+
+
+async def _committed(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> web.Response:
+    _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
+    found = await request.app[INSTANCES].committed(*_instance(request), topic_partitions)
+    return v2_answer(
+        request,
+        {"offsets": [_shown(topic_partition) for topic_partition in found if topic_partition.offset is not None]},
+    )
+
+
+async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Go on at offsets, or at the first records from times on: 204."""
+    wanted = _object(body)
+    offsets = [
+        (_topic_partition(item, "offsets", number), _integer(item, "offset", "offsets", number))
+        for number, item in enumerate(_list(wanted.get("offsets"), "offsets"))
+    ]
+    times = [
+        (_topic_partition(item, "timestamps", number), _time_ms(item, number))
+        for number, item in enumerate(_list(wanted.get("timestamps"), "timestamps"))
+    ]
+    if not offsets and not times:
+        raise invalid('Say where to go on: {"offsets": [...]} or {"timestamps": [...]}.')
+    await _check_own(request, [topic_partition for topic_partition, _ in (*offsets, *times)])
+    for topic_partition, time_ms in times:
+        offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, time_ms)))
+    await request.app[INSTANCES].seek(*_instance(request), offsets)
+    return web.Response(status=204)
+
+
+async def seek_to_beginning(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Go on at the first records there are: 204."""
+    return await _seek_to_bound(gateway, request, body, 0)
+
+
+async def seek_to_end(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Go on behind the last records there are: 204."""
+    return await _seek_to_bound(gateway, request, body, 1)
+
+
+async def _seek_to_bound(gateway: Gateway, request: web.Request, body: bytes, bound: int) -> web.Response:
+    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    await _check_own(request, topic_partitions)
+    offsets = [
+        (topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound])
+        for topic_partition in topic_partitions
+    ]
+    await request.app[INSTANCES].seek(*_instance(request), offsets)
+    return web.Response(status=204)
+
+
+async def _check_own(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> None:
+    """Raises RequestError 409/40903 for partitions the instance does not have, whether they exist or not."""
+    owned = frozenset(await request.app[INSTANCES].owned(*_instance(request)))
+    for topic, partition in topic_partitions:
+        if (topic, partition) not in owned:
+            raise RequestError(
+                SUBSCRIPTION_CONFLICT,
+                f"Illegal state: no current assignment for partition {partition} of topic {topic}.",
+            )
+
+
+# Reading requests
+
+
+def _instance(request: web.Request) -> tuple[str, str]:
+    return request.match_info["group"], request.match_info["instance"]
+
+
+def _check_topics(request: web.Request, topics: AbstractSet[str]) -> None:
+    """Raises RequestError 403 unless the caller may read all of them."""
+    access = access_of(request)
+    for topic in sorted(topics):
+        access.check(Permission.RECEIVE, topic=topic)
+
+
+def _host_of(request: web.Request) -> str:
+    """Where the client found this server: its Host header, if that is nothing but a host and a port."""
+    host = request.headers.get(hdrs.HOST, "")
+    if _HOST.fullmatch(host):
+        return host
+    address = None if request.transport is None else request.transport.get_extra_info("sockname")
+    if not isinstance(address, tuple):
+        return "localhost"
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+def _records_type(request: web.Request, fmt: Format) -> str:
+    """The Content-Type of records. Raises RequestError 406: 40601 when the client wants another format."""
+    own = kafka_records_type(fmt).content_type
+    differs = False
+    for media in preferred_types(request.headers.get(hdrs.ACCEPT, "*/*")):
+        if media in _NEUTRAL or media in _WITHOUT_FORMAT:
+            return own
+        try:
+            kind = records_type(media)
+        except RequestError:
+            continue
+        if kind.fmt is fmt:
+            return own
+        differs = True
+    if not differs:
+        raise RequestError(406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
+    raise RequestError(
+        FORMAT_DIFFERS,
+        f"The requested embedded data format does not match the deserializer for this consumer instance: accept {own}.",
+    )
+
+
+def _poll(query: Query, gateway: Gateway) -> Poll:
+    limits = gateway.limits
+    timeout_ms = query.integer("timeout", -1, least=-1, most=limits.timeout_ms_max, clamp=True)
+    bytes_max = query.integer("max_bytes", -1, least=-1, most=limits.fetch_bytes_max, clamp=True)
+    count_max = query.integer(
+        "max_records", limits.fetch_records_max, least=1, most=limits.fetch_records_max, clamp=True
+    )
+    return Poll(
+        None if timeout_ms < 0 else timeout_ms,
+        None if bytes_max < 0 else max(bytes_max, 1),
+        count_max,
+        parse_filter(query.text("filter")),
+    )
+
+
+def _object(body: bytes) -> dict[str, object]:
+    """The JSON object of a body; an empty one when there is none."""
+    if not body.strip():
+        return {}
+    try:
+        wanted = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not JSON: {error}") from error
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, dict):
+        raise bad_request("The body must be a JSON object.")
+    return wanted
+
+
+def _list(value: object, name: str) -> list[dict[str, object]]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise invalid(f"{name}: must be an array of objects")
+    if len(value) > TOPIC_PARTITIONS_MAX:
+        raise invalid(f"{name}: has {len(value)} entries; the limit is {TOPIC_PARTITIONS_MAX}")
+    return value
+
+
+def _topic_partitions(value: object, name: str) -> list[TopicPartition]:
+    if value is None:
+        raise invalid(f'{name}: must be given, as in {{"{name}": [{{"topic": "orders", "partition": 0}}]}}')
+    return [_topic_partition(item, name, number) for number, item in enumerate(_list(value, name))]
+
+
+def _topic_partition(item: dict[str, object], name: str, number: int) -> TopicPartition:
+    topic = item.get("topic")
+    if not isinstance(topic, str) or not topic:
+        raise invalid(f"{name}[{number}].topic: must be a string")
+    partition = _integer(item, "partition", name, number)
+    return TopicPartition(topic, partition)
+
+
+def _integer(item: dict[str, object], field: str, name: str, number: int) -> int:
+    value = item.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= RECORD_OFFSET_MAX:
+        raise invalid(f"{name}[{number}].{field}: must be an integer from 0 to {RECORD_OFFSET_MAX}")
+    return value
+
+
+def _time_ms(item: dict[str, object], number: int) -> int:
+    try:
+        return parse_time_ms(item.get("timestamp"))
+    except ValueError as error:
+        raise invalid(f"timestamps[{number}].timestamp: {error}") from error
+
+
+def _commit(item: dict[str, object], number: int) -> OffsetCommit:
+    topic_partition = _topic_partition(item, "offsets", number)
+    metadata = item.get("metadata")
+    if not isinstance(metadata, str | None):
+        raise invalid(f"offsets[{number}].metadata: must be a string")
+    return OffsetCommit(*topic_partition, _integer(item, "offset", "offsets", number) + 1, metadata or "")
+
+
+def _shown(topic_partition: CommittedPosition) -> dict[str, object]:
+    return {
+        "topic": topic_partition.topic,
+        "partition": topic_partition.partition,
+        "offset": topic_partition.offset,
+        "metadata": topic_partition.metadata,
+    }

@@ -1,0 +1,136 @@
+"""Collecting the records of one answer, over several partitions, within bounds.
+
+The size of a record is that of its key, value and headers. At least one record is taken if there is any, however large;
+after that the next one that would exceed `bytes_max` or `count_max` ends the collecting.
+
+A record that does not decode in the instance's format never blocks its reader: it is shown with its bytes in base64, or
+left out, or (`fail`) it refuses the read in which it would be the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.codec.filters import TagFilter
+from gateway.codec.records import Format, render_parts
+from gateway.errors import UNDECODABLE, RequestError
+from gateway.groups.machines.strategies.base import Partition
+from gateway.surfaces.rest_v2.instances.settings import OnDecodeError
+from store import record_batch
+from store.types import Entry
+
+RecordShown = dict[str, object]
+
+
+class Gathering:
+    """Records of one answer, and how far each partition has been read for it."""
+
+    def __init__(
+        self,
+        fmt: Format,
+        on_decode_error: OnDecodeError,
+        *,
+        bytes_max: int,
+        count_max: int,
+        tag_filter: TagFilter | None = None,
+    ) -> None:
+        self.ends: dict[Partition, int] = {}
+        """Next offset by partition, of those that were read at all."""
+
+        self.count = 0
+        self.size_bytes = 0
+        self.is_full = False
+        self._fmt = fmt
+        self._on_decode_error = on_decode_error
+        self.bytes_max = bytes_max
+        self._count_max = count_max
+        self.tag_filter = tag_filter
+        self._shown: dict[Partition, tuple[list[RecordShown], int]] = {}
+
+    @property
+    def bytes_left(self) -> int:
+        """Of `bytes_max`; at least 1."""
+        return max(self.bytes_max - self.size_bytes, 1)
+
+    def records(self) -> list[RecordShown]:
+        """What was taken, partition by partition, in the order of offsets."""
+        return [record for shown, _ in self._shown.values() for record in shown]
+
+    def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry]) -> int:
+        """Take records of entries from `start` on. Returns the next offset; `is_full` when it stopped before the end.
+
+        Raises RequestError 408/40801 for a record that does not decode, when that is what the instance wants.
+        """
+        shown, size_bytes = self._shown.get(topic_partition, ([], 0))
+        next_offset = start
+        before_bytes = self.size_bytes
+        try:
+            for entry in entries:
+                if entry.next_offset > next_offset and not self.is_full:
+                    next_offset = self._take_entry(topic_partition, next_offset, entry, shown)
+        finally:
+            self.ends[topic_partition] = next_offset
+            self._shown[topic_partition] = (shown, size_bytes + self.size_bytes - before_bytes)
+        return next_offset
+
+    def passed(self, topic_partition: Partition, next_offset: int) -> None:
+        """There is nothing wanted before `next_offset`."""
+        self.ends[topic_partition] = next_offset
+
+    def drop(self, topic_partition: Partition) -> None:
+        """The partition is another's now: its records are not to be handed out here."""
+        self.ends.pop(topic_partition, None)
+        shown, size_bytes = self._shown.pop(topic_partition, ([], 0))
+        self.count -= len(shown)
+        self.size_bytes -= size_bytes
+        self.is_full = self.is_full and self.count > 0
+
+    def _take_entry(self, topic_partition: Partition, start: int, entry: Entry, shown: list[RecordShown]) -> int:
+        for record in record_batch.decode(entry.batch):
+            offset = record.offset
+            if offset < start:
+                continue
+            headers = record.headers
+            if self.tag_filter is not None and not self.tag_filter.wants(headers):
+                continue
+            key, value = record.key, record.value
+            size_bytes = len(key or b"") + len(value or b"")
+            if headers:
+                size_bytes += sum(len(name.encode()) + len(content or b"") for name, content in headers)
+            if self.count and self.size_bytes + size_bytes > self.bytes_max:
+                self.is_full = True
+                return offset
+            parts = render_parts(key, value, headers, self._fmt, json_values=entry.json_values)
+            if "error_code" in parts and self._on_decode_error is not OnDecodeError.INLINE:
+                if self._on_decode_error is OnDecodeError.SKIP:
+                    continue
+                if self.count:
+                    self.is_full = True
+                    return offset
+                raise _undecodable(topic_partition, offset, self._fmt)
+            shown.append(
+                {
+                    "topic": topic_partition.topic,
+                    "partition": topic_partition.partition,
+                    "offset": offset,
+                    "timestamp": record.timestamp,
+                    "store_timestamp": entry.store_time_ms,
+                    **parts,
+                }
+            )
+            self.count += 1
+            self.size_bytes += size_bytes
+            if self.count >= self._count_max:
+                self.is_full = True
+                return offset + 1
+        return entry.next_offset
+
+
+def _undecodable(topic_partition: Partition, offset: int, fmt: Format) -> RequestError:
+    return RequestError(
+        UNDECODABLE,
+        f"value deserialization error for format {fmt.value}: the record at offset {offset} of partition "
+        f"{topic_partition.partition} of {topic_partition.topic} is not {fmt.value}. Seek behind it, read it with a "
+        'binary instance, or create the instance with "on.decode.error": "inline" or "skip".',
+        details={"topic": topic_partition.topic, "partition": topic_partition.partition, "offset": offset},
+    )

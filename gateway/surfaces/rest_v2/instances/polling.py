@@ -1,0 +1,185 @@
+"""One read of a consumer instance: gather what is there, and wait for more while it is not enough.
+
+A wait ends with the first record of any partition, at the deadline, or when `must_stop` says so, which is asked every
+`LOOK_S` and whenever somebody stirs the poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from gateway.api.consumer import Consumer
+from gateway.codec.filters import TagFilter
+from gateway.groups.machines.progress import Start
+from gateway.groups.machines.strategies.base import Partition
+from gateway.settings.limits import Limits
+from gateway.surfaces.rest_v2.instances.gathering import Gathering
+from gateway.surfaces.rest_v2.instances.instance import Instance
+from gateway.surfaces.rest_v2.instances.settings import REQUEST_TIMEOUT_MS_DEFAULT, InstanceSettings
+from store.errors import UnknownQueue
+from store.limits import MiB
+from store.types import ReadStatus
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often a waiting read looks whether its client is still there."""
+
+_FETCH_BYTES = 1 * MiB
+_OUT_OF_RANGE = (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE)
+
+
+class Poll(NamedTuple):
+    """What one read asks for. None: what the instance or the server says."""
+
+    timeout_ms: int | None = None
+    bytes_max: int | None = None
+    count_max: int | None = None
+    tag_filter: TagFilter | None = None
+
+
+class Poller:
+    """Reads for all instances of one server. Errors are StoreErrors, and those of `Gathering.take`."""
+
+    def __init__(self, consumer: Consumer, limits: Limits, *, monotonic_s: Callable[[], float]) -> None:
+        self._consumer = consumer
+        self._limits = limits
+        self._monotonic_s = monotonic_s
+
+    async def gather(
+        self,
+        instance: Instance,
+        poll: Poll,
+        *,
+        stirred: asyncio.Event,
+        must_stop: Callable[[], bool],
+        look_around: Callable[[Gathering], Awaitable[None]],
+    ) -> Gathering:
+        """Records from the instance's positions on. `look_around` is called when somebody has set `stirred`: the
+        instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
+        gathering = self._gathering(instance.settings, poll)
+        wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
+        deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
+        while True:
+            for topic_partition in instance.reading_order():
+                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering):
+                    pass
+            if gathering.is_full or (gathering.count and gathering.size_bytes >= wanted_bytes):
+                return gathering
+            if not await self._woken(instance, gathering, deadline_s, stirred, must_stop):
+                return gathering
+            if stirred.is_set():
+                stirred.clear()
+                await look_around(gathering)
+
+    def _gathering(self, settings: InstanceSettings, poll: Poll) -> Gathering:
+        limits = self._limits
+        counts = (poll.count_max, settings.poll_records_max, limits.fetch_records_max)
+        return Gathering(
+            settings.format,
+            settings.on_decode_error,
+            bytes_max=min(poll.bytes_max or limits.fetch_bytes_default, limits.fetch_bytes_max),
+            count_max=min(count for count in counts if count is not None),
+            tag_filter=poll.tag_filter,
+        )
+
+    async def _gather_from(self, instance: Instance, topic_partition: Partition, gathering: Gathering) -> bool:
+        """One fetch of one partition; whether it has come to its end."""
+        start = _next_offset(instance, topic_partition, gathering)
+        tag_filter = gathering.tag_filter
+        try:
+            fetched = await self._consumer.fetch(
+                topic_partition.topic,
+                topic_partition.partition,
+                start,
+                max_bytes=min(gathering.bytes_left, _FETCH_BYTES),
+                tag_hashes=None if tag_filter is None else tag_filter.hashes,
+            )
+        except UnknownQueue:  # deleted; the next look at group and topics takes the partition away
+            return True
+        if fetched.status in _OUT_OF_RANGE:
+            # What retention took is gone; whoever wants the last records still wants all that are left.
+            is_behind = fetched.status is ReadStatus.TOO_SMALL or instance.settings.start is Start.FIRST
+            offset = fetched.min_offset if is_behind else fetched.max_offset
+            log.info(
+                "position out of range group=%s instance=%s topic=%s partition=%s offset=%s new_offset=%s",
+                instance.group,
+                instance.name,
+                topic_partition.topic,
+                topic_partition.partition,
+                start,
+                offset,
+            )
+            instance.seek(topic_partition, offset)
+            gathering.passed(topic_partition, offset)
+            return offset >= fetched.max_offset
+        if fetched.entries:
+            gathering.take(topic_partition, start, fetched.entries)
+            await asyncio.sleep(0)  # others' turn: a megabyte was rendered
+        if not gathering.is_full:
+            gathering.passed(topic_partition, max(start, fetched.next_offset))
+        return fetched.next_offset >= fetched.max_offset
+
+    async def _woken(
+        self,
+        instance: Instance,
+        gathering: Gathering,
+        deadline_s: float,
+        stirred: asyncio.Event,
+        must_stop: Callable[[], bool],
+    ) -> bool:
+        """Wait until there may be more to gather; False when this read is to end."""
+        left_s = deadline_s - self._monotonic_s()
+        if left_s <= 0 or must_stop():
+            return False
+        stirring = asyncio.ensure_future(stirred.wait())
+        waits = [
+            asyncio.ensure_future(
+                self._arrived(
+                    topic_partition, _next_offset(instance, topic_partition, gathering), int(left_s * 1000) + 1
+                )
+            )
+            for topic_partition in instance.reading_order()
+        ]
+        waiting = [stirring, *waits]
+        try:
+            while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
+                done, _ = await asyncio.wait(waiting, timeout=min(left_s, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
+                if must_stop():
+                    return False
+                if any(task.result() for task in done):
+                    return True
+                waiting = [task for task in waiting if task not in done]
+            return False
+        finally:
+            for task in (stirring, *waits):
+                task.cancel()
+            await asyncio.gather(stirring, *waits, return_exceptions=True)
+
+    async def _arrived(self, topic_partition: Partition, offset: int, wait_ms: int) -> bool:
+        """Whether there is something at this offset, at last."""
+        try:
+            fetched = await self._consumer.fetch(
+                topic_partition.topic, topic_partition.partition, offset, max_bytes=1, wait_ms=wait_ms
+            )
+        except UnknownQueue:
+            return False
+        return bool(fetched.entries) or fetched.status in _OUT_OF_RANGE
+
+
+def _next_offset(instance: Instance, topic_partition: Partition, gathering: Gathering) -> int:
+    offset = gathering.ends.get(topic_partition)
+    return instance.positions[topic_partition].next_offset if offset is None else offset
+
+
+def _timeout_ms(poll: Poll, settings: InstanceSettings, limits: Limits) -> int:
+    """How long a read waits: what it says, within what the instance and the server allow."""
+    own_ms = settings.request_timeout_ms
+    if poll.timeout_ms is None:
+        wanted_ms = REQUEST_TIMEOUT_MS_DEFAULT if own_ms is None else own_ms
+    else:
+        wanted_ms = poll.timeout_ms if own_ms is None else min(poll.timeout_ms, own_ms)
+    return min(wanted_ms, limits.timeout_ms_max)

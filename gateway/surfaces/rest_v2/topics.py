@@ -1,0 +1,74 @@
+"""The REST Proxy's metadata of topics and partitions."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.codec.topic_configs import kafka_configs
+from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError
+from gateway.routing.base import UnknownPartition
+from gateway.surfaces.http.answers import v2_answer
+from gateway.surfaces.http.caller import visible_topics
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import partition_in, topic_in
+from store.errors import UnknownQueue
+
+_BROKER_ID = 0  # one broker answers for all partitions
+
+
+async def root(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Nothing to see: old clients probe it."""
+    return v2_answer(request, {})
+
+
+async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The broker ids of the REST Proxy's metadata."""
+    return v2_answer(request, {"brokers": [_BROKER_ID]})
+
+
+async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The names of all topics that the caller may describe."""
+    return v2_answer(request, [view.name for view in visible_topics(gateway, request)])
+
+
+async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One topic with its partitions, in the REST Proxy's shape."""
+    try:
+        view = topic_in(gateway, request)
+    except UnknownQueue:
+        raise RequestError(TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
+    body = {
+        "name": view.name,
+        "configs": kafka_configs(view.config),
+        "partitions": [_partition(number) for number in range(view.partitions)],
+    }
+    return v2_answer(request, body)
+
+
+async def partitions(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The partitions of a topic."""
+    view = topic_in(gateway, request)
+    return v2_answer(request, [_partition(number) for number in range(view.partitions)])
+
+
+async def partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One partition of a topic."""
+    number = partition_in(request)
+    view = topic_in(gateway, request)
+    assert number is not None
+    if number >= view.partitions:
+        raise UnknownPartition
+    return v2_answer(request, _partition(number))
+
+
+async def partition_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The first readable offset of a partition, and the one the next record will get."""
+    number = partition_in(request)
+    assert number is not None
+    bounds = await gateway.consumer.bounds(request.match_info["topic"], number)
+    return v2_answer(request, {"beginning_offset": bounds.min_offset, "end_offset": bounds.max_offset})
+
+
+def _partition(number: int) -> dict[str, object]:
+    replica = {"broker": _BROKER_ID, "leader": True, "in_sync": True}
+    return {"partition": number, "leader": _BROKER_ID, "replicas": [replica]}

@@ -1,0 +1,1 @@
+"""Confluent REST Proxy v3, the part that its clients use."""

@@ -1,0 +1,149 @@
+"""Sending by the REST Proxy's v3 API.
+
+POST .../{topic}/records         JSON objects one behind the other on one request of any length; a receipt each, as it
+                                 is stored; a bad record has a bad receipt, and the stream goes on
+POST .../{topic}/records:batch   {"entries": [{"id": "1", ...}]}: 207 with `successes` and `failures`
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway.api.producer import Receipt
+from gateway.codec.documents import Document, Values
+from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
+from gateway.codec.records import BATCH_REFUSED, ProduceRecord
+from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
+from gateway.errors import RequestError
+from gateway.surfaces.http.admission import charge_bytes
+from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.conditions import refuse_condition
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.idempotency import request_identity
+from gateway.surfaces.http.media import JSON_TYPE
+from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
+from gateway.surfaces.http.reading import BodyStream, json_object
+from gateway.surfaces.http.streaming import StreamedAnswer
+from gateway.surfaces.http.tracing import trace_headers
+from gateway.surfaces.rest_v3.resources import links, topic_of
+
+ENTRIES_MAX = 1000
+ENTRY_ID_CHARS_MAX = 80
+STORED = 200
+
+
+class V3Records:
+    """Records and receipts of a v3 stream."""
+
+    def __init__(self, cluster_id: str, topic: str) -> None:
+        self._cluster_id = cluster_id
+        self._topic = topic
+        self._types: deque[DataTypes] = deque()  # of the records without a receipt yet
+
+    def parse(self, documents: Sequence[Document]) -> Parsed:
+        return self.parse_values(load_documents(documents))
+
+    def parse_values(self, values: Sequence[object]) -> Parsed:
+        """As `parse`, for documents that are JSON values already."""
+        self._types.extend(map(data_types, values))
+        return Parsed([parse_v3_record(value) for value in values], False)
+
+    def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+        fields = receipt_of(
+            self._cluster_id,
+            self._topic,
+            record,
+            self._types.popleft(),
+            partition=receipt.partition,
+            offset=receipt.offset,
+            timestamp_ms=receipt.timestamp_ms,
+        )
+        if receipt.schedule_id is not None:
+            fields["schedule_id"] = receipt.schedule_id
+            fields["deliver_at"] = receipt.deliver_at_ms
+        if receipt.duplicate:
+            fields["duplicate"] = True
+        return {"error_code": STORED, **fields}
+
+    def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
+        self._types.popleft()
+        return {"error_code": error.error_code, "message": error.message}
+
+    def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        return {"error_code": error.error_code, "message": error.message}
+
+
+async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """Send records as they come: JSON objects one behind the other, of any number."""
+    refuse_condition(request)
+    to = links(gateway, request)
+    view = topic_of(gateway, request)
+    body = BodyStream(
+        request,
+        timeout_ms=gateway.config.body_timeout_ms,
+        charge=lambda count: charge_bytes(gateway, request, count),
+    )
+    return await ProduceStream(
+        gateway,
+        topic=view.name,
+        body=body.pieces(),
+        splitter=Values(bytes_max=DOCUMENT_BYTES_MAX),
+        dialect=V3Records(to.cluster_id, view.name),
+        answer=StreamedAnswer(gateway, request, content_type=JSON_TYPE),
+        access=access_of(request),
+        trace=trace_headers(request),
+        identity=request_identity(request, view.topic_id, None),
+    ).run()
+
+
+async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Send a batch: 207, whatever became of its entries."""
+    check_accept(request)
+    refuse_condition(request)
+    to = links(gateway, request)
+    view = topic_of(gateway, request)
+    entries = _entries(body)
+    dialect = V3Records(to.cluster_id, view.name)
+    parsed = dialect.parse_values([_without_id(entry) for entry in entries])
+    identity = request_identity(request, view.topic_id, body)
+    sending = Sending(gateway, view.name, parsed.json_values, identity=identity)
+    outcomes = await send_each(sending, parsed, trace=trace_headers(request))
+    successes: list[dict[str, object]] = []
+    failures: list[dict[str, object]] = []
+    for request_index, (entry, record, outcome) in enumerate(zip(entries, parsed.records, outcomes, strict=True)):
+        if isinstance(outcome, RequestError):
+            failures.append({"id": entry["id"], **dialect.refusal(request_index, outcome)})
+        else:
+            assert not isinstance(record, RequestError)
+            fields = dialect.receipt(request_index, record, outcome)
+            del fields["error_code"]
+            successes.append({"id": entry["id"], **fields})
+    return json_answer(request, {"successes": successes, "failures": failures}, status=207)
+
+
+def _entries(body: bytes) -> list[dict[str, object]]:
+    """The entries of a batch, each an object with an id of its own. Raises RequestError."""
+    entries = json_object(body, '{"entries": [{"id": "1", "value": {"type": "JSON", "data": 1}}]}').get("entries")
+    if not isinstance(entries, list) or not entries:
+        raise RequestError(BATCH_REFUSED, "entries: a batch needs at least one")
+    if len(entries) > ENTRIES_MAX:
+        raise RequestError(BATCH_REFUSED, f"entries: {len(entries)} in one batch; the limit is {ENTRIES_MAX}")
+    seen: set[str] = set()
+    for entry in entries:
+        name = entry.get("id") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not 1 <= len(name) <= ENTRY_ID_CHARS_MAX:
+            raise RequestError(
+                BATCH_REFUSED, f"entries: each needs an id, a string of 1 to {ENTRY_ID_CHARS_MAX} characters"
+            )
+        if name in seen:
+            raise RequestError(BATCH_REFUSED, f"entries: the id {name} occurs more than once")
+        seen.add(name)
+    return entries
+
+
+def _without_id(entry: dict[str, object]) -> dict[str, object]:
+    return {name: field for name, field in entry.items() if name != "id"}

@@ -1,0 +1,429 @@
+"""The REST Proxy's v3 API, the part that its clients use: clusters, brokers, topics, settings, partitions.
+
+Paths begin with `/v3` (or `/kafka/v3`). A resource has `kind` and `metadata`; a list has its resources in `data`, in
+one page. There is one cluster, whose id is the data directory's, and one broker, 0. Sending is in v3_records.py, groups
+are in v3_groups.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+
+from gateway.auth.access import Permission
+from gateway.codec.records import unrecognized
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, partition_count
+from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
+from gateway.routing.base import TopicView
+from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.caller import access_of, visible_topics
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import json_object, partition_in
+from store.errors import IllegalTopic, TopicExists, UnknownQueue
+from store.topics import Changes, TopicConfig
+
+BROKER_ID = 0
+_CREATE_KNOWN = (
+    "topic_name",
+    "partitions_count",
+    "replication_factor",
+    "replicas_assignments",
+    "configs",
+    "validate_only",
+)
+
+
+class Links:
+    """Addresses of resources, as the client reaches this server."""
+
+    def __init__(self, gateway: Gateway, request: web.Request) -> None:
+        base = "/kafka/v3" if request.path.startswith("/kafka/") else "/v3"
+        host = request.headers.get(hdrs.HOST, "")
+        self.cluster_id = gateway.cluster_id
+        self._root = f"{request.scheme}://{host}{base}/clusters"
+
+    def to(self, *parts: object) -> str:
+        """The address of a resource of the cluster; of the list of clusters without parts."""
+        path = "/".join(quote(str(part), safe="") for part in parts)
+        return f"{self._root}/{path}" if path else self._root
+
+    def resource(
+        self, kind: str, parts: Sequence[object], name: str, fields: Mapping[str, object]
+    ) -> dict[str, object]:
+        """One resource; `parts` are those of its address behind the cluster."""
+        metadata = {"self": self.to(self.cluster_id, *parts), "resource_name": f"crn:///kafka={self.cluster_id}{name}"}
+        return {"kind": kind, "metadata": metadata, "cluster_id": self.cluster_id, **fields}
+
+    def related(self, *parts: object) -> dict[str, str]:
+        """A link to what belongs to a resource."""
+        return {"related": self.to(self.cluster_id, *parts)}
+
+    def page(self, kind: str, parts: Sequence[object], rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+        """A list, whole."""
+        return {"kind": kind, "metadata": {"self": self.to(self.cluster_id, *parts), "next": None}, "data": rows}
+
+
+def links(gateway: Gateway, request: web.Request) -> Links:
+    """The addresses for a request below a cluster. Raises RequestError 404 when it is another's."""
+    if request.match_info.get("cluster", gateway.cluster_id) != gateway.cluster_id:
+        raise RequestError(404, f"Cluster not found. The one here is {gateway.cluster_id}.")
+    return Links(gateway, request)
+
+
+# ---------------------------------------------------------------------------------------------- clusters, brokers
+
+
+async def list_clusters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The one cluster. Clients ask for it first, to learn its id."""
+    to = links(gateway, request)
+    page = {"kind": "KafkaClusterList", "metadata": {"self": to.to(), "next": None}, "data": [_cluster(to)]}
+    return json_answer(request, page)
+
+
+async def get_cluster(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The cluster."""
+    return json_answer(request, _cluster(links(gateway, request)))
+
+
+async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The one broker."""
+    to = links(gateway, request)
+    return json_answer(request, to.page("KafkaBrokerList", ["brokers"], [_broker(to, request)]))
+
+
+async def get_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """A broker by its id."""
+    to = _checked_broker(gateway, request)
+    return json_answer(request, _broker(to, request))
+
+
+async def list_broker_configs(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """What holds for topics that chose nothing, under Kafka's names."""
+    to = _checked_broker(gateway, request)
+    retention_ms = gateway.config.store.retention_ms
+    values = {
+        "log.retention.ms": str(-1 if retention_ms is None else retention_ms),
+        "message.max.bytes": str(gateway.limits.record_bytes_max),
+        "num.partitions": str(gateway.config.partitions_default),
+    }
+    rows = [
+        to.resource(
+            "KafkaBrokerConfig",
+            ["brokers", BROKER_ID, "configs", name],
+            f"/broker={BROKER_ID}/config={name}",
+            {"broker_id": BROKER_ID, **_config_fields(name, value, is_default=True, is_read_only=True)},
+        )
+        for name, value in values.items()
+    ]
+    return json_answer(request, to.page("KafkaBrokerConfigList", ["brokers", BROKER_ID, "configs"], rows))
+
+
+def _cluster(to: Links) -> dict[str, object]:
+    fields = {
+        "controller": to.related("brokers", BROKER_ID),
+        "acls": to.related("acls"),
+        "brokers": to.related("brokers"),
+        "broker_configs": to.related("broker-configs"),
+        "consumer_groups": to.related("consumer-groups"),
+        "topics": to.related("topics"),
+        "partition_reassignments": to.related("topics", "-", "partitions", "-", "reassignment"),
+    }
+    return to.resource("KafkaCluster", [], "", fields)
+
+
+def _broker(to: Links, request: web.Request) -> dict[str, object]:
+    url = request.url
+    fields = {
+        "broker_id": BROKER_ID,
+        "host": url.host,
+        "port": url.port,
+        "rack": None,
+        "configs": to.related("brokers", BROKER_ID, "configs"),
+        "partition_replicas": to.related("brokers", BROKER_ID, "partition-replicas"),
+    }
+    return to.resource("KafkaBroker", ["brokers", BROKER_ID], f"/broker={BROKER_ID}", fields)
+
+
+def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
+    to = links(gateway, request)
+    if request.match_info["broker"] != str(BROKER_ID):
+        raise RequestError(404, f"Broker not found. The one here is {BROKER_ID}.")
+    return to
+
+
+# ---------------------------------------------------------------------------------------------- topics
+
+
+async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """All topics that the caller may describe."""
+    to = links(gateway, request)
+    rows = [_topic_row(to, view) for view in visible_topics(gateway, request)]
+    return json_answer(request, to.page("KafkaTopicList", ["topics"], rows))
+
+
+async def get_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One topic."""
+    to = links(gateway, request)
+    return json_answer(request, _topic_row(to, topic_of(gateway, request)))
+
+
+async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Create a topic: 201; 400/40002 when there is one of the name. With `validate_only` nothing is created."""
+    check_accept(request)
+    to = links(gateway, request)
+    shape = json_object(body, '{"topic_name": "orders", "partitions_count": 4}')
+    for field in shape:
+        if field not in _CREATE_KNOWN:
+            raise unrecognized(field)
+    name = shape.get("topic_name")
+    if not isinstance(name, str):
+        raise invalid("topic_name: must be a string")
+    access_of(request).check(Permission.CREATE, topic=name)
+    wanted = shape.get("partitions_count")
+    count = (
+        gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway.limits.partitions_max)
+    )
+    configs = [] if shape.get("configs") is None else shape["configs"]
+    config = TopicConfig().changed(_changes(configs, with_operations=False))
+    if any(view.name == name for view in gateway.routes_table.topics()):
+        raise RequestError(CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
+    if shape.get("validate_only") is True:
+        fields = _topic_fields(to, name, count)
+        return json_answer(request, to.resource("KafkaTopic", ["topics", name], f"/topic={name}", fields), status=201)
+    try:
+        view = await gateway.admin.create_topic(name, count, config)
+    except (IllegalTopic, TopicExists) as error:
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
+    response = json_answer(request, _topic_row(to, view), status=201)
+    response.headers[hdrs.LOCATION] = to.to(to.cluster_id, "topics", name)
+    return response
+
+
+async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Give a topic more partitions."""
+    check_accept(request)
+    to = links(gateway, request)
+    view = topic_of(gateway, request)
+    shape = json_object(body, '{"partitions_count": 8}')
+    for field in shape:
+        if field != "partitions_count":
+            raise unrecognized(field)
+    count = partition_count(shape.get("partitions_count"), gateway.limits.partitions_max)
+    try:
+        grown = await gateway.admin.grow_topic(view.name, count)
+    except IllegalTopic as error:
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
+    return json_answer(request, _topic_row(to, grown))
+
+
+async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Delete a topic and its records: 204."""
+    links(gateway, request)
+    await gateway.admin.delete_topic(topic_of(gateway, request).name)
+    return web.Response(status=204)
+
+
+def topic_of(gateway: Gateway, request: web.Request) -> TopicView:
+    """The topic of the path. Raises RequestError 404/40403, as this API has it."""
+    try:
+        return gateway.routes_table.topic(request.match_info["topic"])
+    except UnknownQueue:
+        raise RequestError(TOPIC_METADATA_NOT_FOUND, "This server does not host this topic-partition.") from None
+
+
+def _topic_row(to: Links, view: TopicView) -> dict[str, object]:
+    fields = _topic_fields(to, view.name, view.partitions)
+    return to.resource("KafkaTopic", ["topics", view.name], f"/topic={view.name}", fields)
+
+
+def _topic_fields(to: Links, name: str, count: int) -> dict[str, object]:
+    return {
+        "topic_name": name,
+        "is_internal": False,
+        "replication_factor": 1,
+        "partitions_count": count,
+        "partitions": to.related("topics", name, "partitions"),
+        "configs": to.related("topics", name, "configs"),
+        "partition_reassignments": to.related("topics", name, "partitions", "-", "reassignment"),
+        "authorized_operations": [],
+    }
+
+
+# ---------------------------------------------------------------------------------------------- settings of topics
+
+
+async def list_topic_configs(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The settings of a topic, chosen or not."""
+    to = links(gateway, request)
+    view = topic_of(gateway, request)
+    rows = [_config_row(gateway, to, view, name) for name in _config_names()]
+    return json_answer(request, to.page("KafkaTopicConfigList", ["topics", view.name, "configs"], rows))
+
+
+async def get_topic_config(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One setting."""
+    to = links(gateway, request)
+    return json_answer(request, _config_row(gateway, to, topic_of(gateway, request), _config_name(request)))
+
+
+async def set_topic_config(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Choose one setting: 204."""
+    links(gateway, request)
+    shape = json_object(body, '{"value": "86400000"}')
+    await _configure(gateway, request, kafka_changes([(_config_name(request), shape.get("value"))]))
+    return web.Response(status=204)
+
+
+async def reset_topic_config(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Take a choice back: 204."""
+    links(gateway, request)
+    await _configure(gateway, request, kafka_changes([(_config_name(request), None)]))
+    return web.Response(status=204)
+
+
+async def alter_topic_configs(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Choose, or take back, several settings at once: 204."""
+    links(gateway, request)
+    shape = json_object(body, '{"data": [{"name": "retention.ms", "value": "86400000"}]}')
+    changes = _changes(shape.get("data"), with_operations=True)
+    if shape.get("validate_only") is not True:
+        await _configure(gateway, request, changes)
+    return web.Response(status=204)
+
+
+async def _configure(gateway: Gateway, request: web.Request, changes: Changes) -> None:
+    view = topic_of(gateway, request)
+    try:
+        if changes:
+            await gateway.admin.configure_topic(view.name, changes)
+    except IllegalTopic as error:
+        raise RequestError(CONFIG_ILLEGAL, str(error)) from error
+
+
+def _changes(rows: object, *, with_operations: bool) -> dict[str, int | str | None]:
+    """Changes out of `[{"name", "value", "operation"}]`. Raises RequestError 400."""
+    if not isinstance(rows, list):
+        raise bad_request('configs: must be an array of {"name", "value"} objects')
+    named: list[tuple[str, object]] = []
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(name := row.get("name"), str):
+            raise bad_request('configs: must hold {"name", "value"} objects')
+        operation = row.get("operation") or "SET"
+        if operation not in ("SET", "DELETE") or (operation == "DELETE" and not with_operations):
+            raise bad_request(f"{name}: operation must be SET or DELETE")
+        named.append((name, row.get("value") if operation == "SET" else None))
+    return kafka_changes(named)
+
+
+def _config_names() -> list[str]:
+    return ["cleanup.policy", *KAFKA_NAMES.values()]
+
+
+def _config_name(request: web.Request) -> str:
+    name = request.match_info["name"]
+    if name not in _config_names():
+        raise RequestError(404, f"Config {name} not found. There are {', '.join(_config_names())}.")
+    return name
+
+
+def _config_row(gateway: Gateway, to: Links, view: TopicView, name: str) -> dict[str, object]:
+    retention_ms = gateway.config.store.retention_ms
+    defaults = {
+        "cleanup.policy": "delete",
+        "retention.ms": str(-1 if retention_ms is None else retention_ms),
+        "max.message.bytes": str(gateway.limits.record_bytes_max),
+    }
+    chosen = kafka_configs(view.config)
+    is_default = name not in chosen or name == "cleanup.policy"
+    value = chosen.get(name, defaults[name])
+    fields = _config_fields(name, value, is_default=is_default, is_read_only=name == "cleanup.policy")
+    path = ["topics", view.name, "configs", name]
+    return to.resource(
+        "KafkaTopicConfig", path, f"/topic={view.name}/config={name}", {"topic_name": view.name, **fields}
+    )
+
+
+def _config_fields(name: str, value: str, *, is_default: bool, is_read_only: bool) -> dict[str, object]:
+    return {
+        "name": name,
+        "value": value,
+        "is_read_only": is_read_only,
+        "is_sensitive": False,
+        "source": "DEFAULT_CONFIG" if is_default else "DYNAMIC_TOPIC_CONFIG",
+        "synonyms": [],
+        "is_default": is_default,
+    }
+
+
+# ---------------------------------------------------------------------------------------------- partitions
+
+
+async def list_partitions(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The partitions of a topic."""
+    to = links(gateway, request)
+    view = topic_of(gateway, request)
+    rows = [_partition_row(to, view, number) for number in range(view.partitions)]
+    return json_answer(request, to.page("KafkaPartitionList", ["topics", view.name, "partitions"], rows))
+
+
+async def get_partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """One partition."""
+    to = links(gateway, request)
+    return json_answer(request, _partition_row(to, *_partition(gateway, request)))
+
+
+async def get_partition_offset(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The first readable offset of a partition, and the one the next record will get."""
+    to = links(gateway, request)
+    view, number = _partition(gateway, request)
+    bounds = await gateway.consumer.bounds(view.name, number)
+    path = ["topics", view.name, "partitions", number, "offset"]
+    fields = {
+        "topic_name": view.name,
+        "partition_id": number,
+        "earliest_offset": bounds.min_offset,
+        "latest_offset": bounds.max_offset,
+    }
+    name = f"/topic={view.name}/partition={number}/offset"
+    return json_answer(request, to.resource("KafkaPartitionWithOffsets", path, name, fields))
+
+
+async def list_replicas(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """The replicas of a partition: one."""
+    to = links(gateway, request)
+    view, number = _partition(gateway, request)
+    path = ["topics", view.name, "partitions", number, "replicas"]
+    fields = {
+        "topic_name": view.name,
+        "partition_id": number,
+        "broker_id": BROKER_ID,
+        "is_leader": True,
+        "is_in_sync": True,
+        "broker": to.related("brokers", BROKER_ID),
+    }
+    name = f"/topic={view.name}/partition={number}/replica={BROKER_ID}"
+    replica = to.resource("KafkaReplica", [*path, BROKER_ID], name, fields)
+    return json_answer(request, to.page("KafkaReplicaList", path, [replica]))
+
+
+def _partition(gateway: Gateway, request: web.Request) -> tuple[TopicView, int]:
+    view = topic_of(gateway, request)
+    number = partition_in(request)
+    assert number is not None
+    if number >= view.partitions:
+        raise RequestError(PARTITION_NOT_FOUND, "Partition not found.")
+    return view, number
+
+
+def _partition_row(to: Links, view: TopicView, number: int) -> dict[str, object]:
+    path = ["topics", view.name, "partitions", number]
+    fields = {
+        "topic_name": view.name,
+        "partition_id": number,
+        "leader": to.related(*path, "replicas", BROKER_ID),
+        "replicas": to.related(*path, "replicas"),
+        "reassignment": to.related(*path, "reassignment"),
+    }
+    return to.resource("KafkaPartition", path, f"/topic={view.name}/partition={number}", fields)

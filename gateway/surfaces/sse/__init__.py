@@ -1,0 +1,1 @@
+"""Server-Sent Events, and the same records as lines for programs."""

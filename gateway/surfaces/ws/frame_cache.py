@@ -1,0 +1,303 @@
+"""Ranges of partitions as they go into frames, encoded once for all sockets that follow them.
+
+What is at an offset never changes (C3), so an encoded range is good for everybody who stands at its first offset and
+wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
+their own (name, number, credit) is put around it by the frame.
+
+    range of 3 messages     body  {..},{..},{..}     marks: where each message ends in the body
+                            a client with credit for 2 gets body[:marks[1]]
+
+Invariants
+    E1  a range has at least one message, or is the empty stretch that a filter left
+    E2  the cache holds at most CACHE_BYTES_MAX; what a client's credit cut short is not kept
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.api.consumer import Fetched
+from gateway.api.tail_watcher import Fetch
+from gateway.codec.filters import TagFilter
+from gateway.codec.records import add_headers, render_records, split_lines
+from gateway.surfaces.ws.commands import Form
+from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
+from store import record_batch
+from store.types import Entry, ReadStatus
+
+FETCH_BYTES = 256 * 1024
+"""Of one read; at least one whole entry, which may be larger."""
+
+BATCH_FRAME_BYTES = 1024 * 1024
+"""RecordBatches of one frame; at least one."""
+
+RENDER_COUNT_MAX = 1024
+"""Messages rendered at a time (about 4 ms of work): an entry may hold 100,000 records."""
+
+RENDERS_A_READ_MAX = 2
+"""Of one read, one after the other: enough for all small records of FETCH_BYTES, which are not read again then."""
+
+CACHE_BYTES_MAX = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a subscription's frames are made of. Subscriptions that want the same share ranges."""
+
+    form: Form
+    batch: int
+    filter: TagFilter | None = None
+
+
+class EncodedRange(NamedTuple):
+    """Offsets [start, stop) of a partition, encoded.
+
+    `ends[i]` is the offset behind message i, `marks[i]` where it ends in `body`. Binary: `payload` and `payload_marks`
+    likewise. Whole batches: the body is empty, the payload the batches, and there is one mark a batch.
+    """
+
+    start: int
+    stop: int
+    ends: Sequence[int]
+    body: bytes
+    marks: Sequence[int]
+    payload: bytes
+    payload_marks: Sequence[int]
+
+    def size_bytes(self, count: int) -> int:
+        """What the first `count` messages cost of the byte credit."""
+        if not count:
+            return 0
+        return self.payload_marks[count - 1] if self.payload_marks else self.marks[count - 1] - (count - 1)
+
+    def count_within(self, count_max: int, bytes_max: int | None) -> int:
+        """How many messages fit; at least the first, if any may go."""
+        count = min(len(self.ends), count_max)
+        if bytes_max is not None:
+            while count > 1 and self.size_bytes(count) > bytes_max:
+                count -= 1
+        return count
+
+
+class Portion(NamedTuple):
+    """What was read for one place: ranges that follow each other, and the partition's end if it was looked at."""
+
+    ranges: Sequence[EncodedRange]
+    end: int | None
+
+
+class OutOfRange(Exception):
+    """The offset is not within the partition's bounds."""
+
+    def __init__(self, fetched: Fetched) -> None:
+        super().__init__(f"not within {fetched.min_offset} to {fetched.max_offset}")
+        self.bounds = fetched.min_offset, fetched.max_offset
+
+
+class TopicGone(Exception):
+    """The topic of that name is another one now."""
+
+
+_Key = tuple[int, int, int, Wanted]
+
+
+class FrameCache:
+    """Reads and encodes for all sockets of a server."""
+
+    def __init__(self, fetch: Fetch, topic_id_of: Callable[[str], int], cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+        """`topic_id_of` raises UnknownQueue for a name that no topic has."""
+        self._fetch = fetch
+        self._topic_id_of = topic_id_of
+        self._bytes_max = cache_bytes_max
+        self._bytes = 0
+        self._cache: OrderedDict[_Key, EncodedRange] = OrderedDict()
+        self._reading: dict[_Key, asyncio.Event] = {}
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._bytes
+
+    async def read(
+        self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
+    ) -> Portion:
+        """What follows from `offset` on. `count_max`: messages the client may be sent, where that is less than a frame.
+
+        Raises OutOfRange, TopicGone, or what fetch raises.
+        """
+        is_shared = count_max >= wanted.batch or wanted.form is Form.BATCH
+        key = topic_id, partition, offset, wanted
+        while True:
+            if (found := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+                return Portion((found,), None)
+            if not is_shared or (reading := self._reading.get(key)) is None:
+                break
+            await reading.wait()  # somebody else reads it right now
+        read = asyncio.Event()
+        if is_shared:
+            self._reading[key] = read
+        try:
+            fetched = await self._fetch(
+                topic,
+                partition,
+                offset,
+                max_bytes=BATCH_FRAME_BYTES if wanted.form is Form.BATCH else FETCH_BYTES,
+                tag_hashes=None if wanted.filter is None else wanted.filter.hashes,
+            )
+            if self._topic_id_of(topic) != topic_id:  # names come again, ids do not: so it was, too, when we read
+                raise TopicGone(topic)
+            if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
+                raise OutOfRange(fetched)
+            ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
+            if is_shared:
+                for _ in range(1, RENDERS_A_READ_MAX):
+                    if not ranges or ranges[-1].stop >= fetched.next_offset:
+                        break
+                    await asyncio.sleep(0)
+                    ranges += _frame_cache(topic, partition, ranges[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
+                for made in ranges:
+                    self._keep((topic_id, partition, made.start, wanted), made)
+            return Portion(ranges, fetched.max_offset)
+        finally:
+            if is_shared:
+                del self._reading[key]
+                read.set()
+
+    def _keep(self, key: _Key, made: EncodedRange) -> None:
+        if key in self._cache:
+            self._bytes -= _memory_bytes(self._cache.pop(key))
+        self._cache[key] = made
+        self._bytes += _memory_bytes(made)
+        while self._bytes > self._bytes_max:
+            _, oldest = self._cache.popitem(last=False)
+            self._bytes -= _memory_bytes(oldest)
+
+
+_MARK_BYTES = 40  # of one integer in a list
+_RANGE_BYTES = 500
+
+
+def _memory_bytes(made: EncodedRange) -> int:
+    mark_count = len(made.ends) + len(made.marks) + len(made.payload_marks)
+    return _RANGE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
+
+
+def _frame_cache(
+    topic: str, partition: int, offset: int, fetched: Fetched, wanted: Wanted, count_max: int
+) -> list[EncodedRange]:
+    """Encode what was fetched, from `offset` on, in ranges of at most a frame."""
+    if wanted.form is Form.BATCH:
+        return [_whole(offset, fetched.entries)] if fetched.entries else []
+    stop = offset + count_max if wanted.filter is None else fetched.next_offset
+    entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
+    stop = min(stop, fetched.next_offset)
+    if wanted.form is Form.JSON:
+        messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+        payloads: list[bytes] | None = None
+    else:
+        messages, payloads = _render_binary(topic, partition, entries, offset, stop, wanted.filter)
+    if len(messages) > count_max:  # of a filtered stretch: the rest is read again
+        del messages[count_max:]
+        stop = _offset_of(messages[-1]) + 1
+    cursor_prefix = f"{topic}:{partition}="
+    ends = []
+    for message in messages:
+        end = _offset_of(message) + 1
+        message["cursor"] = f"{cursor_prefix}{end}"
+        ends.append(end)
+    if wanted.filter is None:
+        assert not entries or (ends and ends[0] == offset + 1), f"{cursor_prefix}{offset} is missing in what was read"
+    return _cut(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
+
+
+def _offset_of(message: dict[str, object]) -> int:
+    offset = message["offset"]
+    assert isinstance(offset, int)
+    return offset
+
+
+def _cut(
+    start: int, stop: int, ends: list[int], messages: list[bytes], payloads: list[bytes] | None, batch: int
+) -> list[EncodedRange]:
+    """Ranges of at most `batch` messages and about FRAME_BYTES_TARGET; the last one reaches to `stop`."""
+    ranges: list[EncodedRange] = []
+    first = 0
+    while first < len(messages):
+        marks: list[int] = []
+        payload_marks: list[int] = []
+        position = payload_position = 0
+        at = first
+        while at < len(messages) and at - first < batch:
+            size = len(messages[at]) + (len(payloads[at]) if payloads else 0)
+            if marks and position + payload_position + size > FRAME_BYTES_TARGET:
+                break
+            position += len(messages[at]) + (1 if marks else 0)
+            marks.append(position)
+            if payloads is not None:
+                payload_position += len(payloads[at])
+                payload_marks.append(payload_position)
+            at += 1
+        end = stop if at == len(messages) else ends[at - 1]
+        ranges.append(
+            EncodedRange(
+                start,
+                end,
+                ends[first:at],
+                b",".join(messages[first:at]),
+                marks,
+                b"" if payloads is None else b"".join(payloads[first:at]),
+                payload_marks,
+            )
+        )
+        start = end
+        first = at
+    if not ranges and stop > start:
+        ranges.append(EncodedRange(start, stop, (), b"", (), b"", ()))
+    return ranges
+
+
+def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
+    marks: list[int] = []
+    position = 0
+    for entry in entries:
+        position += len(entry.batch)
+        marks.append(position)
+    ends = [entry.next_offset for entry in entries]
+    return EncodedRange(offset, ends[-1], ends, b"", (), b"".join([entry.batch for entry in entries]), marks)
+
+
+def _render_binary(
+    topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int, tag_filter: TagFilter | None
+) -> tuple[list[dict[str, object]], list[bytes]]:
+    """Records as headers of a binary frame, and the bytes of key and value of each."""
+    messages: list[dict[str, object]] = []
+    payloads: list[bytes] = []
+    for entry in entries:
+        for record in record_batch.decode(entry.batch):
+            if record.offset < start or (tag_filter is not None and not tag_filter.wants(record.headers)):
+                continue
+            if record.offset >= stop:
+                break
+            message: dict[str, object] = {
+                "topic": topic,
+                "partition": partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "store_timestamp": entry.store_time_ms,
+            }
+            payloads.append(binary_parts(message, record.key, record.value))
+            if headers := record.headers:
+                add_headers(message, headers)
+            messages.append(message)
+    return messages, payloads
+
+
+def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | None) -> bytes:
+    """Put the lengths of key and value into a message of a binary frame; their bytes."""
+    message["key_len"] = None if key is None else len(key)
+    message["value_len"] = None if value is None else len(value)
+    return (key or b"") + (value or b"")

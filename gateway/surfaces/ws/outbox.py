@@ -1,0 +1,105 @@
+"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them.
+
+Invariants
+    O1  frames leave in the order they were put in
+    O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
+
+Whether the peer takes anything at all is watched by `write_watchdog.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from gateway.surfaces.ws.protocol import CloseCode
+
+Write = Callable[[bytes, bool], Awaitable[None]]
+"""Hands one frame, text or binary (True), to the transport; returns when the transport has room again. Raises OSError
+when it is gone."""
+
+
+class Closing(Exception):
+    """The connection is to end: with this code, or without a word when the client is gone (None)."""
+
+    def __init__(self, code: CloseCode | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class OutboxClosed(Exception):
+    """The connection is gone; what is put now reaches nobody."""
+
+
+class Outbox:
+    """One socket's way out. Most sockets are idle: what waiting needs is made when somebody waits."""
+
+    def __init__(self, write: Write, *, bytes_max: int) -> None:
+        self._write = write
+        self._bytes_max = bytes_max
+        self._frames: list[tuple[bytes, bool, asyncio.Future[None] | None]] = []  # short: O2
+        self._waiting_bytes = 0
+        self._filled: asyncio.Future[None] | None = None  # the writer waits for a frame
+        self._room: asyncio.Future[None] | None = None  # whoever has the turn waits for room
+        self._is_closed = False
+        self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
+
+    async def put(self, frame: bytes) -> None:
+        """Queue a frame. Returns when it is queued, not when it is sent. Raises OutboxClosed."""
+        await self._enqueue(frame, False, None)
+
+    async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
+        """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""
+        taken = asyncio.get_running_loop().create_future()
+        await self._enqueue(frame, is_binary, taken)
+        await taken
+
+    async def flush(self) -> None:
+        """Wait until the transport has taken all that is queued now."""
+        await self.send(b"")
+
+    def close(self) -> None:
+        """The connection has ended: whoever waits, or comes, is told so."""
+        self._is_closed = True
+        _tell(self._room)
+        for _, _, taken in self._frames:
+            if taken is not None and not taken.done():
+                taken.set_exception(OutboxClosed())
+        self._frames.clear()
+
+    async def run(self) -> NoReturn:
+        """Write what is queued, for ever. Raises Closing."""
+        while True:
+            while self._frames:
+                await self._write_first()
+            self._filled = asyncio.get_running_loop().create_future()
+            await self._filled
+
+    async def _write_first(self) -> None:
+        frame, is_binary, taken = self._frames[0]
+        if frame:
+            try:
+                await self._write(frame, is_binary)
+            except OSError:
+                raise Closing(None) from None
+        del self._frames[0]  # only now: a frame being written takes its room (O2)
+        self._waiting_bytes -= len(frame)
+        _tell(self._room)
+        _tell(taken)
+
+    async def _enqueue(self, frame: bytes, is_binary: bool, taken: asyncio.Future[None] | None) -> None:
+        async with self._turn:
+            while self._frames and self._waiting_bytes + len(frame) > self._bytes_max:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+            if self._is_closed:
+                raise OutboxClosed
+            self._frames.append((frame, is_binary, taken))
+            self._waiting_bytes += len(frame)
+            _tell(self._filled)
+
+
+def _tell(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)

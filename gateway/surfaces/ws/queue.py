@@ -1,0 +1,422 @@
+"""Queue mode: records of a group on lease to this subscription, each to be settled by its receipt.
+
+The subscription holds what it was handed and has not settled: by receipt, with the number of the frame it went in. So
+a resumed session knows what the client has not seen (it is given back, its attempt not counted), and an end knows what
+to release. With automatic credit a message costs credit until it is settled or its lease is over.
+
+Invariants
+    Q1  every lease is held, settled, given back or over; none is forgotten, whoever is cancelled
+    Q2  messages held <= credit granted, always (see `credit.py`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from gateway.api.tasks import Tasks
+from gateway.auth.access import Access, Permission
+from gateway.codec.records import add_headers, render_parts, split_lines
+from gateway.groups.machines.errors import GroupError
+from gateway.groups.machines.progress import Start
+from gateway.groups.machines.subscription import Subscription as Pattern
+from gateway.groups.protocol import Delivered, Groups, Receive, Settled
+from gateway.routing.base import Routes, TopicView
+from gateway.surfaces.http.context import GatewayStats
+from gateway.surfaces.ws.commands import Extend, Form, Mode, Nack, Reject, Subscribe, UpTo
+from gateway.surfaces.ws.credit import Ledger
+from gateway.surfaces.ws.frame_cache import FETCH_BYTES, binary_parts
+from gateway.surfaces.ws.merged import Merged
+from gateway.surfaces.ws.outbox import Outbox
+from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET, LEASE_OVER, binary_frame, messages_push, partitions_of
+from gateway.surfaces.ws.stream import start_spec
+from store.clock import Clock
+from store.errors import StoreError, UnknownQueue
+
+log = logging.getLogger(__name__)
+
+RECEIVE_WAIT_MS = 20_000
+"""How long one wait for records lasts; it is renewed."""
+
+PATTERN_WAIT_MS = 5_000
+"""The same with a pattern: topics that came meanwhile are asked for then."""
+
+GONE_WAIT_S = 0.1
+"""How long a topic that has gone may still be in the list that a pattern is matched with."""
+
+
+class Lease(NamedTuple):
+    """One message in the client's hands. `newest`: its receipt, after an extend another than the first one."""
+
+    seq: int
+    topic: str
+    partition: int
+    offset: int
+    byte_count: int
+    until_ms: int
+    newest: str
+
+
+class Queue:
+    """One subscription in queue mode."""
+
+    mode = Mode.QUEUE
+
+    def __init__(
+        self,
+        command: Subscribe,
+        ledger: Ledger,
+        *,
+        form: Form,
+        consumer_name: str,
+        groups: Groups,
+        routes: Routes,
+        access: Callable[[], Access],
+        tasks: Tasks,
+        clock: Clock,
+        stats: GatewayStats,
+    ) -> None:
+        assert command.group is not None
+        self.name = command.sub
+        self.group: str = command.group
+        self.ledger = ledger
+        self._command = command
+        self._form = form
+        self._consumer_name = consumer_name
+        self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
+        self._start = Start.FIRST if command.start is None else start_spec(command.start)
+        self._groups = groups
+        self._routes = routes
+        self._access = access
+        self._tasks = tasks
+        self._clock = clock
+        self._stats = stats
+        self._acks: Merged[str, Settled] = Merged(self._ack_now, tasks)
+        self._leases: dict[str, Lease] = {}  # by their first receipts
+        self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
+        self._changed = asyncio.Event()
+        self._receiving: asyncio.Task[object] | None = None
+        self._next_bytes = 1
+        self._sweep_at_ms = 0  # no lease ends before
+        self.seq = 0
+        self._delivered_seq = 0
+
+    # Beginning and end
+
+    async def open(self) -> dict[str, object]:
+        """Look whether all topics are there; the answer's fields. Raises GroupError, StoreError."""
+        if self._pattern is not None:
+            await self._groups.follow(self.group, self._pattern)
+        topics = self._wanted_topics()
+        return {"epochs": {topic.name: str(topic.topic_id) for topic in topics}, **self.state()}
+
+    async def end(self) -> None:
+        """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
+        await self._acks.settled()
+        self._sweep()
+        unseen = [lease.newest for lease in self._leases.values() if lease.seq > self._delivered_seq]
+        held = [lease.newest for lease in self._leases.values() if lease.seq <= self._delivered_seq]
+        self._leases.clear()
+        self._first_of.clear()
+        try:
+            if unseen:
+                await self._groups.give_back(self.group, unseen)
+            if held:
+                await self._groups.nack(self.group, held, delay_ms=0, reason="released")
+        except (GroupError, StoreError) as error:
+            log.info("group=%s leases run out by themselves: %s", self.group, error)
+
+    # What is
+
+    def topics(self) -> list[str]:
+        """Topics it asks for now."""
+        return [topic.name for topic in self._wanted_topics()]
+
+    def partition_count(self) -> int:
+        return 0
+
+    @property
+    def held_count(self) -> int:
+        """Messages that are not settled."""
+        return len(self._leases)
+
+    def state(self) -> dict[str, object]:
+        """What a client must know to go on."""
+        return {
+            "partitions": partitions_of(
+                (topic.name, number) for topic in self._wanted_topics() for number in range(topic.partitions)
+            )
+        }
+
+    # What the client does
+
+    def confirm(self, seen: int) -> None:
+        """Acks tell as much."""
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self._changed.set()
+        if self.ledger.paused and self._receiving is not None:
+            self._receiving.cancel()
+
+    async def push(self, outbox: Outbox) -> NoReturn:
+        """Receive and push for ever. Raises RequestError, GroupError, StoreError, OutboxClosed."""
+        while True:
+            self._sweep()
+            if not self.ledger.fits(self._next_bytes):
+                await self._credit()
+                continue
+            topics = self._wanted_topics()
+            if not topics:  # a pattern that fits nothing yet
+                await asyncio.sleep(PATTERN_WAIT_MS / 1000)
+                continue
+            try:
+                delivered = await self._receive(topics)
+            except UnknownQueue:
+                if self._pattern is None:
+                    raise
+                await asyncio.sleep(GONE_WAIT_S)
+                continue
+            await self._push(delivered, outbox)
+
+    async def rewind(self, seen: int) -> None:
+        """Give back what went in frames after `seen`. Raises GroupError, StoreError."""
+        unseen = {first: lease for first, lease in self._leases.items() if lease.seq > seen}
+        # With auto_ack what the transport took is acked, or about to be.
+        seen_or_acked = self._delivered_seq if self._command.auto_ack else seen
+        back = [lease.newest for lease in unseen.values() if lease.seq > seen_or_acked]
+        self.seq = min(self.seq, seen)
+        self._delivered_seq = min(self._delivered_seq, seen)
+        for first, lease in unseen.items():
+            del self._leases[first]
+            self._first_of.pop(lease.newest, None)
+            self.ledger.unsent(1, lease.byte_count)
+        if back:
+            await self._tasks.whole(self._groups.give_back(self.group, back))
+
+    async def refresh(self) -> None:
+        """Each receive asks for the topics there are."""
+
+    async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
+        """Done with these. Raises GroupError, StoreError."""
+        return await self._acks.ask(receipts)
+
+    async def ack_up_to(self, fed_partitions: Sequence[UpTo]) -> list[int]:
+        """Done with all this subscription holds of these partitions up to there; how many each."""
+        counts = []
+        receipts: list[str] = []
+        for topic, partition, next_offset in fed_partitions:
+            mine = [
+                lease.newest
+                for lease in self._leases.values()
+                if (lease.topic, lease.partition) == (topic, partition) and lease.offset < next_offset
+            ]
+            counts.append(len(mine))
+            receipts += mine
+        if receipts:
+            await self.ack(receipts)
+        return counts
+
+    async def settle(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
+        """Not done, never, or not yet. Raises GroupError, StoreError."""
+        return await self._tasks.whole(self._settle_now(command))
+
+    # Inside
+
+    async def _ack_now(self, receipts: list[str]) -> Sequence[Settled]:
+        return self._settled(await self._groups.ack(self.group, receipts))
+
+    async def _settle_now(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
+        groups = self._groups
+        match command:
+            case Nack():
+                return self._settled(
+                    await groups.nack(self.group, command.receipts, delay_ms=command.delay_ms, reason=command.reason)
+                )
+            case Reject():
+                return self._settled(await groups.reject(self.group, command.receipts, command.reason))
+            case Extend():
+                return await self._extend(command)
+
+    def _wanted_topics(self) -> list[TopicView]:
+        if self._pattern is None:
+            return [self._routes.topic(name) for name in self._command.topics]
+        access = self._access()
+        return [
+            topic
+            for topic in self._routes.topics()
+            if self._pattern.matches(topic.name) and access.allows(Permission.RECEIVE, topic=topic.name)
+        ]
+
+    async def _credit(self) -> None:
+        """Wait until there may be credit: it came, or the oldest lease is over."""
+        self._changed.clear()
+        wait_s = max(self._sweep_at_ms - self._clock.now_ms(), 0) / 1000 + 0.001 if self._leases else None
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive(self, topics: Sequence[TopicView]) -> Sequence[Delivered]:
+        command = self._command
+        byte_budget = self.ledger.byte_budget
+        request = Receive(
+            topics=tuple(topic.name for topic in topics),
+            max_messages=min(self.ledger.message_budget, command.batch),
+            max_bytes=FETCH_BYTES if byte_budget is None else max(min(FETCH_BYTES, byte_budget), 1),
+            wait_ms=RECEIVE_WAIT_MS if self._pattern is None else PATTERN_WAIT_MS,
+            invisible_ms=command.invisible_ms,
+            tags=None if command.filter is None else command.filter.tags,
+            consumer=self._consumer_name,
+            start=self._start,
+        )
+        receiving = asyncio.ensure_future(self._groups.receive(self.group, request))
+        self._receiving = receiving
+        try:
+            return (await receiving).messages
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                return ()  # paused
+            # It may have leased something in the very turn in which we are cancelled.
+            if receiving.done() and not receiving.cancelled() and receiving.exception() is None:
+                self._give_back_soon(receiving.result().messages)
+            raise
+        finally:
+            self._receiving = None
+
+    def _give_back_soon(self, delivered: Sequence[Delivered]) -> None:
+        """These were never sent: they need not wait for their leases to end (Q1)."""
+        if delivered:
+            self._tasks.finish(self._groups.give_back(self.group, [one.receipt for one in delivered]))
+
+    async def _push(self, delivered: Sequence[Delivered], outbox: Outbox) -> None:
+        """Send what was leased, as far as credit goes; what does not fit goes back."""
+        messages = [self._message(one) for one in delivered]
+        heads = split_lines([head for head, _ in messages])
+        is_binary = self._form is Form.BINARY
+        sizes = [len(payload) for _, payload in messages] if is_binary else [len(head) for head in heads]
+        at = 0
+        while at < len(delivered):
+            self._next_bytes = sizes[at]
+            if not self.ledger.fits(sizes[at]):
+                await self._tasks.whole(self._groups.give_back(self.group, [one.receipt for one in delivered[at:]]))
+                return
+            count, size_bytes = self._cut(sizes, at)
+            end = at + count
+            self._next_bytes = 1
+            self.ledger.sent(count, size_bytes)
+            self.seq += 1
+            seq = self.seq
+            for one, size in zip(delivered[at:end], sizes[at:end], strict=True):
+                receipt, until_ms = one.receipt, one.until_ms
+                self._leases[receipt] = Lease(seq, one.topic, one.partition, one.offset, size, until_ms, receipt)
+                if until_ms < self._sweep_at_ms:
+                    self._sweep_at_ms = until_ms
+            receipts = [one.receipt for one in delivered[at:end]]
+            left = None if self.ledger.bytes is None else self.ledger.bytes.left
+            frame = messages_push(
+                self.name,
+                seq,
+                b",".join(heads[at:end]),
+                size_bytes=size_bytes,
+                credit=self.ledger.messages.left,
+                credit_bytes=left,
+            )
+            if is_binary:
+                frame = binary_frame(frame, b"".join([payload for _, payload in messages[at:end]]))
+            try:
+                await outbox.send(frame, is_binary=is_binary)
+            except BaseException:
+                self._give_back_soon(delivered[end:])
+                raise
+            self._delivered_seq = seq
+            self._stats.ws_sent_message_count += count
+            self._stats.ws_sent_byte_count += len(frame)
+            if self._command.auto_ack:
+                self._acks.ask(receipts).add_done_callback(self._auto_acked)
+            at = end
+
+    def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
+        message: dict[str, object] = {
+            "topic": one.topic,
+            "partition": one.partition,
+            "offset": one.offset,
+            "timestamp": one.timestamp_ms,
+            "store_timestamp": one.store_time_ms,
+            "attempt": one.attempt,
+        }
+        payload = b""
+        if self._form is Form.BINARY:
+            payload = binary_parts(message, one.key, one.value)
+            if one.headers:
+                add_headers(message, one.headers)
+        else:
+            message |= render_parts(one.key, one.value, one.headers, None, json_values=one.json_value)
+        if one.message_group is not None:
+            message["message_group"] = one.message_group
+        if not self._command.auto_ack:
+            message["receipt"] = one.receipt
+            message["visible_until"] = one.until_ms
+        return message, payload
+
+    def _cut(self, sizes: Sequence[int], at: int) -> tuple[int, int]:
+        """How many of the messages from one on go into the next frame, and their bytes: at least that one."""
+        count_max = min(self._command.batch, self.ledger.message_budget)
+        byte_budget = self.ledger.byte_budget
+        bytes_max = FRAME_BYTES_TARGET if byte_budget is None else min(FRAME_BYTES_TARGET, byte_budget)
+        count, size_bytes = 1, sizes[at]
+        for size in sizes[at + 1 : at + count_max]:
+            if size_bytes + size > bytes_max:
+                break
+            count += 1
+            size_bytes += size
+        return count, size_bytes
+
+    def _auto_acked(self, acked: asyncio.Future[Sequence[Settled]]) -> None:
+        if not acked.cancelled() and (error := acked.exception()) is not None:
+            log.warning("group=%s could not ack, the records come again: %s", self.group, error)
+
+    def _settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
+        """Credit of what is settled, or is not ours any more, returns."""
+        for result in results:
+            if result.error_code is None or result.error_code == LEASE_OVER:
+                self._let_go(result.receipt)
+        return results
+
+    async def _extend(self, command: Extend) -> Sequence[Settled]:
+        invisible_ms = command.invisible_ms or self._command.invisible_ms
+        if invisible_ms is None:
+            invisible_ms = self._groups.describe(self.group).config.invisible_ms
+        results = await self._groups.extend(self.group, command.receipts, invisible_ms)
+        until_ms = self._clock.now_ms() + invisible_ms
+        self._sweep_at_ms = min(self._sweep_at_ms, until_ms)
+        self._changed.set()  # whoever waits for a lease to end may wait less
+        for result in results:
+            if result.ok and result.new_receipt is not None:
+                first = self._first_of.pop(result.receipt, result.receipt)
+                if (lease := self._leases.get(first)) is not None:
+                    self._first_of.pop(lease.newest, None)
+                    self._leases[first] = lease._replace(until_ms=until_ms, newest=result.new_receipt)
+                    self._first_of[result.new_receipt] = first
+            elif result.error_code == LEASE_OVER:
+                self._let_go(result.receipt)
+        return results
+
+    def _let_go(self, receipt: str) -> None:
+        if (lease := self._leases.pop(self._first_of.pop(receipt, receipt), None)) is not None:
+            self._first_of.pop(lease.newest, None)
+            self.ledger.returned(1, lease.byte_count)
+            self._changed.set()
+
+    def _sweep(self) -> None:
+        """Let go of what is not ours any more, because its time was over."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._sweep_at_ms:
+            return
+        for receipt in [receipt for receipt, lease in self._leases.items() if lease.until_ms <= now_ms]:
+            self._let_go(receipt)
+        self._sweep_at_ms = min((lease.until_ms for lease in self._leases.values()), default=now_ms)

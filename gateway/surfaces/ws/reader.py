@@ -1,0 +1,251 @@
+"""Reader mode: every subscription gets every record; the position is the client's, who finds it in each message's
+cursor.
+
+A reader follows its topics as they grow, and with a pattern the topics that come. What is new is read from its first
+record, so nothing stored since it came into being is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from gateway.api.consumer import AtTime, Consumer, OffsetSpec
+from gateway.auth.access import Access, Permission
+from gateway.errors import PARTITION_NOT_FOUND, RequestError
+from gateway.groups.machines.subscription import Subscription as Pattern
+from gateway.groups.protocol import TopicPartition
+from gateway.routing.base import Routes, TopicView
+from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
+from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed, out_of_range
+from gateway.surfaces.ws.outbox import Outbox
+from gateway.surfaces.ws.protocol import EPOCH_CHANGED, TOO_MANY, assigned_push, partitions_of, revoked_push
+from store.errors import UnknownQueue
+
+FOLLOWED_PARTITIONS_MAX = 4096
+"""Partitions that the subscriptions of one socket follow."""
+
+
+class Reader:
+    """One subscription in reader mode."""
+
+    mode = Mode.READER
+    group: str | None = None
+
+    def __init__(
+        self,
+        command: Subscribe,
+        feed: Feed,
+        *,
+        routes: Routes,
+        consumer: Consumer,
+        access: Callable[[], Access],
+        partitions_left: Callable[[], int],
+    ) -> None:
+        """`access`, `partitions_left`: the rights of the client, and how many more partitions its socket may follow, as
+        they are at the time."""
+        self.name = command.sub
+        self.feed = feed
+        self.ledger = feed.ledger
+        self._command = command
+        self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
+        self._routes = routes
+        self._consumer = consumer
+        self._access = access
+        self._partitions_left = partitions_left
+        self._outbox: Outbox | None = None
+        self._epochs: dict[str, str] = {}
+
+    async def open(self) -> dict[str, object]:
+        """Find the positions; the answer's fields. Raises RequestError, StoreError."""
+        command = self._command
+        start = From.LATEST if command.start is None else command.start
+        topics = self._wanted_topics()
+        if sum(topic.partitions for topic in topics) > self._partitions_left():
+            raise too_many_partitions()
+        await self._check_epochs(topics)
+        check_all_named(start, {topic.name: topic.partitions for topic in topics}, "from")
+        for topic in topics:
+            for partition in range(topic.partitions):
+                key = TopicPartition(topic.name, partition)
+                offset = await offset_at(self._consumer, key, start, "earliest")
+                self.feed.add(FedPartition(key, topic.topic_id, offset))
+        self._epochs = {topic.name: str(topic.topic_id) for topic in topics}
+        return {"epochs": self._epochs, **self.state()}
+
+    def topics(self) -> list[str]:
+        """Topics it follows now."""
+        return list(self._epochs)
+
+    def partition_count(self) -> int:
+        return len(self.feed.fed_partitions)
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame."""
+        return self.feed.journal.last
+
+    def state(self) -> dict[str, object]:
+        """What a client must know to go on."""
+        live = [fed for fed in self.feed.fed_partitions.values() if fed.is_live]
+        return {"partitions": partitions_of(fed.key for fed in live), "cursor": self.feed.cursor_of(live)}
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self.feed.credit_changed()
+
+    def confirm(self, seen: int) -> None:
+        """The client has taken in the frames up to this one."""
+        self.feed.journal.confirm(seen)
+
+    async def push(self, outbox: Outbox) -> NoReturn:
+        """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
+        self._outbox = outbox
+        try:
+            await self.feed.run(outbox)
+        finally:
+            self._outbox = None
+
+    async def rewind(self, seen: int) -> None:
+        """See `Feed.rewind`."""
+        self.feed.rewind(seen)
+
+    async def seek(self, to: Start) -> str:
+        """Go on from elsewhere; the new cursor. Raises RequestError, StoreError."""
+        await seek(self.feed, self._consumer, to)
+        return self.feed.cursor
+
+    async def refresh(self) -> None:
+        """Topics may have grown, come or gone. Raises RequestError when there are too many."""
+        topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
+        if self._pattern is not None:
+            gone = [
+                fed
+                for fed in self.feed.fed_partitions.values()
+                if fed.key.topic not in topics or topics[fed.key.topic].topic_id != fed.topic_id
+            ]
+            for fed in gone:
+                self.feed.remove(fed)
+            if gone and self._outbox is not None:
+                keys = [fed.key for fed in gone]
+                await self._outbox.put(revoked_push(self.name, None, partitions_of(keys), None))
+        news = [
+            (TopicPartition(topic.name, partition), topic.topic_id)
+            for topic in topics.values()
+            for partition in range(topic.partitions)
+            if (topic.name, partition) not in self.feed.fed_partitions
+        ]
+        if len(news) > self._partitions_left():
+            raise too_many_partitions()
+        fed_partitions = [new for key, topic_id in news if (new := await self._new_fed(key, topic_id)) is not None]
+        self._epochs = {topic.name: str(topic.topic_id) for topic in topics.values()}
+        if fed_partitions and self._outbox is not None:
+            keys = [fed.key for fed in fed_partitions]
+            await self._outbox.put(
+                assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(fed_partitions))
+            )
+        for fed in fed_partitions:
+            self.feed.add(fed)
+
+    async def _new_fed(self, key: TopicPartition, topic_id: int) -> FedPartition | None:
+        """Where a partition that came begins; None when its topic has gone again. Raises StoreError."""
+        try:
+            return FedPartition(key, topic_id, (await self._consumer.bounds(*key)).min_offset)
+        except UnknownQueue:
+            if self._pattern is None:
+                raise
+            return None
+
+    async def end(self) -> None:
+        """Nobody else keeps anything for a reader."""
+
+    def _wanted_topics(self) -> list[TopicView]:
+        if self._pattern is None:
+            return [self._routes.topic(name) for name in self._command.topics]
+        access = self._access()
+        return [
+            topic
+            for topic in self._routes.topics()
+            if self._pattern.matches(topic.name) and access.allows(Permission.RECEIVE, topic=topic.name)
+        ]
+
+    def _named_topics(self) -> dict[str, TopicView]:
+        """The topics as they are, but for those made anew: whoever reads those is told by the read itself."""
+        topics: dict[str, TopicView] = {}
+        known = {topic.name: topic for topic in self._routes.topics()}
+        for name, epoch in self._epochs.items():
+            topic = known.get(name)
+            if topic is None or str(topic.topic_id) != epoch:
+                raise epoch_changed(name)
+            topics[name] = topic
+        return topics
+
+    async def _check_epochs(self, topics: list[TopicView]) -> None:
+        """A cursor is good for the topic it came from, not for a later one of the same name."""
+        for topic in topics:
+            epoch = str(topic.topic_id)
+            if self._command.epochs.get(topic.name, epoch) == epoch:
+                continue
+            bounds = [await self._consumer.bounds(topic.name, partition) for partition in range(topic.partitions)]
+            raise RequestError(
+                EPOCH_CHANGED,
+                f"Topic {topic.name} was created anew: its offsets are not those of the cursor.",
+                details={
+                    "topic": topic.name,
+                    "epoch": epoch,
+                    "partitions": [
+                        {"partition": partition, "beginning_offset": low, "end_offset": high}
+                        for partition, (low, high) in enumerate(bounds)
+                    ],
+                },
+            )
+
+
+def too_many_partitions() -> RequestError:
+    """The answer to one partition too many."""
+    return RequestError(TOO_MANY, f"A socket may follow {FOLLOWED_PARTITIONS_MAX} partitions; use another one.")
+
+
+def check_all_named(start: Start, partition_counts: Mapping[str, int], field: str) -> None:
+    """Every partition that `from` names must exist. Raises RequestError."""
+    if isinstance(start, FromOffsets):
+        for topic, offsets in start.offsets.items():
+            for partition in offsets:
+                if partition >= partition_counts.get(topic, 0):
+                    raise RequestError(
+                        PARTITION_NOT_FOUND, f"{field}: topic {topic} has no partition {partition} here."
+                    )
+
+
+async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnamed: str | int) -> int:
+    """Where a partition starts; `unnamed` when `start` names offsets, but not its. Raises RequestError, StoreError."""
+    spec: OffsetSpec
+    match start:
+        case From():
+            spec = start.value
+        case FromTime(timestamp_ms):
+            spec = AtTime(timestamp_ms)
+        case FromOffsets(offsets):
+            spec = offsets.get(key.topic, {}).get(key.partition, unnamed)
+    offset = await consumer.resolve_offset(key.topic, key.partition, spec)
+    if isinstance(spec, int):
+        bounds = await consumer.bounds(key.topic, key.partition)
+        if not bounds.min_offset <= offset <= bounds.max_offset:
+            raise out_of_range(key, offset, bounds.min_offset, bounds.max_offset)
+    return offset
+
+
+async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
+    """Move the positions of a feed; those that `to` does not name stay. Raises RequestError, and then none has
+    moved."""
+    fed_partitions = [fed for fed in feed.fed_partitions.values() if fed.is_live]
+    if isinstance(to, FromOffsets):
+        has = {fed.key for fed in fed_partitions}
+        named = {TopicPartition(topic, number) for topic, offsets in to.offsets.items() for number in offsets}
+        for topic, number in sorted(named - has):
+            raise RequestError(
+                PARTITION_NOT_FOUND, f"to: this subscription does not have partition {number} of {topic}."
+            )
+        fed_partitions = [fed for fed in fed_partitions if fed.key in named]
+    offsets_of = {fed.key: await offset_at(consumer, fed.key, to, fed.offset) for fed in fed_partitions}
+    feed.seek({key: offset for key, offset in offsets_of.items() if key in feed.fed_partitions})

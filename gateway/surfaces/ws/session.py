@@ -1,0 +1,348 @@
+"""What a client has on this server beyond one connection: its subscriptions, and for whom they are.
+
+A connection is attached to at most one session, and a session to at most one connection. While one is attached, each
+subscription has a task that pushes. Without one, nothing is pushed, and nothing else changes: members stay, leases run.
+`Sessions` decides how long that may last.
+
+A subscription that cannot go on ends with an `error` push, or, when nobody is there, with an entry in `ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gateway.api.errors import error_of
+from gateway.api.tasks import Tasks, stop
+from gateway.auth.access import Access, Permission
+from gateway.errors import LIMIT_ILLEGAL, RequestError
+from gateway.groups.machines.errors import GroupError
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.ws import protocol
+from gateway.surfaces.ws.commands import Form, Mode, Subscribe
+from gateway.surfaces.ws.credit import Credit, CreditRefused, Ledger
+from gateway.surfaces.ws.feed import Feed, Sources
+from gateway.surfaces.ws.frame_cache import Wanted
+from gateway.surfaces.ws.journal import FRAMES_MAX, Forgotten, Journal
+from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
+from gateway.surfaces.ws.protocol import CloseCode
+from gateway.surfaces.ws.queue import Queue
+from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX, Reader
+from gateway.surfaces.ws.stream import Stream
+from store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+Subscription = Reader | Stream | Queue
+Refusal = RequestError | GroupError | StoreError
+"""What may end a subscription, or refuse a command, without being a fault of ours."""
+
+REFUSALS = (RequestError, GroupError, StoreError)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A subscription, and the tasks that keep it and push for it."""
+
+    subscription: Subscription
+    keeping: asyncio.Task[None] | None = None
+    pushing: asyncio.Task[None] | None = None
+
+
+class Session:
+    """The subscriptions of one client. `tasks` and everything in it belong to the server, not to a connection."""
+
+    def __init__(self, gateway: Gateway, sources: Sources, access: Access) -> None:
+        self.name = f"sess_{secrets.token_urlsafe(18)}"
+        self.access = access
+        self.binary = False
+        self.is_resumable = False
+        """Its client has been told its name."""
+
+        self.ended: dict[str, RequestError] = {}
+        """Subscriptions that met an error: their clients have been told, or have been gone by then."""
+
+        self.is_broken = False
+        """One of its tasks met a fault of ours."""
+
+        self._gateway = gateway
+        self._sources = sources
+        self._tasks = Tasks(self._fault)
+        self._running: dict[str, _Running] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._outbox: Outbox | None = None
+        self._close: Callable[[CloseCode], None] | None = None
+
+    # Connections
+
+    @property
+    def is_attached(self) -> bool:
+        return self._outbox is not None
+
+    def attach(self, outbox: Outbox, close: Callable[[CloseCode], None]) -> None:
+        """Push through this connection from here on. `close` ends it."""
+        assert self._outbox is None
+        self._outbox = outbox
+        self._close = close
+        for running in self._running.values():
+            self._start_pushing(running, outbox)
+
+    async def detach(self) -> None:
+        """The connection is gone: push nothing more."""
+        self._outbox = self._close = None
+        for running in list(self._running.values()):
+            await stop(running.pushing)
+            running.pushing = None
+
+    async def rewind(self, seen: Mapping[str, int]) -> None:
+        """Take back what the client has not seen. A subscription for which nobody can say what that is, ends."""
+        assert self._outbox is None
+        for name, running in list(self._running.items()):
+            try:
+                await running.subscription.rewind(seen.get(name, 0))
+            except Forgotten as error:
+                refusal = RequestError(protocol.CANNOT_RESUME, f"Subscription {name} cannot go on: {error}.")
+                await self._end(name, refusal)
+            except REFUSALS as error:
+                await self._end(name, error)
+
+    def state(self) -> dict[str, object]:
+        """What its client must know to go on."""
+        return {name: self._state(running.subscription) for name, running in self._running.items()}
+
+    # Subscriptions
+
+    @property
+    def subscriptions(self) -> list[Subscription]:
+        return [running.subscription for running in self._running.values()]
+
+    def subscription(self, name: str) -> Subscription:
+        """Raises RequestError."""
+        try:
+            return self._running[name].subscription
+        except KeyError:
+            raise RequestError(protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
+
+    async def subscribe(self, command: Subscribe) -> tuple[Subscription, dict[str, object]]:
+        """Make a subscription; it and the fields of the answer. Nothing is pushed before `start`.
+
+        Raises RequestError, GroupError, StoreError.
+        """
+        limits = self._gateway.limits
+        if command.sub in self._running:
+            raise RequestError(protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {command.sub} already.")
+        if len(self._running) >= limits.ws_subscriptions_max:
+            raise RequestError(
+                protocol.TOO_MANY,
+                f"A socket may have {limits.ws_subscriptions_max} subscriptions; use another one.",
+            )
+        for topic in command.topics:
+            self.access.check(Permission.RECEIVE, topic=topic)
+        if command.group is not None:
+            self.access.check(Permission.RECEIVE, group=command.group)
+        subscription = self._made(command)
+        self.ended.pop(command.sub, None)
+        fields = await self._tasks.whole(_opened(subscription), unheard=subscription.end)
+        return subscription, {
+            "sub": command.sub,
+            "mode": command.mode.value,
+            **fields,
+            "credit": subscription.ledger.messages.left,
+        }
+
+    def abandon(self, subscription: Subscription) -> None:
+        """Undo `subscribe`: its answer could not be sent."""
+        self._tasks.finish(subscription.end())
+
+    def start(self, subscription: Subscription) -> None:
+        """Push. The answer to `subscribe` is on its way."""
+        running = self._running[subscription.name] = _Running(subscription)
+        self._gateway.stats.ws_subscription_count += 1
+        if isinstance(subscription, Stream):
+            running.keeping = self._tasks.start(self._keep(subscription))
+        if self._outbox is not None:
+            self._start_pushing(running, self._outbox)
+
+    async def unsubscribe(self, name: str) -> None:
+        """End a subscription; none of its messages is queued after this. Raises RequestError."""
+        self.subscription(name)
+        await self._end(name, None)
+
+    def refresh_soon(self) -> None:
+        """Topics or rights may have changed. One that is slow to take the news holds up nobody else."""
+        if self._running and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self._tasks.start(self.refresh())
+
+    async def refresh(self) -> None:
+        """Look at topics and rights again."""
+        for subscription in self.subscriptions:
+            try:
+                for topic in subscription.topics():
+                    self.access.check(Permission.RECEIVE, topic=topic)
+                if subscription.group is not None:
+                    self.access.check(Permission.RECEIVE, group=subscription.group)
+                await subscription.refresh()
+            except REFUSALS as error:
+                await self._end(subscription.name, error)
+            except OutboxClosed:
+                return
+
+    async def close(self, *, leave: bool) -> None:
+        """End for good. `leave`: members leave and leases go back; otherwise they stay for whoever comes again."""
+        await self.detach()
+        for name, running in list(self._running.items()):
+            if leave:
+                await self._end(name, None)
+            else:
+                await stop(running.keeping)
+        self._gateway.stats.ws_subscription_count -= len(self._running)
+        self._running.clear()
+        await self._tasks.close()
+
+    async def stop_pushing(self) -> None:
+        """Push nothing more, although the connection stays for a while: the server stops."""
+        for running in list(self._running.values()):
+            await stop(running.pushing)
+            running.pushing = None
+
+    # Inside
+
+    def _partitions_left(self) -> int:
+        return FOLLOWED_PARTITIONS_MAX - sum(subscription.partition_count() for subscription in self.subscriptions)
+
+    def _made(self, command: Subscribe) -> Subscription:
+        gateway = self._gateway
+        form = command.form or (Form.BINARY if self.binary else Form.JSON)
+        if form is not Form.JSON and not self.binary:
+            raise RequestError(422, f'format: {form.value} needs "binary": true in hello.')
+        ledger = ledger_of(command, gateway.limits)
+        journal = Journal(FRAMES_MAX if self.is_resumable else 0)
+        wanted = Wanted(form, command.batch, command.filter)
+        outlives_topics = command.pattern is not None or command.mode is Mode.STREAM
+        feed = Feed(command.sub, self._sources, wanted, ledger, journal, outlives_topics=outlives_topics)
+        if command.mode is Mode.READER:
+            return Reader(
+                command,
+                feed,
+                routes=gateway.routes_table,
+                consumer=gateway.consumer,
+                access=self._rights,
+                partitions_left=self._partitions_left,
+            )
+        if command.mode is Mode.STREAM:
+            return Stream(
+                command,
+                feed,
+                groups=gateway.groups,
+                routes=gateway.routes_table,
+                consumer=gateway.consumer,
+                access=self._rights,
+                partitions_left=self._partitions_left,
+                tasks=self._tasks,
+            )
+        return Queue(
+            command,
+            ledger,
+            form=form,
+            consumer_name=self.name[:16],
+            groups=gateway.groups,
+            routes=gateway.routes_table,
+            access=self._rights,
+            tasks=self._tasks,
+            clock=gateway.clock,
+            stats=gateway.stats,
+        )
+
+    def _rights(self) -> Access:
+        return self.access
+
+    def _state(self, subscription: Subscription) -> dict[str, object]:
+        ledger = subscription.ledger
+        state: dict[str, object] = {
+            "mode": subscription.mode.value,
+            "seq": subscription.seq,
+            **subscription.state(),
+            "credit": ledger.messages.left,
+            "paused": ledger.paused,
+        }
+        if ledger.bytes is not None:
+            state["credit_bytes"] = ledger.bytes.left
+        return state
+
+    def _start_pushing(self, running: _Running, outbox: Outbox) -> None:
+        assert running.pushing is None
+        running.pushing = self._tasks.start(self._push(running.subscription, outbox))
+
+    async def _push(self, subscription: Subscription, outbox: Outbox) -> None:
+        try:
+            await subscription.push(outbox)
+        except REFUSALS as error:
+            await self._end(subscription.name, error)
+        except OutboxClosed:
+            pass  # the connection ends, and says so itself
+
+    async def _keep(self, subscription: Stream) -> None:
+        try:
+            await subscription.keep()
+        except* REFUSALS as failures:
+            error = failures.exceptions[0]
+            assert isinstance(error, REFUSALS)
+            await self._end(subscription.name, error)
+
+    async def _end(self, name: str, error: Refusal | None) -> None:
+        """End one subscription; with an error, say so."""
+        running = self._running.pop(name, None)
+        if running is None:
+            return
+        self._gateway.stats.ws_subscription_count -= 1
+        if error is not None:
+            log.warning("socket=%s subscription=%s ended: %s", self.name[:12], name, error)
+            self.ended[name] = answer = error_of(error)
+            if len(self.ended) > self._gateway.limits.ws_subscriptions_max:
+                del self.ended[next(iter(self.ended))]
+        await self._tasks.whole(_wound_up(running, asyncio.current_task()))
+        if error is not None and self._outbox is not None:
+            with suppress(OutboxClosed):
+                await self._outbox.put(protocol.error_push(answer, sub=name))
+
+    def _fault(self, error: BaseException) -> None:
+        if isinstance(error, REFUSALS):
+            log.info("socket=%s nobody waits to hear: %s", self.name[:12], error)
+            return
+        log.error("socket=%s failed", self.name[:12], exc_info=error)
+        self.is_broken = True
+        if self._close is not None:
+            self._close(CloseCode.INTERNAL)
+
+
+async def _opened(subscription: Subscription) -> dict[str, object]:
+    """Open it, or leave nothing of it: a member that may not have what it was given has joined nevertheless."""
+    try:
+        return await subscription.open()
+    except BaseException:
+        await subscription.end()
+        raise
+
+
+async def _wound_up(running: _Running, caller: asyncio.Task[object] | None) -> None:
+    for task in (running.pushing, running.keeping):
+        if task is not caller:
+            await stop(task)
+    await running.subscription.end()
+
+
+def ledger_of(command: Subscribe, limits: Limits) -> Ledger:
+    """The credit a subscription begins with. Raises RequestError."""
+    credit_max, credit_bytes_max = limits.ws_credit_max, limits.ws_credit_bytes_max
+    try:
+        wanted = min(protocol.CREDIT_DEFAULT, credit_max) if command.credit is None else command.credit
+        messages = Credit(credit_max).widened(wanted)
+        bytes_ = None if command.credit_bytes is None else Credit(credit_bytes_max).widened(command.credit_bytes)
+    except CreditRefused as error:
+        raise RequestError(LIMIT_ILLEGAL, f"credit: {error}") from None
+    return Ledger(messages, bytes_, auto=command.auto_credit)

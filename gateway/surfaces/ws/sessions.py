@@ -1,0 +1,198 @@
+"""All sessions of a server: which sockets have one, which wait for their clients to come back, and for how long.
+
+    open      a socket begins with a new session
+    lost      its connection is lost: it waits for `ws_session_grace_ms`, then ends, and its leases and members go
+    resume    another socket of the same principal takes it up; a socket that still has it is told to go
+    end       its client has said goodbye
+
+Invariants
+    R1  a session is attached to one socket at most
+    R2  at most WAITING_MAX sessions wait; beyond that the one that waits longest ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.api.tail_watcher import TailWatcher
+from gateway.api.tasks import Tasks
+from gateway.auth.access import NOBODY, Access
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.ws.feed import Sources
+from gateway.surfaces.ws.frame_cache import FrameCache
+from gateway.surfaces.ws.protocol import CloseCode
+from gateway.surfaces.ws.session import Session
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX = 10_000
+"""Sessions that wait for their clients."""
+
+REFRESH_S = 5.0
+"""How often topics and rights are looked at again."""
+
+_SESSIONS_A_TURN = 100
+
+
+@dataclass(slots=True)
+class _Held:
+    """A session, and how to tell its socket to go (attached) or when it ends (waiting)."""
+
+    session: Session
+    evict: Callable[[CloseCode], None] | None
+    grace: asyncio.TimerHandle | None = None
+    gone: asyncio.Event | None = None
+    """Of those who wait: set when the socket that had it is through with it."""
+
+
+class Sessions:
+    """The sessions of one gateway."""
+
+    def __init__(self, gateway: Gateway, *, waiting_max: int = WAITING_MAX) -> None:
+        self._gateway = gateway
+        self._waiting_max = waiting_max
+        self._tasks = Tasks(lambda error: log.error("sockets failed", exc_info=error))
+        fetch = gateway.consumer.fetch
+        routes = gateway.routes_table
+        frame_cache = FrameCache(fetch, lambda name: routes.topic(name).topic_id)
+        self._sources = Sources(frame_cache, TailWatcher(fetch, self._tasks), gateway.stats)
+        self._held: dict[str, _Held] = {}
+        self._waiting: dict[str, _Held] = {}  # the longest first
+        self._go_away: dict[object, Callable[[], None]] = {}
+        self._has_started = False
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def all(self) -> list[Session]:
+        """The sessions there are now."""
+        return [held.session for held in self._held.values()]
+
+    @property
+    def waiting_count(self) -> int:
+        """Sessions without a socket."""
+        return len(self._waiting)
+
+    @property
+    def stranger_count(self) -> int:
+        """Sockets whose clients have not said who they are."""
+        return sum(held.session.access is NOBODY for held in self._held.values())
+
+    def open(self, access: Access, evict: Callable[[CloseCode], None]) -> Session:
+        """A new session for a socket. `evict` closes that socket."""
+        session = Session(self._gateway, self._sources, access)
+        self._held[session.name] = _Held(session, evict)
+        if not self._has_started:
+            self._has_started = True
+            self._tasks.start(self._refresh())
+            self._tasks.start(self._drain())
+        return session
+
+    def when_draining(self, go_away: Callable[[], None]) -> Callable[[], None]:
+        """Call `go_away` once when the server is about to stop. The answer calls that off."""
+        token = object()
+        self._go_away[token] = go_away
+        if self._gateway.draining.is_set():  # it came in while the others were told
+            asyncio.get_running_loop().call_soon(self._call_go_away, token)
+
+        def call_off() -> None:
+            self._go_away.pop(token, None)
+
+        return call_off
+
+    async def resume(self, name: str, access: Access, evict: Callable[[CloseCode], None]) -> Session | None:
+        """Take up a session; it is not attached. None when it is not known, or somebody else's."""
+        held = self._held.get(name)
+        if (
+            held is None
+            or held.session.is_broken
+            or not held.session.is_resumable
+            or held.session.access.principal != access.principal
+        ):
+            return None
+        if held.grace is None:
+            if held.evict is not None:
+                held.evict(CloseCode.TAKEN_OVER)
+            if held.gone is None:
+                held.gone = asyncio.Event()
+            await held.gone.wait()
+            if self._held.get(name) is not held or held.grace is None:
+                return None  # ended meanwhile, or somebody else was faster
+        held.grace.cancel()
+        del self._waiting[name]
+        session = held.session
+        session.access = access
+        self._held[name] = _Held(session, evict)
+        return session
+
+    async def leave(self, session: Session, code: CloseCode | None, *, said_goodbye: bool) -> None:
+        """A socket is through with its session: it waits for its client, or ends."""
+        held = self._held.get(session.name)
+        if held is None or held.session is not session:
+            return
+        await session.detach()
+        grace_ms = self._gateway.config.ws_session_grace_ms
+        keeps = (
+            (code is None or code.keeps_session)
+            and not said_goodbye
+            and session.is_resumable
+            and not session.is_broken
+            and grace_ms > 0
+        )
+        if self._is_closed or code is CloseCode.SHUTDOWN:
+            del self._held[session.name]
+            await session.close(leave=False)
+        elif keeps:
+            held.evict = None
+            loop = asyncio.get_running_loop()
+            held.grace = loop.call_later(grace_ms / 1000, self._expire, session.name)
+            self._waiting[session.name] = held
+            while len(self._waiting) > self._waiting_max:
+                self._expire(next(iter(self._waiting)))
+        else:
+            del self._held[session.name]
+            await session.close(leave=True)
+        if held.gone is not None:
+            held.gone.set()
+
+    async def close(self) -> None:
+        """The server stops. Members and leases stay in their groups for clients that come back after the restart."""
+        self._is_closed = True
+        for held in self._waiting.values():
+            if held.grace is not None:
+                held.grace.cancel()
+        for held in list(self._held.values()):
+            await held.session.close(leave=False)
+        self._held.clear()
+        self._waiting.clear()
+        await self._tasks.close()
+
+    def _expire(self, name: str) -> None:
+        held = self._waiting.pop(name)
+        del self._held[name]
+        if held.grace is not None:
+            held.grace.cancel()
+        log.info("socket=%s did not come back", name[:12])
+        self._tasks.finish(held.session.close(leave=True))
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            for number, held in enumerate(list(self._held.values()), 1):
+                held.session.refresh_soon()
+                if number % _SESSIONS_A_TURN == 0:
+                    await asyncio.sleep(0)
+
+    async def _drain(self) -> None:
+        await self._gateway.draining.wait()
+        for token in list(self._go_away):
+            self._call_go_away(token)
+
+    def _call_go_away(self, token: object) -> None:
+        go_away = self._go_away.pop(token, None)
+        if go_away is not None:
+            go_away()

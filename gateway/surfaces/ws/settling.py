@@ -1,0 +1,60 @@
+"""What settles messages: ack, nack, reject and extend, and what each receipt or partition is answered."""
+
+from __future__ import annotations
+
+from gateway.errors import RequestError, invalid
+from gateway.groups.protocol import Settled
+from gateway.surfaces.ws.commands import Ack, Settle, UpTo
+from gateway.surfaces.ws.queue import Queue
+from gateway.surfaces.ws.session import Subscription
+from gateway.surfaces.ws.stream import Stream
+
+
+def check_settles(command: Settle, subscription: Subscription) -> Stream | Queue:
+    """The subscription, if this is a way to settle its messages. Raises RequestError."""
+    if isinstance(subscription, Queue):
+        return subscription
+    if not isinstance(subscription, Stream):
+        raise invalid("op: a reader has nothing to settle")
+    if not (isinstance(command, Ack) and command.up_to):
+        raise invalid("op: stream mode commits offsets; ack with up_to or cursor")
+    return subscription
+
+
+async def settle(command: Settle, subscription: Stream | Queue) -> dict[str, object]:
+    """Do it; the fields of the answer. Raises RequestError, GroupError, StoreError."""
+    return {"results": await _results(command, subscription)}
+
+
+async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[str, object]]:
+    """One a receipt or partition, in the order asked."""
+    if isinstance(command, Ack) and command.up_to:
+        if isinstance(subscription, Stream):
+            errors = await subscription.ack(command.up_to)
+            return [_up_to_result(up_to, error) for up_to, error in zip(command.up_to, errors, strict=True)]
+        counts = await subscription.ack_up_to(command.up_to)
+        return [
+            {**_up_to_result(up_to, None), "count": count} for up_to, count in zip(command.up_to, counts, strict=True)
+        ]
+    assert isinstance(subscription, Queue)
+    if isinstance(command, Ack):
+        return [_result(settled) for settled in await subscription.ack(command.receipts)]
+    return [_result(settled) for settled in await subscription.settle(command)]
+
+
+def _result(settled: Settled) -> dict[str, object]:
+    shown: dict[str, object] = {"receipt": settled.receipt, "ok": settled.ok}
+    if settled.new_receipt is not None:
+        shown["new_receipt"] = settled.new_receipt
+    if not settled.ok:
+        shown["error_code"] = settled.error_code
+        shown["error"] = settled.error
+    return shown
+
+
+def _up_to_result(up_to: UpTo, error: RequestError | None) -> dict[str, object]:
+    shown: dict[str, object] = {"topic": up_to.topic, "partition": up_to.partition, "ok": error is None}
+    if error is not None:
+        shown["error_code"] = error.error_code
+        shown["error"] = error.message
+    return shown

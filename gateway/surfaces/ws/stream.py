@@ -1,0 +1,348 @@
+"""Stream mode: a member of a group, fed the partitions it owns, committing for them.
+
+    coordinator says      here                                                             told to the client
+    assigned p            start at the committed offset, push                              assigned p, cursor
+    revoking p            stop pushing; wait until what was sent is acked, the client      revoked p, drain_ms
+                          releases, or DRAIN_MS are over; then release p
+    p is gone             forget it (of a deleted topic: and release it)                   revoked p, lost
+    not a member          forget all, join again under the same member id                  revoked all, lost
+
+While a connection is lost all of this goes on without the client; a resumed session is told how things are by `state`.
+
+Invariants
+    T1  a partition is pushed only while the last share that was heard of has it assigned
+    T2  a partition is released only when nothing of it is pushed any more, and after the acks that came before
+    T3  an ack is answered when its commit is durable
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+from gateway.api.consumer import Consumer
+from gateway.api.tasks import Tasks
+from gateway.auth.access import Access, Permission
+from gateway.errors import RequestError
+from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember
+from gateway.groups.machines.membership import Share
+from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.machines.subscription import Subscription as Wish
+from gateway.groups.protocol import Groups, MemberKey, StartSpec, TopicPartition
+from gateway.routing.base import Routes
+from gateway.surfaces.ws import commands
+from gateway.surfaces.ws.commands import From, FromTime, Mode, Subscribe, UpTo
+from gateway.surfaces.ws.commits import Commits, Owned
+from gateway.surfaces.ws.feed import FedPartition, Feed
+from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
+from gateway.surfaces.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
+from gateway.surfaces.ws.reader import seek, too_many_partitions
+from store.errors import StoreError, UnknownQueue
+
+log = logging.getLogger(__name__)
+
+DRAIN_MS = 10_000
+"""How long a client may take to finish what it has of a partition that moves; less in a group that waits for less."""
+
+HEARTBEATS_PER_SESSION = 3
+
+
+class Stream:
+    """One subscription in stream mode."""
+
+    mode = Mode.STREAM
+
+    def __init__(
+        self,
+        command: Subscribe,
+        feed: Feed,
+        *,
+        groups: Groups,
+        routes: Routes,
+        consumer: Consumer,
+        access: Callable[[], Access],
+        partitions_left: Callable[[], int],
+        tasks: Tasks,
+    ) -> None:
+        assert command.group is not None
+        self.name = command.sub
+        self.group: str = command.group
+        self.feed = feed
+        self.ledger = feed.ledger
+        self._command = command
+        self._wish = Wish(topics=frozenset(command.topics), pattern=command.pattern)
+        self._start = start_spec(command.start)
+        self._groups = groups
+        self._routes = routes
+        self._consumer = consumer
+        self._access = access
+        self._partitions_left = partitions_left
+        self._tasks = tasks
+        self._outbox: Outbox | None = None
+        self._member_id = command.member
+        self._share = Share(0, (), (), b"", False)
+        self._owned: dict[TopicPartition, Owned] = {}
+        self._commits = Commits(
+            self.group,
+            self._owned,
+            self._member,
+            auto=command.auto_ack,
+            groups=groups,
+            consumer=consumer,
+            tasks=tasks,
+        )
+        self._drain_ms = DRAIN_MS
+
+    # Beginning and end
+
+    async def open(self) -> dict[str, object]:
+        """Join; the answer's fields. Raises RequestError, GroupError, StoreError."""
+        await self._join()
+        return {"member": self._member_id, "epochs": self._epochs(), **self.state()}
+
+    async def end(self) -> None:
+        """Leave the group. What was acked is committed before."""
+        await self._commits.settled()
+        if self._share.generation == 0:
+            return  # never came in
+        try:
+            await self._groups.leave(self.group, self._member())
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s did not leave: %s", self.group, self._member_id, error)
+
+    async def keep(self) -> NoReturn:
+        """Stay a member, and follow what the group says. Raises RequestError, GroupError, StoreError."""
+        async with asyncio.TaskGroup() as keeping:
+            keeping.create_task(self._beat())
+            if self._command.auto_ack:
+                keeping.create_task(self._commits.now_and_then())
+            await self._follow()
+        raise AssertionError("a member stays until it is cancelled")
+
+    # What is
+
+    def topics(self) -> list[str]:
+        """Topics it has partitions of."""
+        return sorted({key.topic for key in self._owned})
+
+    def partition_count(self) -> int:
+        return len(self._owned)
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame."""
+        return self.feed.journal.last
+
+    def state(self) -> dict[str, object]:
+        """What a client must know to go on."""
+        live = [owned.fed for owned in self._owned.values() if not owned.draining]
+        return {
+            "generation": self._share.generation,
+            "partitions": partitions_of(fed.key for fed in live),
+            "cursor": self.feed.cursor_of(live),
+        }
+
+    def _epochs(self) -> dict[str, str]:
+        return {key.topic: str(owned.fed.topic_id) for key, owned in sorted(self._owned.items())}
+
+    # What the client does
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self.feed.credit_changed()
+
+    def confirm(self, seen: int) -> None:
+        """The client has taken in the frames up to this one."""
+        self.feed.journal.confirm(seen)
+
+    async def push(self, outbox: Outbox) -> NoReturn:
+        """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
+        self._outbox = outbox
+        try:
+            draining = [key for key, owned in self._owned.items() if owned.draining]
+            if draining:
+                await self._tell(
+                    revoked_push(self.name, self._share.generation, partitions_of(draining), self._drain_ms)
+                )
+            await self.feed.run(outbox)
+        finally:
+            self._outbox = None
+
+    async def rewind(self, seen: int) -> None:
+        """See `Feed.rewind`."""
+        self.feed.rewind(seen)
+        for owned in self._owned.values():
+            owned.look()
+
+    async def seek(self, to: commands.Start) -> str:
+        """Go on from elsewhere; the new cursor. Raises RequestError, StoreError."""
+        await seek(self.feed, self._consumer, to)
+        for owned in self._owned.values():
+            owned.sought()
+        return self.feed.cursor
+
+    async def ack(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
+        """Commit; for each partition None, or why not (T3). Raises GroupError, StoreError."""
+        return await self._commits.ask(up_to)
+
+    def release(self, partitions: Sequence[TopicPartition]) -> None:
+        """The client is done with partitions that were revoked. Others are passed over."""
+        for key in partitions:
+            if (owned := self._owned.get(key)) is not None:
+                owned.finish()
+
+    async def refresh(self) -> None:
+        """The group itself notices what becomes of topics."""
+
+    # Membership
+
+    def _member(self) -> MemberKey:
+        assert self._member_id is not None
+        return MemberKey(self._member_id, self._share.generation)
+
+    async def _join(self) -> None:
+        self._member_id, share = await self._groups.join(self.group, self._member_id, self._wish)
+        config = self._groups.describe(self.group).config
+        self._drain_ms = min(DRAIN_MS, config.drain_timeout_ms // 2)
+        await self._heed(share)
+
+    async def _follow(self) -> NoReturn:
+        while True:
+            try:
+                assert self._member_id is not None
+                share = await self._groups.watch(self.group, self._member_id).changed(self._share)
+                # Another process may have joined under this name: then the share is its, and this one is out.
+                self._groups.heartbeat(self.group, self._member())
+                await self._heed(share)
+            except UnknownMember:
+                log.info("group=%s member=%s was put out, joins again", self.group, self._member_id)
+                await self._lose(list(self._owned))
+                await self._join()
+            except StaleGeneration:
+                await self._lose(list(self._owned))
+                raise RequestError(
+                    NOT_OWNER, f"Another process has joined group {self.group} as member {self._member_id}."
+                ) from None
+
+    async def _beat(self) -> NoReturn:
+        description = self._groups.describe(self.group)
+        timeouts = [
+            view.member.session_timeout_ms for view in description.members if view.member.member_id == self._member_id
+        ]
+        timeout_ms = timeouts[0] if timeouts else description.config.session_timeout_ms
+        while True:
+            await asyncio.sleep(timeout_ms / HEARTBEATS_PER_SESSION / 1000)
+            with suppress(UnknownMember, StaleGeneration):  # `_follow` is told the same, and does something about it
+                self._groups.heartbeat(self.group, self._member())
+
+    async def _heed(self, share: Share) -> None:
+        """Make what is pushed what the share says (T1)."""
+        self._share = share
+        assigned = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.assigned}
+        revoking = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.revoking}
+        ids = assigned | revoking  # a topic that was made anew is another one: its partitions are lost, and taken
+        gone = {key for key, topic_id in revoking.items() if self._topic_id(key.topic) != topic_id}
+        await self._lose(
+            [key for key, owned in self._owned.items() if key in gone or ids.get(key) != owned.fed.topic_id]
+        )
+        if nothing_sent := [key for key in revoking if key not in self._owned]:
+            self._tasks.start(self._give_up(nothing_sent))
+        await self._revoke([key for key in sorted(revoking) if key in self._owned and not self._owned[key].draining])
+        await self._take(sorted(assigned.items()))
+
+    async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
+        if sum(key not in self._owned for key, _ in assigned) > self._partitions_left():
+            raise too_many_partitions()
+        taken: list[FedPartition] = []
+        for key, topic_id in assigned:
+            owned = self._owned.get(key)
+            if owned is None:
+                self._access().check(Permission.RECEIVE, topic=key.topic)
+                try:
+                    offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
+                except UnknownQueue:
+                    continue  # deleted a moment ago: the group is about to say so
+                owned = self._owned[key] = Owned(FedPartition(key, topic_id, offset))
+                taken.append(owned.fed)
+            elif owned.draining:  # it is to stay after all
+                owned.drained = None
+                taken.append(owned.fed)
+        if taken:
+            partitions = partitions_of(fed.key for fed in taken)
+            await self._tell(assigned_push(self.name, self._share.generation, partitions, self.feed.cursor_of(taken)))
+        for fed in taken:
+            if fed.key in self.feed.fed_partitions:
+                self.feed.go(fed)
+            else:
+                self.feed.add(fed)
+
+    async def _lose(self, lost: Sequence[TopicPartition]) -> None:
+        told = []
+        for key in lost:
+            owned = self._owned.pop(key)
+            if key in self.feed.fed_partitions:
+                self.feed.remove(owned.fed)
+            if not owned.draining:
+                told.append(key)
+            owned.finish()
+        if told:
+            await self._tell(revoked_push(self.name, self._share.generation, partitions_of(told), None))
+
+    async def _revoke(self, keys: Sequence[TopicPartition]) -> None:
+        if not keys:
+            return
+        for key in keys:
+            owned = self._owned[key]
+            self.feed.stop(owned.fed)
+            owned.drained = asyncio.Event()
+            self._tasks.start(self._drain(key, owned, owned.drained))
+            owned.look()
+        await self._tell(revoked_push(self.name, self._share.generation, partitions_of(keys), self._drain_ms))
+
+    async def _drain(self, key: TopicPartition, owned: Owned, drained: asyncio.Event) -> None:
+        """Wait for what the client still acks; then give the partition up (T2), unless it is to stay after all."""
+        if not self._command.auto_ack:
+            try:
+                async with asyncio.timeout(self._drain_ms / 1000):
+                    await drained.wait()
+            except TimeoutError:
+                log.info("group=%s member=%s released %s unfinished", self.group, self._member_id, key)
+        try:
+            await self._commits.settled()
+            if owned.drained is drained and self._owned.get(key) is owned:
+                await self._give_up([key])
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s could not commit %s: %s", self.group, self._member_id, key, error)
+
+    async def _give_up(self, keys: Sequence[TopicPartition]) -> None:
+        try:
+            await self._groups.release(self.group, self._member(), keys)
+        except (GroupError, StoreError) as error:
+            log.info("group=%s member=%s did not release %s: %s", self.group, self._member_id, keys, error)
+
+    async def _tell(self, frame: bytes) -> None:
+        """Push to a client that is there; one that comes back asks how things are."""
+        if self._outbox is not None:
+            with suppress(OutboxClosed):
+                await self._outbox.put(frame)
+
+    def _topic_id(self, name: str) -> int | None:
+        """None: the topic has gone."""
+        try:
+            return self._routes.topic(name).topic_id
+        except UnknownQueue:
+            return None
+
+
+def start_spec(start: commands.Start | None) -> StartSpec:
+    """Where a group begins that was never there, in the coordinator's words."""
+    match start:
+        case FromTime(timestamp_ms):
+            return StartTime(timestamp_ms)
+        case From.EARLIEST:
+            return Start.FIRST
+        case _:
+            return Start.LAST

@@ -1,0 +1,1 @@
+"""What makes a repeated send harmless: ids, numbered producers, and how both survive a stop."""

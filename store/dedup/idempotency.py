@@ -1,0 +1,268 @@
+"""Repeated sends in the store: what is known, what is in flight, and how both survive a stop.
+
+    append with an identity ──> in flight? wait for it ──> known? AlreadyStored ──> room? ──> Writer
+                                                                                       │
+    published or replayed entry ──> DedupIndex, ProducerTable            in flight until it is answered
+    checkpoint ──> journal, producers.0/1 ──> marks in the snapshot of the topics
+
+An id is stored in the extension of the entry it belongs to, so both become durable together. Between the check and the
+append lies no turn of the event loop, and what was appended counts as in flight until its outcome is known, whether or
+not its caller still waits: of any number of equal sends one is stored.
+
+The marks say up to which position of the log the saved state goes, and which bytes of the journal are part of it. What
+is behind that is replayed from the log, by the same `apply` that live entries go through. When a file is not what the
+marks say, its ids are read from the log again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+
+from store.dedup.ids import DedupIndex, Row, row_of
+from store.dedup.journal import DedupJournal, JournalDamaged, Segment
+from store.dedup.producers import ProducerTable, Table, decode_table, encode_table
+from store.errors import AlreadyStored, Corrupt
+from store.files import Files
+from store.log.commit_log import CommitLog
+from store.log.entry import Blank, Damage
+from store.log.recovery import PROGRESS_BYTES, Progress
+from store.snapshot import Snapshot, SnapshotFiles
+from store.types import NO_ID, Append, Appended, Entry, Identity, Original, ProducerSequence, QueueKey
+
+log = logging.getLogger(__name__)
+
+SEGMENTS_PER_WINDOW = 4
+PRODUCERS_SNAPSHOT = "producers"
+
+Waiter = asyncio.Future[list[Appended]]
+_InFlight = dict[int, Waiter]  # by sequence
+
+
+class Idempotency:
+    """The identities of one store. All methods but `load`, `catch_up` and `Saving.run` belong to the event loop."""
+
+    def __init__(
+        self, root: Path, files: Files, *, window_ms: int, ids_max: int, producer_expiry_ms: int, producers_max: int
+    ) -> None:
+        self._window_ms = window_ms
+        self._new_index: Callable[[], DedupIndex] = lambda: DedupIndex(window_ms=window_ms, ids_max=ids_max)
+        self._index = self._new_index()
+        self._producers = ProducerTable(expiry_ms=producer_expiry_ms, producers_max=producers_max)
+        self._journal = DedupJournal(root, files, segment_ms=max(1, window_ms // SEGMENTS_PER_WINDOW))
+        self._snapshots = SnapshotFiles(root, PRODUCERS_SNAPSHOT, files)
+        self._ids_until = 0  # entries before it are in the index
+        self._producers_until = 0
+        self.is_damaged = False  # what was saved could not be read, and was not saved again yet
+        self._unsaved: list[Row] = []  # not in the journal yet
+        self._producers_saves = 0
+        self._producers_changed = False
+        self._ids_in_flight: dict[bytes, Waiter] = {}
+        self._producers_in_flight: dict[tuple[bytes, QueueKey], _InFlight] = {}
+
+    @property
+    def id_count(self) -> int:
+        """Ids remembered now."""
+        return len(self._index)
+
+    @property
+    def producer_count(self) -> int:
+        """Pairs of a producer and a queue remembered now."""
+        return len(self._producers)
+
+    # ---- opening -------------------------------------------------------------------------------------------------
+
+    def load(self, marks: Mapping[str, object]) -> None:
+        """The saved state. `marks` as `Saving.marks` gave them, empty for a new store."""
+        until = marks.get("until", 0)
+        assert isinstance(until, int)
+        segments = marks.get("segments", ())
+        assert isinstance(segments, Sequence)
+        self._ids_until = self._producers_until = until
+        try:
+            for rows in self._journal.load([Segment(*segment) for segment in segments]):
+                self._index.restore(rows)
+        except JournalDamaged as damage:
+            log.warning("reading the ids of the window from the log again reason=%s", damage)
+            self._index = self._new_index()
+            self._journal.segments = ()
+            self._ids_until = 0
+            self.is_damaged = True
+        saves = marks.get("producers", 0)
+        assert isinstance(saves, int)
+        snapshot = self._snapshots.load()
+        if saves and (snapshot is None or snapshot.next_offset < saves):
+            log.warning("reading the producers' sequences from the log again reason=producers.0 and .1 are missing")
+            self._producers_until = 0
+            self.is_damaged = self._producers_changed = True
+        elif snapshot is not None:
+            self._producers.restore(decode_table(snapshot.content))
+            self._producers_saves = snapshot.next_offset
+
+    def catch_up(self, commit_log: CommitLog, end: int, now_ms: int, progress: Progress | None) -> int:
+        """Apply what lies between the saved state and `end`, from where on entries are replayed; the bytes that were
+        read for it. None, usually: only when files were lost or the index was built again offline. Raises Corrupt."""
+        begin = end
+        if self._ids_until < end:
+            begin = max(self._ids_until, self._window_start(commit_log, end, now_ms))
+        begin = told = max(min(begin, self._producers_until), commit_log.first_position)
+        for found in commit_log.scan(begin, end=end) if begin < end else ():
+            if isinstance(found, Damage):
+                raise Corrupt(commit_log.path_of(found.position), found.position, found.reason)
+            if not isinstance(found, Blank):
+                self.apply(found, is_durable=True)
+            if progress is not None and found.position - told >= PROGRESS_BYTES:
+                told = found.position
+                progress(told - begin, commit_log.prepared_position - begin)
+        return max(0, end - begin)
+
+    def _window_start(self, commit_log: CommitLog, end: int, now_ms: int) -> int:
+        """A position of the log before which nothing is in the window: the start of a file."""
+        begin = commit_log.first_position
+        for start, following in pairwise(commit_log.starts()):
+            if following >= end or commit_log.read_entry(following).store_time_ms >= now_ms - self._window_ms:
+                break
+            begin = start
+        return begin
+
+    def apply(self, entry: Entry, *, is_durable: bool) -> None:
+        """Take in an entry that was stored, in the order of the log; those that are known change nothing. `is_durable`:
+        no power cut takes it."""
+        identity = entry.identity
+        if identity is not None:
+            if (identity.message_ids or identity.request) and entry.position >= self._ids_until:
+                row = row_of(entry, identity)
+                self._index.add(row)
+                self._unsaved.append(row)
+                self._ids_until = entry.position + 1
+            if identity.producer is not None and entry.position >= self._producers_until:
+                self._producers.add(entry, identity.producer, is_durable=is_durable)
+                self._producers_until = entry.position + 1
+                self._producers_changed = True
+
+    # ---- sending -------------------------------------------------------------------------------------------------
+
+    def in_flight(self, appends: Sequence[Append]) -> set[Waiter]:
+        """The calls under way that must be answered before it can be said whether these batches are known."""
+        waiters: set[Waiter] = set()
+        for append in appends:
+            identity = append.identity
+            if identity is None:
+                continue
+            ids = _ids_of(identity)
+            if ids and self._ids_in_flight and not self._ids_in_flight.keys().isdisjoint(ids):
+                waiters.update(self._ids_in_flight[id_] for id_ in ids if id_ in self._ids_in_flight)
+            if (producer := identity.producer) is not None:
+                sequences = self._producers_in_flight.get((producer.producer_id, append.queue), {})
+                if sequences and producer.sequence <= max(sequences):
+                    waiters.update(sequences.values())
+        return {waiter for waiter in waiters if not waiter.done()}
+
+    def check(self, appends: Sequence[Append], now_ms: int) -> None:
+        """Raises AlreadyStored when a record is known, IdentityReused, SequenceGone, TooManyIds. Else all are new."""
+        originals: list[Mapping[int, Original]] = []
+        id_count = 0
+        for append in appends:
+            found: dict[int, Original] = {}
+            if (identity := append.identity) is not None:
+                found = self._index.find(identity, now_ms)
+                id_count += len(identity.message_ids) + (identity.request is not None)
+                if identity.producer is not None:
+                    original = self._producers.find(append.queue, identity.producer, now_ms)
+                    if original is not None:
+                        found[0] = original
+            originals.append(found)
+        if any(originals):
+            raise AlreadyStored(originals)
+        self._index.check_room(id_count + len(self._ids_in_flight), now_ms)
+        for append in appends:
+            if append.identity is not None and append.identity.producer is not None:
+                self._producers.check_room(append.queue, append.identity.producer, now_ms)
+
+    def begin(self, appends: Sequence[Append], outcome: Waiter) -> None:
+        """Batches were handed to the writer: in flight until the outcome is known."""
+        ids: list[bytes] = []
+        numbered: list[tuple[QueueKey, ProducerSequence]] = []
+        for append in appends:
+            if (identity := append.identity) is not None:
+                ids += _ids_of(identity)
+                if identity.producer is not None:
+                    numbered.append((append.queue, identity.producer))
+        self._ids_in_flight.update(dict.fromkeys(ids, outcome))
+        self._ids_in_flight.pop(NO_ID, None)
+        for queue, producer in numbered:
+            self._producers_in_flight.setdefault((producer.producer_id, queue), {})[producer.sequence] = outcome
+
+        def end(_: Waiter) -> None:
+            if not outcome.cancelled():
+                outcome.exception()  # its caller may have gone
+            for id_ in ids:  # in flight by this outcome alone: who met one of them there has waited
+                self._ids_in_flight.pop(id_, None)
+            for queue, producer in numbered:
+                key = (producer.producer_id, queue)
+                sequences = self._producers_in_flight.get(key, {})
+                if sequences.get(producer.sequence) is outcome:
+                    del sequences[producer.sequence]
+                    if not sequences:
+                        del self._producers_in_flight[key]
+
+        outcome.add_done_callback(end)
+
+    # ---- saving --------------------------------------------------------------------------------------------------
+
+    def saving(self, until: int) -> Saving:
+        """What a checkpoint at position `until` has to write. Every entry before `until` has been applied, and the log
+        is durable up to there."""
+        self._producers.confirm(until)
+        count = bisect_left(self._unsaved, until, key=attrgetter("position"))
+        table = self._producers.copy() if self._producers_changed else None
+        self._producers_changed = self._producers.has_unsaved
+        return Saving(self, until, self._unsaved[:count], table)
+
+
+class Saving:
+    """One save of the identities: `run` in a thread, then `marks` into a durable snapshot, then `finish`."""
+
+    def __init__(self, idempotency: Idempotency, until: int, rows: Sequence[Row], table: Table | None) -> None:
+        self._idempotency = idempotency
+        self._until = until
+        self._rows = rows
+        self._table = table
+        self._segments = idempotency._journal.segments
+        self._saves = idempotency._producers_saves
+
+    def run(self) -> None:
+        """Write what is new, durably. OSError passes through: what was saved before still counts."""
+        if self._rows:
+            self._segments = self._idempotency._journal.append(self._rows, self._idempotency._window_ms)
+        if self._table is not None:
+            self._saves += 1
+            self._idempotency._snapshots.save(Snapshot(self._saves, encode_table(self._table)))
+
+    @property
+    def marks(self) -> dict[str, object]:
+        """What the next start needs to know, as JSON."""
+        segments = [list(segment) for segment in self._segments]
+        return {"until": self._until, "segments": segments, "producers": self._saves}
+
+    def finish(self, *, is_saved: bool) -> None:
+        """Said once: whether the marks have become durable."""
+        idempotency = self._idempotency
+        if is_saved:
+            del idempotency._unsaved[: len(self._rows)]
+            idempotency._journal.segments = self._segments
+            idempotency._producers_saves = self._saves
+            idempotency.is_damaged = False
+        elif self._table is not None:
+            idempotency._producers_changed = True
+
+
+def _ids_of(identity: Identity) -> Sequence[bytes]:
+    if identity.request is None:
+        return identity.message_ids
+    return [*identity.message_ids, identity.request.request_id]

@@ -1,0 +1,90 @@
+"""gateway/api/consumer.py"""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.api.consumer import AtTime, Consumer, OffsetSpec
+from gateway.errors import INVALID, RequestError
+from gateway.routing.base import UnknownPartition
+from gateway.routing.table import RouteTable, Segment
+from gateway.surfaces.http.context import Gateway
+from store import record_batch
+from store.errors import UnknownQueue
+from store.record_batch import Record
+from store.types import Acks, Append, QueueKey, ReadStatus
+from tests.clock import START_MS, FakeClock
+from tests.gateway.fake_broker import FakeBroker, FakeTopic
+
+QUEUE = QueueKey(16, 0)
+
+
+async def send(broker: FakeBroker, count: int, queue: QueueKey = QUEUE) -> None:
+    batch = record_batch.encode([Record(None, b"1", 5)] * count)
+    await broker.append([Append(queue=queue, batch=batch, record_count=count)], acks=Acks.FLUSHED)
+
+
+async def test_with_one_queue_entries_pass_as_they_are(gateway: Gateway, broker: FakeBroker) -> None:
+    await send(broker, 3)
+    await send(broker, 2)
+    fetched = await gateway.consumer.fetch("orders", 0, 4, max_bytes=1 << 20)
+    assert fetched.status is ReadStatus.FOUND
+    assert fetched.entries[0] is broker.entries[QUEUE][1]
+    assert (fetched.min_offset, fetched.max_offset, fetched.next_offset) == (0, 5, 5)
+
+
+async def test_a_partition_that_moved_is_read_in_its_own_offsets(clock: FakeClock) -> None:
+    old, new = FakeBroker(clock), FakeBroker(clock)
+    await send(old, 5, QueueKey(1, 0))
+    await send(new, 7, QueueKey(1, 3))
+    await send(new, 2, QueueKey(1, 3))
+    routes = RouteTable()
+    chain = (
+        Segment(old, QueueKey(1, 0), physical_end=5),
+        Segment(new, QueueKey(1, 3), logical_start=5, physical_start=0),
+    )
+    routes.set_chains(FakeTopic("moved", 9, 1), [chain])
+    consumer = Consumer(routes)
+    before = await consumer.fetch("moved", 0, 2, max_bytes=1 << 20)
+    assert [entry.base_offset for entry in before.entries] == [0]
+    after = await consumer.fetch("moved", 0, 12, max_bytes=1 << 20)
+    assert [entry.base_offset for entry in after.entries] == [12]
+    assert [record.offset for entry in after.entries for record in record_batch.decode(entry.batch)] == [12, 13]
+    assert (after.max_offset, after.next_offset) == (14, 14)
+    assert await consumer.bounds("moved", 0) == (0, 14)
+    assert await consumer.resolve_offset("moved", 0, -3) == 11
+
+
+@pytest.mark.parametrize(
+    ("spec", "offset"),
+    [
+        ("earliest", 2), ("latest", 5), ("3", 3), ("0", 0), ("99", 99), (4, 4), ("-1", 4), (-3, 2), ("-99", 2),
+        (AtTime(0), 0), (AtTime(START_MS), 0), (AtTime(START_MS + 1), 5),
+    ],
+)  # fmt: skip
+async def test_offsets_are_resolved(gateway: Gateway, broker: FakeBroker, spec: OffsetSpec, offset: int) -> None:
+    await send(broker, 5)
+    broker.min_offsets[QUEUE] = 2
+    assert await gateway.consumer.resolve_offset("orders", 0, spec) == offset
+
+
+@pytest.mark.parametrize("text", ["", "-", "+1", "1.5", "first", "--1", "1e3", "٣", "9" * 19, " 1"])
+async def test_other_words_are_no_offsets(gateway: Gateway, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        await gateway.consumer.resolve_offset("orders", 0, text)
+    assert caught.value.error_code == INVALID
+
+
+async def test_unknown_topics_and_partitions_are_told_apart(gateway: Gateway) -> None:
+    consumer = gateway.consumer
+    for topic, partition, error in (("nope", 0, UnknownQueue), ("orders", 4, UnknownPartition)):
+        for call in (
+            consumer.fetch(topic, partition, 0, max_bytes=1),
+            consumer.bounds(topic, partition),
+            consumer.resolve_offset(topic, partition, 0),
+            consumer.resolve_offset(topic, partition, "latest"),
+            consumer.offset_for_time(topic, partition, 0),
+        ):
+            with pytest.raises(error) as caught:
+                await call
+            assert type(caught.value) is error

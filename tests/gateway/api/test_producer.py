@@ -1,0 +1,331 @@
+"""gateway/api/producer.py"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import pytest
+
+from gateway.codec.columns import Columns
+from gateway.codec.records import Format, ProduceRecord, parse_records
+from gateway.codec.tags import tag_hash
+from gateway.errors import DELAY_ILLEGAL, RequestError
+from gateway.routing.base import UnknownPartition
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.rest_v2.produce import rendered_columns, rendered_receipts
+from store import record_batch
+from store.errors import MalformedBatch, RecordTooLarge, StoreStopped, UnknownQueue
+from store.limits import BATCH_BYTES_MAX, RECORD_BYTES_MAX
+from store.record_batch import Record
+from store.topics import TopicConfig
+from store.types import Acks, Delay, QueueKey
+from tests.clock import START_MS, FakeClock
+from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from timer.schedule import decode_schedule_id
+
+DELAY_MS_MAX = 365 * 86_400_000
+
+
+def record(value: bytes | None = b"1", key: bytes | None = None, **fields: object) -> ProduceRecord:
+    empty = ProduceRecord(key, value, [], None, None, None, None, None)
+    return empty._replace(**fields)
+
+
+async def test_records_of_one_key_go_to_its_partition_in_their_order(gateway: Gateway, broker: FakeBroker) -> None:
+    records = [record(b"%d" % number, b"k%d" % (number % 5)) for number in range(50)]
+    receipts = await gateway.producer.produce("orders", records, json_values=False)
+    assert [receipt.partition for receipt in receipts] == [zlib.crc32(item.key or b"") % 4 for item in records]
+    for place, receipt in enumerate(receipts):
+        entry = broker.entries[QueueKey(16, receipt.partition)][0]
+        stored = list(record_batch.decode(entry.batch))[receipt.offset or 0]
+        assert stored.value == records[place].value
+        assert stored.offset == receipt.offset
+
+
+async def test_each_partition_gets_one_batch(gateway: Gateway, broker: FakeBroker) -> None:
+    await gateway.producer.produce("orders", [record(key=b"%d" % n) for n in range(100)], json_values=True)
+    assert len(broker.appends) == 4
+    assert {append.queue.queue_id for append in broker.appends} == {0, 1, 2, 3}
+    assert all(append.json_values for append in broker.appends)
+
+
+async def test_keyless_records_of_a_request_stay_together_and_requests_take_turns(gateway: Gateway) -> None:
+    seen = []
+    for _ in range(5):
+        receipts = await gateway.producer.produce("orders", [record(), record()], json_values=True)
+        assert receipts[0].partition == receipts[1].partition
+        assert receipts[1].offset == (receipts[0].offset or 0) + 1
+        seen.append(receipts[0].partition)
+    assert seen[:4] != [seen[0]] * 4
+    assert sorted(seen[:4]) == [0, 1, 2, 3]
+    assert seen[4] == seen[0]
+
+
+async def test_a_records_partition_wins_over_the_requests_and_that_over_the_key(gateway: Gateway) -> None:
+    records = [record(key=b"a", partition=3), record(key=b"a"), record()]
+    receipts = await gateway.producer.produce("orders", records, partition=1, json_values=True)
+    assert [receipt.partition for receipt in receipts] == [3, 1, 1]
+
+
+@pytest.mark.parametrize("partition", [-1, 4, 2**40])
+async def test_an_unknown_partition_stores_nothing(gateway: Gateway, broker: FakeBroker, partition: int) -> None:
+    with pytest.raises(UnknownPartition):
+        await gateway.producer.produce("orders", [record(), record(partition=partition)], json_values=True)
+    with pytest.raises(UnknownPartition):
+        await gateway.producer.produce("orders", [record()], partition=partition, json_values=True)
+    assert broker.stored_count == 0
+
+
+async def test_an_unknown_topic_is_said(gateway: Gateway) -> None:
+    with pytest.raises(UnknownQueue):
+        await gateway.producer.produce("nope", [record()], json_values=True)
+    with pytest.raises(UnknownQueue):
+        await gateway.producer.produce_batches("nope", bytes(record_batch.encode([Record(None, b"", 0)])))
+
+
+async def test_timestamps_headers_and_tags_are_stored(gateway: Gateway, broker: FakeBroker) -> None:
+    records = [record(timestamp_ms=7, headers=[("a", b"x")], tag="paid"), record()]
+    receipts = await gateway.producer.produce("orders", records, partition=0, json_values=True)
+    assert [receipt.timestamp_ms for receipt in receipts] == [7, START_MS]
+    (append,) = broker.appends
+    first, second = record_batch.decode(append.batch)
+    assert (first.timestamp, list(first.headers)) == (7, [("a", b"x"), ("mq-tag", b"paid")])
+    assert (second.timestamp, list(second.headers)) == (START_MS, [])
+    assert append.tag_hashes == [tag_hash("paid"), 0]
+
+
+async def test_a_request_without_tags_has_no_hashes(gateway: Gateway, broker: FakeBroker) -> None:
+    await gateway.producer.produce("orders", [record()], json_values=True)
+    assert broker.appends[0].tag_hashes == ()
+
+
+async def test_delayed_records_go_to_the_timer_in_one_batch(gateway: Gateway, broker: FakeBroker) -> None:
+    records = [
+        record(b"1", delay_ms=1000, partition=2),
+        record(b"2", partition=2),
+        record(b"3", deliver_at_ms=START_MS + 5, partition=0, tag="t"),
+    ]
+    receipts = await gateway.producer.produce("orders", records, json_values=True)
+    ((batch, delays, json_values),) = broker.schedules
+    assert delays == [Delay(START_MS + 1000, 16, 2), Delay(START_MS + 5, 16, 0)]
+    assert [item.value for item in record_batch.decode(batch)] == [b"1", b"3"]
+    assert json_values
+    assert [(receipt.partition, receipt.offset, receipt.deliver_at_ms) for receipt in receipts] == [
+        (2, None, START_MS + 1000),
+        (2, 0, None),
+        (0, None, START_MS + 5),
+    ]
+    ids = [decode_schedule_id(receipt.schedule_id or "") for receipt in (receipts[0], receipts[2])]
+    assert [(item.due_ms, item[2]) for item in ids] == [(START_MS + 1000, 0), (START_MS + 5, 1)]
+    assert ids[0].position == ids[1].position
+
+
+@pytest.mark.parametrize("fields", [{"delay_ms": 0}, {"deliver_at_ms": START_MS}, {"deliver_at_ms": 0}])
+async def test_a_due_time_that_has_come_is_an_ordinary_send(
+    gateway: Gateway, broker: FakeBroker, fields: dict[str, int]
+) -> None:
+    (receipt,) = await gateway.producer.produce("orders", [record(**fields)], json_values=True)
+    assert (receipt.offset, receipt.schedule_id, receipt.deliver_at_ms) == (0, None, None)
+    assert broker.schedules == []
+
+
+async def test_the_longest_delay_is_the_timers_and_one_more_is_refused(clock: FakeClock) -> None:
+    gateway, broker = fake_gateway(clock, timer__delay_max_ms=5000)
+    await broker.create_topic("orders", 1)
+    for fields in ({"delay_ms": 5000}, {"deliver_at_ms": START_MS + 5000}):
+        await gateway.producer.produce("orders", [record(**fields)], json_values=True)
+    stored = broker.stored_count
+    for fields in ({"delay_ms": 5001}, {"deliver_at_ms": START_MS + 5001}, {"delay_ms": 10**40}, {"delay_ms": -1}):
+        with pytest.raises(RequestError) as caught:
+            await gateway.producer.produce("orders", [record(), record(**fields)], json_values=True)
+        assert caught.value.error_code == DELAY_ILLEGAL
+        assert caught.value.validation_errors[0].startswith("records[1].d")
+    assert broker.stored_count == stored
+
+
+async def test_a_year_is_the_default_limit_of_a_delay(gateway: Gateway) -> None:
+    assert gateway.limits.delay_ms_max == DELAY_MS_MAX
+    await gateway.producer.produce("orders", [record(delay_ms=DELAY_MS_MAX)], json_values=True)
+
+
+async def test_the_requests_level_is_asked_for_and_the_reached_one_is_told(clock: FakeClock) -> None:
+    gateway, broker = fake_gateway(clock, store__acks="written")
+    await broker.create_topic("orders", 1)
+    producer = gateway.producer
+    batch = bytes(record_batch.encode([Record(None, b"", 0)]))
+    assert (await producer.produce("orders", [record()], json_values=True))[0].acks is Acks.WRITTEN
+    assert (await producer.produce("orders", [record()], json_values=True, acks=Acks.FLUSHED))[0].acks is Acks.FLUSHED
+    assert (await producer.produce_batches("orders", batch))[0].acks is Acks.WRITTEN
+    assert broker.acks == [Acks.WRITTEN, Acks.FLUSHED, Acks.WRITTEN]
+    broker.reached = Acks.FLUSHED
+    assert (await producer.produce("orders", [record(delay_ms=5)], json_values=True))[0].acks is Acks.FLUSHED
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        record(b"1", b"k"),
+        record(b"1"),
+        record(None, None, timestamp_ms=7, headers=[("a", None)], tag="paid"),
+        record(b"1", partition=3),
+    ],
+)
+@pytest.mark.parametrize("partition", [None, 2])
+async def test_the_short_way_of_one_record_does_what_the_long_way_does(
+    clock: FakeClock, one: ProduceRecord, partition: int | None
+) -> None:
+    outcomes = []
+    for records in ([one], [one, one._replace(delay_ms=1000)]):
+        gateway, broker = fake_gateway(clock)
+        await broker.create_topic("orders", 4)
+        receipts = await gateway.producer.produce("orders", records, partition=partition, json_values=True)
+        (append,) = broker.appends
+        batch = bytes(append.batch)
+        outcomes.append((receipts[0], append.queue, batch, list(append.tag_hashes), append.record_count))
+        assert append.json_values
+        assert gateway.producer.record_counts == {"orders": len(records)}
+    assert outcomes[0] == outcomes[1]
+
+
+async def test_a_store_error_passes_through(gateway: Gateway, broker: FakeBroker) -> None:
+    broker.error = StoreStopped("gone")
+    with pytest.raises(StoreStopped):
+        await gateway.producer.produce("orders", [record()], json_values=True)
+
+
+async def test_more_than_a_batch_holds_becomes_several_in_order(gateway: Gateway, broker: FakeBroker) -> None:
+    records = [record(b"%d" % number * (RECORD_BYTES_MAX // 2)) for number in range(7)]
+    assert sum(len(item.value or b"") for item in records) > BATCH_BYTES_MAX
+    receipts = await gateway.producer.produce("orders", records, partition=0, json_values=False)
+    assert [receipt.offset for receipt in receipts] == list(range(7))
+    assert len(broker.appends) > 1
+    values = [item.value for entry in broker.entries[QueueKey(16, 0)] for item in record_batch.decode(entry.batch)]
+    assert values == [item.value for item in records]
+    delayed = await gateway.producer.produce(
+        "orders", [item._replace(delay_ms=9) for item in records], json_values=False
+    )
+    assert len(broker.schedules) > 1
+    assert len({receipt.schedule_id for receipt in delayed}) == 7
+
+
+async def test_raw_batches_are_stored_as_they_are(gateway: Gateway, broker: FakeBroker) -> None:
+    batches = [record_batch.encode([Record(b"k", b"%d" % n, 5)] * (n + 1)) for n in range(3)]
+    receipts = await gateway.producer.produce_batches("orders", b"".join(batches), partition=2)
+    assert [(receipt.partition, receipt.offset, receipt.record_count) for receipt in receipts] == [
+        (2, 0, 1),
+        (2, 1, 2),
+        (2, 3, 3),
+    ]
+    assert [bytes(append.batch) for append in broker.appends] == [bytes(batch) for batch in batches]
+    assert not any(append.json_values for append in broker.appends)
+
+
+async def test_raw_batches_without_a_partition_take_turns(gateway: Gateway) -> None:
+    body = bytes(record_batch.encode([Record(b"k", b"1", 5)])) * 4
+    receipts = await gateway.producer.produce_batches("orders", body)
+    assert sorted(receipt.partition for receipt in receipts) == [0, 1, 2, 3]
+
+
+async def test_raw_batches_carry_their_tags_into_the_index(gateway: Gateway, broker: FakeBroker) -> None:
+    tagged = record_batch.encode([Record(None, b"1", 5, [("mq-tag", b"paid")])])
+    await gateway.producer.produce_batches("orders", bytes(tagged))
+    assert broker.appends[0].tag_hashes == [tag_hash("paid")]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 61, -1])
+async def test_one_bad_raw_batch_refuses_all(gateway: Gateway, broker: FakeBroker, cut: int) -> None:
+    good = bytes(record_batch.encode([Record(b"k", b"1", 5)]))
+    with pytest.raises(MalformedBatch):
+        await gateway.producer.produce_batches("orders", good + good[:cut])
+    damaged = bytearray(good)
+    damaged[-1] ^= 1
+    with pytest.raises(MalformedBatch):
+        await gateway.producer.produce_batches("orders", good + bytes(damaged))
+    assert broker.stored_count == 0
+
+
+async def test_an_empty_or_misplaced_raw_body_is_refused(gateway: Gateway, broker: FakeBroker) -> None:
+    with pytest.raises(RequestError):
+        await gateway.producer.produce_batches("orders", b"")
+    with pytest.raises(UnknownPartition):
+        await gateway.producer.produce_batches(
+            "orders", bytes(record_batch.encode([Record(None, b"", 0)])), partition=4
+        )
+    assert broker.stored_count == 0
+
+
+async def test_a_record_no_batch_can_hold_is_refused(gateway: Gateway) -> None:
+    with pytest.raises(RecordTooLarge):
+        await gateway.producer.produce("orders", [record(b"x" * BATCH_BYTES_MAX)], json_values=False)
+
+
+async def test_what_was_sent_is_counted(gateway: Gateway) -> None:
+    await gateway.producer.produce("orders", [record(), record(delay_ms=5)], json_values=True)
+    await gateway.producer.produce_batches("orders", bytes(record_batch.encode([Record(None, b"", 0)] * 3)))
+    assert gateway.producer.record_counts == {"orders": 5}
+    assert gateway.producer.scheduled_count == 1
+    assert gateway.producer.byte_count > 0
+
+
+async def test_batches_are_stored_compressed_when_so_configured_and_read_the_same(clock: FakeClock) -> None:
+    gateway, broker = fake_gateway(clock, compression="zstd")
+    await broker.create_topic("orders", 1)
+    records = parse_records([{"value": {"number": number, "text": "x" * 50}} for number in range(200)], Format.JSON)
+    await gateway.producer.produce("orders", records, json_values=True)
+    [append] = broker.appends
+    assert record_batch.is_compressed(append.batch)
+    fetched = await gateway.consumer.fetch("orders", 0, 0, max_bytes=1)
+    values = [record.value for entry in fetched.entries for record in record_batch.decode(entry.batch)]
+    assert values == [record.value for record in records]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("partition", [None, 2])
+@pytest.mark.parametrize("keys", [None, [b"%d" % (number % 7) for number in range(50)]])
+async def test_columns_are_stored_and_answered_as_the_same_records_are(
+    keys: list[bytes] | None, partition: int | None, compress: bool
+) -> None:
+    values = [None if number % 9 == 0 else b'{"n":%d}' % number for number in range(50)]
+    columns = Columns(keys, values)
+    records = [record(value, None if keys is None else keys[place]) for place, value in enumerate(values)]
+    (one, ones), (other, others) = (
+        fake_gateway(FakeClock(), compression="zstd" if compress else "none") for _ in range(2)
+    )
+    for made in (ones, others):
+        await made.create_topic("orders", 4)
+    for _ in range(2):  # the second time offsets do not begin at 0, and the round robin has moved on
+        receipts = await one.producer.produce("orders", records, partition=partition, json_values=True)
+        placed = await other.producer.produce_columns(
+            "orders", columns, partition=partition, json_values=True, acks=None
+        )
+        assert placed is not None
+        assert rendered_columns(placed, len(values)) == rendered_receipts(receipts)
+    assert [replace(append, batch=bytes(append.batch)) for append in others.appends] == [
+        replace(append, batch=bytes(append.batch)) for append in ones.appends
+    ]
+    assert other.producer.record_counts == one.producer.record_counts == {"orders": 100}
+    assert other.producer.byte_count == one.producer.byte_count
+
+
+async def test_columns_that_are_too_much_for_one_batch_or_a_topic_are_left_to_produce(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    async def produced(*values: bytes, topic: str = "orders") -> bool:
+        columns = Columns(None, list(values))
+        placed = await gateway.producer.produce_columns(topic, columns, partition=0, json_values=False, acks=None)
+        return placed is not None
+
+    half = b"x" * (BATCH_BYTES_MAX // 2)
+    assert not await produced(half, half)
+    assert broker.stored_count == 0
+    await broker.create_topic("small", 1, config=TopicConfig(max_message_bytes=5))
+    assert await produced(b"12345", b"1", topic="small")
+    assert not await produced(b"123456", b"1", topic="small")
+    assert broker.stored_count == 2
+    with pytest.raises(UnknownQueue):
+        await produced(b"1", topic="nope")
+    with pytest.raises(UnknownPartition):
+        await gateway.producer.produce_columns(
+            "orders", Columns(None, [b"1"] * 2), partition=4, json_values=False, acks=None
+        )

@@ -1,0 +1,103 @@
+"""Tasks of one owner: what is cancelled with it, what is finished first, and what is undone when nobody hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.api.tasks import Tasks, stop
+
+
+class Gate:
+    """A piece of work that goes through when it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.ended = ""
+
+    async def go(self) -> int:
+        try:
+            await self.opened.wait()
+        except asyncio.CancelledError:
+            self.ended = "cancelled"
+            raise
+        self.ended = "done"
+        return 7
+
+    async def pass_through(self) -> None:
+        await self.go()
+
+
+async def test_close_cancels_what_was_started_and_waits_for_what_is_to_be_finished() -> None:
+    tasks = Tasks(lambda error: None)
+    started, finished = Gate(), Gate()
+    tasks.start(started.pass_through())
+    tasks.finish(finished.pass_through())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(tasks.close())
+    await asyncio.sleep(0.01)
+    assert (started.ended, closing.done()) == ("cancelled", False)
+    finished.opened.set()
+    await closing
+    assert (finished.ended, len(tasks)) == ("done", 0)
+
+
+async def test_what_does_not_finish_in_time_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.api.tasks.FINISH_TIMEOUT_S", 0.01)
+    tasks = Tasks(lambda error: None)
+    gate = Gate()
+    tasks.finish(gate.pass_through())
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert gate.ended == "cancelled"
+
+
+async def test_a_caller_that_is_cancelled_leaves_nothing_half_done() -> None:
+    tasks = Tasks(lambda error: None)
+    gate = Gate()
+    undone: list[str] = []
+
+    async def undo() -> None:
+        undone.append(gate.ended)
+
+    for late in (False, True):  # cancelled before the work is done, or in the very turn in which it is
+        gate = Gate()
+        caller = asyncio.create_task(tasks.whole(gate.go(), unheard=undo))
+        await asyncio.sleep(0)
+        if late:
+            gate.opened.set()
+            while not gate.ended:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        caller.cancel()
+        gate.opened.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await tasks.close()
+        assert gate.ended == "done"
+    assert undone == ["done", "done"]
+    gate = Gate()
+    gate.opened.set()
+    assert await tasks.whole(gate.go(), unheard=undo) == 7
+    assert len(undone) == 2
+
+
+async def test_every_failure_is_told_to_somebody() -> None:
+    failures: list[BaseException] = []
+    tasks = Tasks(failures.append)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("x")
+
+    tasks.start(fail())
+    tasks.finish(fail())
+    with pytest.raises(ValueError, match="x"):
+        await tasks.whole(fail())
+    await tasks.close()
+    assert len(failures) == 2, "of the third the caller was told"
+    caller = asyncio.create_task(tasks.whole(fail()))
+    await asyncio.sleep(0)
+    await stop(caller)
+    await tasks.close()
+    assert len(failures) == 3

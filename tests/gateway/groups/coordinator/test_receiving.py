@@ -1,0 +1,215 @@
+"""gateway.groups.coordinator (receiving, search): where a group begins, and what one receive takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
+from gateway.groups.coordinator.search import SCAN_RECORDS
+from gateway.groups.machines.copies import retry_topic
+from gateway.groups.machines.errors import GroupActive
+from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.protocol import Delivered
+from store.errors import StoreError
+from tests.gateway.groups.coordinator.test_queue import G, receipts, receive, values
+from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
+
+
+async def test_the_first_receive_fixes_where_all_partitions_begin() -> None:
+    """Whatever that receive takes, and although later ones say something else."""
+    async with world(partitions=2, values=[b"a", b"b"]) as made:
+        await made.send(b"c", partition=1)
+        assert len(await receive(made, max_messages=1, start=Start.FIRST)) == 1
+        await made.kill()
+        await made.start()
+        assert sorted(filter(None, values(await receive(made, start=Start.LAST)))) in ([b"a", b"c"], [b"b", b"c"])
+
+
+async def test_a_group_that_begins_at_the_end_misses_nothing_that_comes_later_in_any_partition() -> None:
+    async with world(partitions=3, values=[b"old"]) as made:
+        assert await receive(made, start=Start.LAST) == ()
+        for partition in range(3):
+            await made.send(b"%d" % partition, partition=partition)
+        await made.kill()
+        await made.start()
+        assert sorted(filter(None, values(await receive(made, start=Start.LAST)))) == [b"0", b"1", b"2"]
+
+
+async def test_partitions_that_are_added_later_begin_with_their_first_record() -> None:
+    async with world(partitions=1, values=[b"old"]) as made:
+        assert await receive(made, start=Start.LAST) == ()
+        await made.broker.grow_topic("orders", 3)
+        await made.send(b"new", partition=2)
+        assert values(await receive(made, start=Start.LAST)) == [b"new"]
+
+
+async def test_each_topic_begins_where_the_receive_says_that_first_names_it() -> None:
+    async with world(partitions=1, values=[b"o"]) as made:
+        await made.topic("refunds", 2)
+        await made.send(b"r", topic="refunds", partition=1)
+        assert values(await receive(made, "orders", start=Start.FIRST)) == [b"o"]
+        assert await receive(made, "orders", "refunds", start=Start.LAST) == ()
+        await made.send(b"r2", topic="refunds", partition=0)
+        assert values(await receive(made, "refunds", start=Start.FIRST)) == [b"r2"]
+
+
+async def test_a_group_can_begin_at_a_time_and_its_retries_come_all_the_same() -> None:
+    async with world(partitions=1, values=[b"old"]) as made:
+        made.clock.step(1000)
+        now_ms = made.clock.now_ms()
+        await made.send(b"new")
+        (message,) = await receive(made, start=StartTime(now_ms))
+        assert message.value == b"new"
+        await made.groups.nack(G, [message.receipt], delay_ms=1000)
+        await made.tick(1000)  # the copy is in the retry topic before the group has looked into it
+        (again,) = await receive(made, start=StartTime(now_ms))
+        assert (again.value, again.attempt) == (b"new", 2)
+
+
+async def test_what_was_committed_before_wins_over_every_start() -> None:
+    async with world(partitions=1, values=[b"1", b"2", b"3"]) as made:
+        await made.groups.reset((await groups_with(made)), "orders", 1)
+        assert values(await receive(made, start=Start.LAST)) == [b"2", b"3"]
+
+
+async def groups_with(made: World) -> str:
+    await made.groups.configure(G, {})
+    return G
+
+
+async def test_the_place_of_a_new_group_is_all_or_nothing_at_a_power_cut() -> None:
+    for cut in range(1, 12):
+        made = World()
+        await made.start()
+        await made.topic(partitions=4)
+        await made.send(b"old", partition=3)
+        made.disk.cut_power_at(cut)
+        outcome = await asyncio.gather(receive(made, start=Start.LAST), return_exceptions=True)
+        if made.disk.is_dark:
+            await made.crash(cut)
+        made.disk.cut_power_at(1_000_000_000)
+        begun = len(made.groups.table.get(G).leases) if G in made.groups.table else 0
+        assert begun in (0, 4), f"cut {cut}"
+        assert begun == 4 or isinstance(outcome[0], StoreError | OSError)
+        await made.send(b"new", partition=2)
+        expected = [b"new"] if begun else []
+        assert values(await receive(made, start=Start.LAST)) == expected, f"cut {cut}"
+        await made.stop()
+
+
+async def test_no_partition_starves_behind_one_that_always_has_more() -> None:
+    async with world(partitions=3) as made:
+        for partition in range(3):
+            await made.send(*[b"%d" % partition] * 20, partition=partition)
+        got = [(await receive(made, max_messages=1))[0].partition for _ in range(9)]
+        assert sorted(got) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+async def test_a_receive_that_waits_sees_partitions_and_retries_that_come_meanwhile() -> None:
+    async with world(partitions=1) as made:
+        running = asyncio.create_task(made.groups._follow_topics())
+        waiting = asyncio.ensure_future(receive(made, wait_ms=60_000))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await made.broker.grow_topic("orders", 2)
+        made.groups.topics_changed()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await made.send(b"1", partition=1)
+        (message,) = await asyncio.wait_for(waiting, 5)
+        assert message.value == b"1"
+        waiting = asyncio.ensure_future(receive(made, wait_ms=60_000))
+        await made.groups.nack(G, [message.receipt], delay_ms=1000)
+        made.groups.topics_changed()  # the retry topic has been made
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await made.tick(1000)
+        assert (await asyncio.wait_for(waiting, 5))[0].attempt == 2
+        running.cancel()
+
+
+async def test_a_filter_that_finds_little_goes_through_a_long_topic_in_steps() -> None:
+    async with world(partitions=1) as made:
+        for _ in range(3 * SCAN_RECORDS // 200):
+            await made.send(*[b"x"] * 100, headers=[(TAG_HEADER, b"common")])
+        await made.send(b"found", headers=[(TAG_HEADER, b"rare")])
+        assert values(await receive(made, tags=frozenset(["rare"]), wait_ms=1000)) == [b"found"]
+        (lag,) = await made.groups.lag(G)
+        assert (lag.lag, lag.in_flight) == (1, 1), "what was filtered out is done"
+
+
+async def test_records_that_are_withheld_are_passed_over_for_those_that_are_not() -> None:
+    async with world(partitions=1) as made:
+        await made.groups.configure(G, {"fifo": True})
+        await made.send(*[b"a"] * 30, headers=[(MESSAGE_GROUP_HEADER, b"a")])
+        await made.send(b"b", headers=[(MESSAGE_GROUP_HEADER, b"b")])
+        assert values(await receive(made, max_messages=2)) == [b"a", b"b"]
+
+
+async def test_records_that_expired_before_they_were_consumed_are_counted_and_passed_over() -> None:
+    async with world(partitions=1, values=[b"1", b"2", b"3"]) as made:
+        first = await receive(made, max_messages=1, invisible_ms=1000)
+        await made.broker.configure_topic("orders", {"retention_ms": 1})
+        await made.tick(10_000)
+        await made.store._hide_expired(made.store.topics())
+        await made.send(b"4")
+        if made.store.bounds(made.routes.writable("orders", 0).queue).min_offset == 3:
+            assert values(await receive(made)) == [b"4"]
+            assert made.groups.stats.lost_count == 3
+            assert [result.ok for result in await made.groups.ack(G, receipts(first))] == [True]
+
+
+async def test_a_join_and_a_receive_at_once_never_both_win() -> None:
+    for steps in range(15):
+        async with world(partitions=2, values=[b"1"]) as made:
+            await made.groups.ack(G, receipts(await receive(made)))
+            await made.send(b"2")
+            receiving = asyncio.ensure_future(receive(made))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            joining = asyncio.ensure_future(made.groups.join(G, "m", ORDERS))
+            received, joined = await asyncio.gather(receiving, joining, return_exceptions=True)
+            assert isinstance(received, GroupActive) != isinstance(joined, GroupActive), f"{steps}: {received} {joined}"
+
+
+async def test_a_topic_that_is_deleted_under_a_consumer_leaves_nothing_that_cannot_be_read_again() -> None:
+    for steps in range(15):
+        async with world(partitions=1, values=[b"1", b"2"]) as made:
+            messages: tuple[Delivered, ...] = await receive(made)
+            await made.broker.delete_topic("orders")
+            pruning = asyncio.ensure_future(made.groups.stream.topics_changed())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            acking = asyncio.ensure_future(made.groups.ack(G, receipts(messages)))
+            await asyncio.gather(pruning, acking)
+            await made.kill()
+            await made.start()
+            assert made.groups.table.get(G).leases == {}
+
+
+async def test_receives_with_one_attempt_id_that_overlap_get_the_same_records() -> None:
+    async with world(partitions=1, values=[b"1", b"2", b"3"]) as made:
+        first, second = await asyncio.gather(*(receive(made, max_messages=2, attempt_id="w") for _ in range(2)))
+        assert receipts(first) == receipts(second)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_what_is_remembered_of_a_group_goes_with_it(is_deleted: bool) -> None:
+    async with world(partitions=1, values=[b"1"]) as made:
+        (message,) = await receive(made)
+        await made.groups.nack(G, [message.receipt], delay_ms=1000)
+        await made.tick(1000)
+        (again,) = await receive(made)
+        await made.groups.ack(G, [again.receipt])
+        queue = made.groups.queue
+        assert queue._search._origins
+        if is_deleted:
+            await made.groups.delete(G)
+            assert queue.receiving._next_lane == {}
+        else:
+            await made.broker.delete_topic(retry_topic(G))
+            await made.groups.stream.topics_changed()
+        assert queue._search._origins == {}
+        assert (await made.groups.receive("other", wanting())).messages != ()

@@ -1,0 +1,305 @@
+"""gateway.groups.coordinator.stream: members over a real store: hand-over, expiry, topics that come and go,
+broadcasting."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from gateway.groups.coordinator.stream import NAMELESS
+from gateway.groups.machines.config import BROADCAST
+from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, StaleGeneration, UnknownMember
+from gateway.groups.machines.membership import Share
+from gateway.groups.machines.progress import Start
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.strategies.registry import ENTRY_POINT_GROUP, StrategyRegistry, installed
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
+from tests.gateway.groups.coordinator.world import ORDERS, World, world
+
+G = "billing"
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def places(partitions: tuple[Partition, ...]) -> list[tuple[str, int]]:
+    return [(partition.topic, partition.partition) for partition in partitions]
+
+
+def assigned(made: World, member_id: str, group: str = G) -> list[tuple[str, int]]:
+    return places(share_of(made, member_id, group).assigned)
+
+
+def share_of(made: World, member_id: str, group: str = G) -> Share:
+    views = made.groups.describe(group).members
+    return next(view.share for view in views if view.member.member_id == member_id)
+
+
+def key(member_id: str, share: Share) -> MemberKey:
+    return MemberKey(member_id, share.generation)
+
+
+async def test_a_partition_moves_when_its_owner_has_drained_committed_and_released_it() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        groups = made.groups
+        _, first = await groups.join(G, "m1", ORDERS)
+        assert places(first.assigned) == [P0, P1]
+        watching = asyncio.ensure_future(groups.watch(G, "m1").changed(first))
+        await asyncio.sleep(0)
+        _, second = await groups.join(G, "m2", ORDERS)
+        assert second.assigned == (), "it waits for the owner"
+        told = await asyncio.wait_for(watching, 5)
+        (moving,) = places(told.revoking)
+        assert groups.groups()[0].state == "rebalancing"
+        await groups.commit(G, [OffsetCommit(*moving, 0)], key("m1", told))  # while it drains it may commit
+        waiting = asyncio.ensure_future(groups.watch(G, "m2").changed(second))
+        await groups.release(G, key("m1", told), [TopicPartition(*moving)])
+        assert places((await asyncio.wait_for(waiting, 5)).assigned) == [moving]
+        assert groups.groups()[0].state == "stable"
+        with pytest.raises(StaleGeneration):
+            await groups.commit(G, [OffsetCommit(*moving, 1)], key("m1", told))
+        await groups.commit(G, [OffsetCommit(*moving, 0)], key("m2", share_of(made, "m2")))
+
+
+async def test_a_commit_behind_a_release_that_is_being_written_is_refused() -> None:
+    """Nothing a former owner commits may stand in the log behind the change of owners."""
+    async with world(partitions=1, values=[b"1", b"2"]) as made:
+        groups = made.groups
+        _, share = await groups.join(G, "m1", ORDERS)
+        leaving = asyncio.ensure_future(groups.leave(G, key("m1", share)))
+        await asyncio.sleep(0)  # decided and queued, not yet written
+        with pytest.raises(UnknownMember):
+            await groups.commit(G, [OffsetCommit("orders", 0, 1)], key("m1", share))
+        await leaving
+
+
+async def test_who_is_silent_for_a_session_is_out_and_what_it_had_is_free() -> None:
+    async with world() as made:
+        groups = made.groups
+        _, silent = await groups.join(G, "m1", ORDERS, session_timeout_ms=5_000)
+        await groups.join(G, "m2", ORDERS, session_timeout_ms=60_000)
+        await made.tick(5_000)
+        assert assigned(made, "m1") != []  # n
+        await made.tick(1)
+        assert [view.member.member_id for view in groups.describe(G).members] == ["m2"]  # n + 1
+        assert assigned(made, "m2") == [P0, P1]
+        assert groups.stats.expired_member_count == 1
+        with pytest.raises(UnknownMember):
+            groups.heartbeat(G, key("m1", silent))
+
+
+async def test_who_does_not_give_up_what_is_revoked_is_put_out() -> None:
+    async with world() as made:
+        groups = made.groups
+        await groups.configure(G, {"drain_timeout_ms": 1_000})
+        _, share = await groups.join(G, "m1", ORDERS)
+        await groups.join(G, "m2", ORDERS)
+        await made.tick(1_001)
+        with pytest.raises(UnknownMember):
+            groups.heartbeat(G, key("m1", share))
+        assert assigned(made, "m2") == [P0, P1]
+
+
+async def test_members_survive_a_restart_with_a_whole_session_to_be_heard_in_again() -> None:
+    async with world() as made:
+        _, share = await made.groups.join(G, "m1", ORDERS, session_timeout_ms=5_000)
+        await made.tick(4_000)
+        for end in (made.kill, made.stop):
+            await end()
+            await made.start()
+            assert assigned(made, "m1") == [P0, P1]
+            await made.tick(4_000)
+            assert made.groups.heartbeat(G, key("m1", share)).generation == share.generation
+
+
+async def test_a_process_that_comes_back_under_its_name_replaces_its_former_self() -> None:
+    async with world() as made:
+        _, former = await made.groups.join(G, "m1", ORDERS)
+        _, same = await made.groups.join(G, "m1", ORDERS, generation=former.generation)
+        assert same == former
+        _, now = await made.groups.join(G, "m1", ORDERS)
+        assert now.generation > former.generation
+        with pytest.raises(StaleGeneration):
+            await made.groups.commit(G, [OffsetCommit("orders", 0, 0)], key("m1", former))
+
+
+async def test_topics_that_come_grow_and_go_are_shared_out() -> None:
+    async with world(partitions=1) as made:
+        groups = made.groups
+        await groups.join(G, "m1", Subscription(pattern="o.*"))
+        await made.topic("other", 1)
+        await made.topic("unwanted", 1)
+        await groups.stream.topics_changed()
+        assert assigned(made, "m1") == [("orders", 0), ("other", 0)]
+        await made.broker.grow_topic("other", 2)
+        await groups.stream.topics_changed()
+        assert assigned(made, "m1") == [("orders", 0), ("other", 0), ("other", 1)]
+        await made.broker.delete_topic("orders")
+        await groups.stream.topics_changed()
+        await made.tick(0)
+        assert assigned(made, "m1") == [("other", 0), ("other", 1)]
+
+
+async def test_offsets_of_a_deleted_topic_are_forgotten_and_one_of_the_same_name_begins_anew() -> None:
+    async with world(partitions=1, values=[b"1"]) as made:
+        await made.groups.commit(G, [OffsetCommit("orders", 0, 1)])
+        await made.broker.delete_topic("orders")
+        await made.groups.stream.topics_changed()
+        await made.topic(partitions=1)
+        assert [place.offset for place in await made.groups.committed(G, [P0])] == [None]
+        assert [lag.committed for lag in await made.groups.lag(G)] == []
+
+
+async def test_the_periodic_check_heals_what_no_event_told() -> None:
+    async with world(partitions=1) as made:
+        await made.groups.configure(G, {"rebalance_interval_ms": 5_000})
+        _, share = await made.groups.join(G, "m1", ORDERS, session_timeout_ms=60_000)
+        await made.tick(0)  # looked at: next in 5 s
+        await made.broker.grow_topic("orders", 2)  # and nobody says so
+        await made.tick(4_999)
+        made.groups.heartbeat(G, key("m1", share))
+        assert assigned(made, "m1") == [P0]
+        await made.tick(1)
+        assert assigned(made, "m1") == [P0, P1]
+
+
+async def test_another_strategy_shares_out_anew_while_members_are_there() -> None:
+    async with world(partitions=3) as made:
+        groups = made.groups
+        _, one = await groups.join(G, "m1", ORDERS)
+        _, two = await groups.join(G, "m2", ORDERS)
+        one = share_of(made, "m1")
+        await groups.release(G, key("m1", one), [TopicPartition(*place) for place in places(one.revoking)])
+        await groups.configure(G, {"strategy": "averagely_by_circle"})
+        await groups.stream.topics_changed()
+        for member_id in ("m1", "m2"):
+            share = share_of(made, member_id)
+            await groups.release(G, key(member_id, share), [TopicPartition(*p) for p in places(share.revoking)])
+        assert (assigned(made, "m1"), assigned(made, "m2")) == ([("orders", 0), ("orders", 2)], [("orders", 1)])
+        with pytest.raises(IllegalRequest):
+            await groups.configure(G, {"strategy": "by_moon"})
+        assert two.assigned == ()
+
+
+async def test_a_strategy_of_an_installed_package_shares_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way of a plug-in: an installed package with an entry point, and a group that names it."""
+    package = tmp_path / "last_takes_all-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: last-takes-all\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\nlast_takes_all = last_takes_all:Strategy\n")
+    (tmp_path / "last_takes_all.py").write_text(
+        "class Strategy:\n"
+        "    name = 'last_takes_all'\n"
+        "    def __init__(self, context):\n"
+        "        self.skipped = context.options.get('skip', [])\n"
+        "    def allocate(self, members, partitions, current):\n"
+        "        return {members[-1]: [p for p in partitions if p.partition not in self.skipped]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins: list[EntryPoint] = list(installed())
+    made = World()
+    made.strategies = StrategyRegistry(plugins)
+    await made.start()
+    await made.topic()
+    await made.groups.configure(G, {"strategy": "last_takes_all", "strategy_options": {"skip": [1]}})
+    await made.groups.join(G, "m1", ORDERS)
+    assert assigned(made, "m1") == [P0]
+    await made.stop()
+    made.strategies = StrategyRegistry()  # the package is gone at the next start
+    await made.start()
+    assert assigned(made, "m1") == [P0], "who has something keeps it"
+    await made.stop()
+
+
+async def test_a_member_can_compute_the_assignment() -> None:
+    async with world() as made:
+        groups = made.groups
+        await groups.configure(G, {"strategy": None})
+        _, leader = await groups.join(G, "m1", ORDERS, metadata=b"wants all")
+        assert leader.is_asked
+        await groups.join(G, "m2", ORDERS)
+        leader = share_of(made, "m1")
+        assert (leader.is_asked, leader.assigned) == (True, ())
+        topic_id = made.routes.topic("orders").topic_id
+        shares = {"m2": [Partition("orders", topic_id, 0), Partition("orders", topic_id, 1)]}
+        with pytest.raises(StaleGeneration):
+            await groups.stream.assign(G, key("m2", share_of(made, "m2")), shares, {})
+        await groups.stream.assign(G, key("m1", leader), shares, {"m2": b"\x00note"})
+        assert (assigned(made, "m1"), assigned(made, "m2")) == ([], [P0, P1])
+        await made.kill()
+        await made.start()
+        assert share_of(made, "m2").note == b"\x00note"
+
+
+async def test_in_a_broadcasting_group_everybody_has_everything_and_a_place_of_its_own() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        groups = made.groups
+        await groups.configure(G, {"mode": BROADCAST})
+        _, one = await groups.join(G, "one", ORDERS)
+        _, two = await groups.join(G, "two", ORDERS)
+        assert places(one.assigned) == places(two.assigned) == [P0, P1]
+        await groups.commit(G, [OffsetCommit("orders", 0, 2)], key("one", one))
+        assert await groups.start_offset(G, P0, Start.FIRST, member_id="one") == 2
+        assert await groups.start_offset(G, P0, Start.FIRST, member_id="two") == 0
+        with pytest.raises(IllegalRequest):
+            await groups.committed(G, [P0])  # whose?
+        assert [(lag.owner, lag.lag) for lag in await groups.lag(G) if lag.partition == 0] == [("one", 0), ("two", 2)]
+        await groups.leave(G, key("one", one))
+        await made.kill()
+        await made.start()
+        assert await made.groups.start_offset(G, P0, Start.FIRST, member_id="one") == 2
+        assert [view.group for view in made.groups.groups()] == [G]
+        assert made.groups.groups()[0].member_count == 1
+
+
+async def test_who_joins_a_broadcasting_group_without_a_name_leaves_no_place() -> None:
+    async with world() as made:
+        await made.groups.configure(G, {"mode": BROADCAST})
+        for goes in ("leaves", "falls silent"):
+            member_id, share = await made.groups.join(G, None, ORDERS, session_timeout_ms=1_000)
+            assert member_id.startswith(NAMELESS)
+            await made.groups.commit(G, [OffsetCommit("orders", 0, 0)], key(member_id, share))
+            assert len(made.groups.table) == 2
+            if goes == "leaves":
+                await made.groups.leave(G, key(member_id, share))
+            else:
+                await made.tick(1_001)
+            assert made.groups.table.names() == [G], goes
+
+
+async def test_the_members_of_a_group_are_bounded_in_both_modes() -> None:
+    async with world() as made:
+        for mode in ("shared", BROADCAST):
+            await made.groups.configure(mode, {"mode": mode, "members_max": 2})
+            joins = [made.groups.join(mode, name, ORDERS) for name in ("a", "b", "c")]
+            outcomes = await asyncio.gather(*joins, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [tuple, tuple, GroupFull], mode
+
+
+async def test_a_reset_is_refused_while_members_are_in_unless_forced_which_puts_them_aside() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        groups = made.groups
+        _, share = await groups.join(G, "m1", ORDERS)
+        await groups.commit(G, [OffsetCommit("orders", 0, 2)], key("m1", share))
+        with pytest.raises(GroupActive):
+            await groups.reset(G, "orders", Start.FIRST)
+        planned = await groups.reset(G, "orders", Start.FIRST, dry_run=True)
+        assert [(move.before, move.after) for move in planned] == [(2, 0), (None, 0)]
+        assert [place.offset for place in await groups.committed(G, [P0])] == [2]
+        await groups.reset(G, "orders", Start.FIRST, force=True)
+        with pytest.raises(UnknownMember):
+            await groups.commit(G, [OffsetCommit("orders", 0, 2)], key("m1", share))
+        _, again = await groups.join(G, "m1", ORDERS)
+        assert again.generation > share.generation
+        assert await groups.start_offset(G, P0, Start.LAST) == 0
+
+
+async def test_a_change_of_mode_needs_an_empty_group() -> None:
+    async with world() as made:
+        _, share = await made.groups.join(G, "m1", ORDERS)
+        with pytest.raises(GroupActive):
+            await made.groups.configure(G, {"mode": BROADCAST})
+        await made.groups.leave(G, key("m1", share))
+        assert (await made.groups.configure(G, {"mode": BROADCAST})).mode == BROADCAST

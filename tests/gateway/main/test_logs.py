@@ -1,0 +1,57 @@
+"""gateway/main/logs.py"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import orjson
+import pytest
+
+from gateway.main.logs import JsonFormatter, TextFormatter, configure
+
+
+def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
+    info = None
+    if error is not None:
+        try:
+            raise error
+        except Exception:
+            info = sys.exc_info()
+    return logging.LogRecord("mq.test", logging.WARNING, __file__, 1, message, args, info)
+
+
+def test_nothing_a_client_sends_begins_a_line_of_its_own() -> None:
+    for formatter in (TextFormatter(), JsonFormatter()):
+        line = formatter.format(record("topic=%s", "a\n2026-01-01 ERROR forged\x1b[31m\r"))
+        assert len(line.splitlines()) == 1
+        assert "\x1b" not in line
+
+
+def test_a_traceback_is_indented_and_stays_readable() -> None:
+    text = TextFormatter().format(record("failed", error=ValueError("a\x1bb")))
+    first, *rest = text.splitlines()
+    assert first.endswith("WARNING mq.test failed")
+    assert all(line.startswith("    ") for line in rest)
+    assert "\x1b" not in text
+
+
+def test_json_lines_say_when_where_and_what() -> None:
+    line = orjson.loads(JsonFormatter().format(record("count=%d", 5, error=ValueError("x"))))
+    assert (line["level"], line["logger"], line["message"]) == ("warning", "mq.test", "count=5")
+    assert line["time"].endswith("Z")
+    assert "ValueError: x" in line["error"]
+
+
+def test_the_process_logs_as_configured(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure(logging.INFO, "json")
+        logging.getLogger("mq.test").info("hello")
+        assert orjson.loads(capsys.readouterr().err)["message"] == "hello"
+        configure(logging.INFO, "text")
+        logging.getLogger("mq.test").info("hello")
+        assert capsys.readouterr().err.endswith("INFO mq.test hello\n")
+    finally:
+        root.handlers[:], root.level = handlers, level

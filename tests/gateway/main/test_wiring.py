@@ -1,0 +1,124 @@
+"""gateway/main/wiring.py: the whole server in this process, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.main.wiring import run
+from gateway.settings.config import GatewayConfig, build
+from store.errors import StoreLocked
+
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
+MiB = 1024 * 1024
+
+
+def config_of(root: Path, **settings: object) -> GatewayConfig:
+    small = {"store.commit_log_file_bytes": 16 * MiB, "store.extent_bytes": 1 * MiB}
+    return build({"data": root, "port": 0, "shutdown_timeout_ms": 2000, **small, **settings})
+
+
+@asynccontextmanager
+async def serving(config: GatewayConfig) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a running server; the server is stopped as SIGTERM would, and must end well."""
+    stopping = asyncio.Event()
+    announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.ensure_future(run(config, announce=announced.set_result, stopping=stopping))
+    await asyncio.wait((server, announced), return_when=asyncio.FIRST_COMPLETED)
+    if server.done():
+        await server
+    try:
+        async with aiohttp.ClientSession(base_url=announced.result(), headers=JSON) as session:
+            yield session
+    finally:
+        stopping.set()
+        await asyncio.wait_for(server, 20)
+
+
+async def test_records_and_topics_survive_a_restart(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    async with serving(config) as client:
+        assert (await client.put("/mq/v1/topics/orders", json={"partitions": 1})).status == 201
+        response = await client.post("/topics/orders", data=b'{"records":[{"key":"a","value":{"n":1}},{"value":2}]}')
+        assert response.status == 200, await response.text()
+        assert response.headers["Mq-Acks"] == "flushed"
+    async with serving(config) as client:
+        response = await client.get("/topics/orders/partitions/0/records")
+        records = await response.json(content_type=None)
+        assert [(record["key"], record["value"], record["offset"]) for record in records] == [
+            ("a", {"n": 1}, 0),
+            (None, 2, 1),
+        ]
+        assert await (await client.get("/topics")).json(content_type=None) == ["orders"]
+
+
+async def test_a_delayed_record_is_delivered_when_due_and_wakes_a_long_poll(tmp_path: Path) -> None:
+    async with serving(config_of(tmp_path)) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        response = await client.post("/topics/orders", data=b'{"records":[{"value":1,"tag":"t","delay_ms":50}]}')
+        (receipt,) = (await response.json(content_type=None))["offsets"]
+        response = await client.get("/topics/orders/partitions/0/records?timeout=20000")
+        (record,) = await response.json(content_type=None)
+        assert record["deliver_at"] == receipt["deliver_at"] <= record["store_timestamp"]
+        assert (record["tag"], record["schedule_id"]) == ("t", receipt["schedule_id"])
+
+
+async def test_system_topics_are_out_of_reach(tmp_path: Path) -> None:
+    async with serving(config_of(tmp_path)) as client:
+        for name in ("__meta", "__timer", "__offsets"):
+            assert (await client.post(f"/topics/{name}", data=b'{"records":[{"value":1}]}')).status == 404
+            assert (await client.get(f"/topics/{name}/partitions/0/records")).status == 404
+            assert (await client.put(f"/mq/v1/topics/{name}", json={"partitions": 1})).status == 422
+
+
+async def test_a_stop_answers_long_polls(tmp_path: Path) -> None:
+    stopping = asyncio.Event()
+    announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.ensure_future(run(config_of(tmp_path), announce=announced.set_result, stopping=stopping))
+    async with aiohttp.ClientSession(base_url=await announced, headers=JSON) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        waiting = asyncio.ensure_future(client.get("/topics/orders/partitions/0/records?timeout=60000"))
+        while b"mq_long_polls 1.0" not in await (await client.get("/metrics", headers={"Accept": "*/*"})).read():
+            pass
+        stopping.set()
+        response = await asyncio.wait_for(waiting, 10)
+        assert (response.status, await response.json(content_type=None)) == (200, [])
+        await asyncio.wait_for(server, 10)
+
+
+async def test_metrics_name_every_part(tmp_path: Path) -> None:
+    async with serving(config_of(tmp_path)) as client:
+        text = await (await client.get("/metrics", headers={"Accept": "*/*"})).text()
+        for name in ("mq_http_requests_total", "mq_store_sync_total", "mq_schedule_pending", "mq_ws_sockets"):
+            assert name in text
+
+
+async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    async with serving(config):
+        with pytest.raises(StoreLocked):
+            async with serving(config):
+                pass
+
+
+async def test_malformed_requests_are_one_counted_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with serving(config_of(tmp_path)) as client:
+            url = client._base_url
+            assert url is not None
+            for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\r\n\r\n"):
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(garbage)
+                assert (await asyncio.wait_for(reader.readline(), 5)).split()[1:2] == [b"400"]
+                writer.close()
+            text = await (await client.get("/metrics", headers={"Accept": "*/*"})).text()
+    assert "mq_http_malformed_requests_total 3.0" in text
+    lines = [record for record in caplog.records if record.getMessage().startswith("malformed")]
+    assert [record.levelname for record in lines] == ["WARNING"]
+    assert "Traceback" not in caplog.text

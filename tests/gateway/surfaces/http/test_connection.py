@@ -1,0 +1,171 @@
+"""gateway/surfaces/http/connection.py: how many connections there may be, and how long a slow one lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import orjson
+import pytest
+from aiohttp import web
+
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.connection import ConnectionLimiter
+from gateway.surfaces.http.context import Gateway, GatewayStats
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import fake_gateway
+from tests.gateway.security.kit import served, serving, talk
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def closing(request: bytes) -> bytes:
+    """The same request, and the connection ends with its answer."""
+    return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+def test_connections_are_counted_in_all_and_by_address() -> None:
+    stats = GatewayStats()
+    limiter = ConnectionLimiter(Limits(connections_max=3, connections_per_address_max=2), stats)
+    assert [limiter.enter("a"), limiter.enter("a"), limiter.enter("a"), limiter.enter("b"), limiter.enter("c")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    limiter.leave("a")
+    assert limiter.enter("c")
+    assert (stats.connection_count, stats.connection_refused_count) == (3, 2)
+    for address in ("a", "b", "c"):
+        limiter.leave(address)
+    assert stats.connection_count == 0
+    assert not limiter._by_address
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return fake_gateway(FakeClock(), limits__connections_max=2, keepalive_timeout_ms=300, body_timeout_ms=300)[0]
+
+
+async def test_one_connection_too_many_is_told_and_room_comes_back(gateway: Gateway) -> None:
+    async with served(gateway) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(HEALTH)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        answer = await talk(port, b"")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in answer
+        assert b'"error_code":42950' in answer
+        assert gateway.stats.connection_refused_count == 1
+        held[0][1].close()
+        async with asyncio.timeout(5):
+            while gateway.stats.connection_count == 2:  # noqa: ASYNC110 -- a plain counter
+                await asyncio.sleep(0.01)
+        assert (await talk(port, closing(HEALTH))).startswith(b"HTTP/1.1 200")
+        held[1][1].close()
+
+
+async def drip(port: int, first: bytes, drop: bytes) -> float:
+    """Seconds until the server ends a connection that goes on sending a little."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    started_s = time.monotonic()
+    writer.write(first)
+    ended = asyncio.ensure_future(reader.read())
+    try:
+        async with asyncio.timeout(20):
+            while not ended.done():
+                writer.write(drop)
+                await asyncio.wait((ended,), timeout=0.05)
+    finally:
+        writer.close()
+        ended.cancel()
+    return time.monotonic() - started_s
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"X-A: b\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"a"),
+        (b"G", b"E"),
+        (b"", b"\r\n"),
+    ],
+)
+async def test_headers_that_trickle_in_end_with_their_time(gateway: Gateway, first: bytes, drop: bytes) -> None:
+    async with served(gateway) as port:
+        assert await drip(port, first, drop) < 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "drop"),
+    [(b"Content-Length: 100000\r\n", b"a"), (b"Transfer-Encoding: chunked\r\n", b"1\r\na\r\n")],
+)
+async def test_bodies_that_trickle_in_end_with_their_time(headers: bytes, drop: bytes) -> None:
+    gateway, broker = fake_gateway(FakeClock(), keepalive_timeout_ms=300, body_timeout_ms=300)
+    await broker.create_topic("orders", 1)
+    first = b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + b"\r\n"
+    async with served(gateway) as port:
+        assert await drip(port, first, drop) < 8  # the time of the body, and aiohttp's five seconds of lingering
+        assert broker.stored_count == 0
+
+
+async def test_many_slow_clients_do_not_stop_the_others(gateway: Gateway) -> None:
+    gateway = replace(gateway, limits=replace(gateway.limits, connections_max=1000))
+    gateway = replace(gateway, config=replace(gateway.config, limits=gateway.limits))
+    async with served(gateway) as port:
+        slow = [asyncio.ensure_future(drip(port, b"GET / HTTP/1.1\r\n", b"X: y\r\n")) for _ in range(100)]
+        started_s = time.monotonic()
+        assert (await talk(port, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).startswith(
+            b"HTTP/1.1 200"
+        )
+        assert time.monotonic() - started_s < 2
+        assert max(await asyncio.gather(*slow)) < 5
+
+
+async def test_an_address_has_only_so_many_connections_and_zero_is_any_number() -> None:
+    assert Limits().connections_per_address_max < Limits().connections_max, "one address cannot take all"
+    for limit, refused in ((2, 1), (0, 0)):
+        gateway, _ = fake_gateway(FakeClock(), limits__connections_per_address_max=limit)
+        async with served(gateway) as port:
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            statuses = []
+            for reader, writer in held:
+                writer.write(HEALTH)
+                statuses.append(int((await reader.readline()).split()[1]))
+            assert statuses == [200, 200, 503 if refused else 200]
+            assert (gateway.stats.connection_refused_count, gateway.stats.address_refused_count) == (refused, refused)
+            metrics = await talk(port, closing(HEALTH.replace(b"/healthz", b"/metrics")))
+            assert refused or b'mq_connections_refused_total{limit="address"} 0.0' in metrics
+            for _, writer in held:
+                writer.close()
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_a_handler_that_ends_as_a_stop_gives_it_up_is_not_an_error(
+    is_stopping: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        # What aiohttp's shutdown leaves for one turn when its time is over: a waiter that was cancelled.
+        protocol = request.protocol
+        protocol._handler_waiter = asyncio.get_running_loop().create_future()
+        protocol._handler_waiter.cancel()
+        protocol._force_close = is_stopping
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_get("/healthz", handler)
+    gateway, _ = fake_gateway(FakeClock())
+    async with serving(application, gateway) as port:
+        assert (await talk(port, HEALTH, timeout_s=2)).startswith(b"HTTP/1.1 200")
+    assert ("Unhandled exception" in caplog.text) is not is_stopping
+
+
+async def test_what_is_no_http_is_answered_like_everything_else(gateway: Gateway) -> None:
+    async with served(gateway) as port:
+        head, _, body = (await talk(port, b"GET / HTTP/1.1\r\nno header\r\n\r\n")).partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert lines[0].split(" ", 1)[1] == "400 bad request"
+    assert "server" not in headers
+    assert headers.get("connection", "close") == "close"
+    answer = orjson.loads(body)
+    assert (answer["error_code"], answer["request_id"], answer["retriable"]) == (400, headers["x-request-id"], False)

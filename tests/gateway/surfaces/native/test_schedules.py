@@ -1,0 +1,215 @@
+"""gateway/surfaces/native/schedules.py, through HTTP, over a real store and timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from gateway.main.admin import LocalAdmin
+from gateway.main.application import build_application
+from gateway.main.wiring import build_gateway
+from gateway.settings.config import build
+from gateway.settings.limits import Limits
+from gateway.surfaces.native.schedules import SCHEDULES
+from store import Store
+from store.files import OsFiles
+from tests.clock import START_MS, FakeClock
+from tests.gateway.conftest import Client
+from timer.service import TimerService
+
+PATH = "/mq/v1/schedules"
+SETTINGS: dict[str, object] = {
+    "store.commit_log_file_bytes": 16 * 1024 * 1024,
+    "store.extent_bytes": 1024 * 1024,
+    "store.disk_floor_bytes": 0,
+    "timer.roll_window_ms": 60_000,
+}
+
+
+@pytest.fixture
+def settings() -> dict[str, object]:
+    return {}
+
+
+@pytest.fixture
+async def client(
+    tmp_path: Path,
+    clock: FakeClock,
+    settings: dict[str, object],
+    aiohttp_client: Callable[[TestServer], Awaitable[Client]],
+) -> AsyncIterator[Client]:
+    """A client of a server with the topic `orders` of 2 partitions, whose timer runs."""
+    config = build({"data": tmp_path, **SETTINGS, **settings})
+    files = OsFiles()
+    store = await Store.open(config.store, files=files, clock=clock)
+    timer = TimerService(config.timer, store, files, clock)
+    await timer.start()
+    admin = LocalAdmin(store, timer, Limits())
+    await admin.create_topic("orders", 2)
+    application = build_application(build_gateway(config, store, timer, admin, clock)[0])
+    application[SCHEDULES] = timer
+    running = asyncio.create_task(timer.run())
+    yield await aiohttp_client(TestServer(application))
+    running.cancel()
+    await asyncio.wait([running])
+    await timer.close()
+    await store.close()
+
+
+async def send(client: Client, *delays_ms: int, key: str = "k") -> list[str]:
+    """Delayed records whose value is their place; their schedule ids."""
+    records = [{"key": key, "value": number, "delay_ms": delay_ms} for number, delay_ms in enumerate(delays_ms)]
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    response = await client.post("/topics/orders", json={"records": records}, headers=headers)
+    return [offset["schedule_id"] for offset in (await response.json(content_type=None))["offsets"]]
+
+
+async def ask(client: Client, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    """Status, and the body: of an error its code, of an empty answer None."""
+    response = await client.request(method, PATH + path, **options)
+    if response.status == 204:
+        return 204, None
+    body = await response.json(content_type=None)
+    return response.status, body["error_code"] if response.status >= 400 else body
+
+
+async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
+    first, second = await send(client, 5_000, 90_000)
+    status, shown = await ask(client, "GET", f"/{second}?include=value")
+    assert status == 200
+    assert shown == {
+        "schedule_id": second,
+        "topic": "orders",
+        "partition": shown["partition"],
+        "key": "k",
+        "tag": None,
+        "deliver_at": START_MS + 90_000,
+        "created_at": START_MS,
+        "timestamp": START_MS,
+        "size": 4,
+        "state": "pending",
+        "value": 1,
+    }
+    _, page = await ask(client, "GET", "?topic=orders&limit=1")
+    assert ([row["schedule_id"] for row in page["schedules"]], page["total"]) == ([first], 2)
+    assert "value" not in page["schedules"][0]
+    _, page = await ask(client, "GET", f"?topic=orders&cursor={page['next_cursor']}")
+    assert [row["schedule_id"] for row in page["schedules"]] == [second]
+    assert page["next_cursor"] is None
+    for query, ids, total in (
+        ("", [first, second], 2),
+        (f"?to={START_MS + 6_000}", [first], 1),
+        (f"?from={START_MS + 6_000}", [second], 1),
+        (f"?from={START_MS + 6_000}&to={START_MS + 6_000}", [], 0),
+        ("?key=k", [first, second], 2),
+        ("?key=k&limit=1", [first], None),
+        ("?key=other", [], 0),
+    ):
+        _, page = await ask(client, "GET", query)
+        assert ([row["schedule_id"] for row in page["schedules"]], page["total"]) == (ids, total), query
+    _, counted = await ask(client, "GET", f":histogram?to={START_MS + 120_000}&buckets=12")
+    assert counted == {
+        "from": START_MS,
+        "bucket_ms": 10_000,
+        "counts": [1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
+        "total": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "delays_ms"),
+    [({"timer.pending_count_max": 2}, (5_000, 90_000)), ({"timer.slot_count_max": 2}, (3_000, 3_001))],
+    ids=["pending", "in one second"],
+)
+async def test_a_bound_is_answered_429_but_a_repeat_as_what_it_is(client: Client, delays_ms: tuple[int, int]) -> None:
+    async def post(*records: dict[str, object]) -> tuple[int, str | None, Any]:
+        headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        response = await client.post("/topics/orders", json={"records": records}, headers=headers)
+        return response.status, response.headers.get("Retry-After"), await response.json(content_type=None)
+
+    first, second = ({"value": 1, "delay_ms": delay_ms, "msg_id": str(delay_ms)} for delay_ms in delays_ms)
+    _, _, accepted = await post(first, second)
+    status, retry_after, refused = await post({"value": 1, "delay_ms": 3_500})
+    assert (status, retry_after, refused["error_code"]) == (429, "5", 42950)
+    status, _, repeated = await post(second)
+    assert (status, repeated["offsets"][0]["schedule_id"]) == (200, accepted["offsets"][1]["schedule_id"])
+    assert (await ask(client, "GET", ""))[1]["total"] == 2
+    await ask(client, "DELETE", f"/{accepted['offsets'][0]['schedule_id']}")
+    await ask(client, "GET", "")  # which waits until the cancelled one is off the wheel
+    assert (await post({"value": 1, "delay_ms": 3_500}))[0] == 200
+
+
+@pytest.mark.parametrize("settings", [{"timer.slot_count_max": 1}])
+async def test_a_move_to_a_full_second_is_answered_429(client: Client) -> None:
+    stays, moves = await send(client, 3_000, 4_000)
+    assert await ask(client, "PATCH", f"/{moves}", json={"delay_ms": 3_500}) == (429, 42950)
+    assert (await ask(client, "GET", f"/{moves}"))[0] == (await ask(client, "GET", f"/{stays}"))[0] == 200
+
+
+async def test_cancelling_answers_exactly(client: Client) -> None:
+    near, far, due = await send(client, 5_000, 90_000, 1)
+    assert await ask(client, "DELETE", f"/{near}") == (204, None)
+    assert await ask(client, "DELETE", f"/{near}") == (404, 40450)
+    assert await ask(client, "GET", f"/{near}") == (404, 40450)
+    status, fired = await ask(client, "POST", f"/{far}:fire")
+    assert (status, fired["topic"], fired["offset"]) == (200, "orders", 0)
+    for method, path in (("DELETE", ""), ("GET", ""), ("POST", ":fire")):
+        assert await ask(client, method, f"/{far}{path}") == (409, 40950)
+    assert await ask(client, "PATCH", f"/{far}", json={"delay_ms": 5}) == (409, 40950)
+    assert (await ask(client, "GET", f"/{due}"))[0] == 200
+    for nothing in ("x", "s" + "A" * 27, near[:-1] + "!"):
+        assert await ask(client, "DELETE", f"/{nothing}") == (404, 40450)
+
+
+async def test_moving_gives_a_new_id(client: Client) -> None:
+    (old,) = await send(client, 5_000)
+    status, moved = await ask(client, "PATCH", f"/{old}", json={"deliver_at": "2023-11-14T22:14:20Z"})
+    assert (status, moved["deliver_at"]) == (200, START_MS + 60_000)
+    assert await ask(client, "GET", f"/{old}") == (404, 40450)
+    status, shown = await ask(client, "GET", f"/{moved['schedule_id']}")
+    assert (status, shown["deliver_at"], shown["created_at"]) == (200, START_MS + 60_000, None)
+    _, again = await ask(client, "PATCH", f"/{moved['schedule_id']}", json={"delay_ms": 1_000})
+    assert again["deliver_at"] == START_MS + 1_000
+
+
+async def test_bulk_cancel_needs_a_topic_and_takes_what_is_meant(client: Client) -> None:
+    await send(client, 1_000, 2_000, 3_000)
+    await send(client, 4_000, key="o-77")
+    assert await ask(client, "DELETE", "") == (422, 422)
+    assert await ask(client, "DELETE", "?topic=nothing") == (404, 40401)
+    assert await ask(client, "DELETE", "?topic=orders&key=o-77") == (200, {"cancelled": 1})
+    assert await ask(client, "DELETE", f"?topic=orders&to={START_MS + 2_001}") == (200, {"cancelled": 2})
+    assert await ask(client, "DELETE", "?topic=orders") == (200, {"cancelled": 1})
+    assert (await ask(client, "GET", ""))[1]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "answer"),
+    [
+        ("GET", "?limit=0", None, (422, 42253)),
+        ("GET", "?limit=1001", None, (422, 42253)),
+        ("GET", "?cursor=x", None, (400, 40050)),
+        ("GET", "?include=all", None, (422, 422)),
+        ("GET", "?from=yesterday", None, (400, 400)),
+        ("GET", "?order=due", None, (422, 422)),
+        ("GET", ":histogram?from=10&to=10", None, (422, 422)),
+        ("GET", ":histogram?buckets=1001", None, (422, 42253)),
+        ("PATCH", "/ID", b"", (400, 400)),
+        ("PATCH", "/ID", b"[]", (400, 400)),
+        ("PATCH", "/ID", b'{"delay_ms":1,"deliver_at":1}', (400, 400)),
+        ("PATCH", "/ID", b'{"delay_ms":-1}', (422, 42250)),
+        ("PATCH", "/ID", b'{"delay_ms":true}', (422, 42250)),
+        ("PATCH", "/ID", b'{"delay_ms":31536000001}', (422, 42250)),
+        ("PATCH", "/ID", b'{"deliver_at":"soon"}', (422, 42250)),
+    ],
+)
+async def test_what_is_illegal(
+    client: Client, method: str, path: str, body: bytes | None, answer: tuple[int, int]
+) -> None:
+    (schedule,) = await send(client, 5_000)
+    assert await ask(client, method, path.replace("ID", schedule), data=body) == answer

@@ -1,0 +1,403 @@
+"""gateway/surfaces/rest_v2/fast_path.py and its part of connection.py: what takes the fast path is answered as it is
+without the fast path."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gateway.surfaces.http.answers import RequestIds
+from gateway.surfaces.http.connection import Connection, FastRequest
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.origins import Origins
+from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, FastPath
+from store.errors import DiskFull, StoreStopped
+from store.types import Acks, Append, Appended
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from tests.gateway.security.kit import secured, served
+
+JSON = "application/vnd.kafka.json.v2+json"
+ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
+ORDINARY = "X-Unheard-Of: 1"  # no header of the fast path's list
+
+
+def request(
+    body: bytes = ONE,
+    *headers: str,
+    target: str = "/topics/orders",
+    content_type: str | None = JSON,
+    method: str = "POST",
+) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+    lines += [f"Content-Type: {content_type}"] if content_type is not None else []
+    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """The head and the body of the next answer."""
+    async with asyncio.timeout(5):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = re.search(r"(?i)content-length: (\d+)", head)
+        assert length is not None
+        return head, await reader.readexactly(int(length[1]))
+
+
+async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
+    """The answers to requests that are sent one after the other on one connection."""
+    answers = []
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for sent in requests:
+            writer.write(sent)
+            answers.append(await answer(reader))
+        writer.close()
+    return answers
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[FastRequest]:
+    """The requests that have taken the fast path."""
+    journeys: list[FastRequest] = []
+    begin = FastPath.begin
+
+    def noting(self: FastPath, *given: object) -> FastRequest | None:
+        fast_request = begin(self, *given)  # type: ignore[arg-type]
+        if fast_request is not None:
+            journeys.append(fast_request)
+        return fast_request
+
+    monkeypatch.setattr(FastPath, "begin", noting)
+    return journeys
+
+
+async def orders(**settings: object) -> tuple[Gateway, FakeBroker]:
+    gateway, broker = fake_gateway(FakeClock(), **settings)
+    await broker.create_topic("orders", 4)
+    return gateway, broker
+
+
+def plain(head: str) -> str:
+    """Without what differs from answer to answer."""
+    return re.sub(r"(?m)^(Date|X-Request-Id): .*$", r"\1: ...", head)
+
+
+LANE = [
+    request(),
+    request(b'{"records":[{"value":"x"}]}', target="/topics/orders/partitions/3"),
+    request(b'{"records":[{"value":null,"key":null}]}', target="/topics/orders?acks=written"),
+    request(target="/topics/orders/partitions/0?acks=flushed"),
+    request(b'{"records":[{"value":"eA==","key":"aw=="}]}', content_type="application/vnd.kafka.binary.v2+json"),
+    request(b'{"records":[{"value":"eA=="}]}', content_type="application/json"),
+    request(b'{"records":[{"value":"x","key":"k"}]}', content_type="application/vnd.kafka.text.v2+json"),
+    request(b'{"records":[{"value":1,"tag":"t","headers":[{"key":"h","text":"v"}],"timestamp":5,"partition":2}]}'),
+    request(b'{"records":[{"value":1,"message_group":"g"}],"key_schema_id":null}'),
+    request(ONE, "Accept: application/json", "X-Request-Id: mine"),
+    request(ONE, "accept: */*", "USER-AGENT: x", "connection: keep-alive", "Authorization: Bearer x"),
+]
+"""Plain requests."""
+
+NOT_LANE = [
+    request(b'{"records":[{"value":1},{"value":2}]}'),
+    request(b'{"records":[]}'),
+    request(b"[]"),
+    request(b"{"),
+    request(b""),
+    request(b'{"records":[{"value":1,"delay_ms":60000}]}'),
+    request(b'{"records":[{"value":1,"deliver_at":1}]}'),
+    request(b'{"records":[{"value":1,"msg_id":"m"}]}'),
+    request(b'{"records":[{"value":1,"partition":9}]}'),
+    request(b'{"records":[{"value":1,"unknown":9}]}'),
+    request(b'{"records":[{"value":1,"headers":[{"key":"mq-tag","text":"v"}]}]}'),
+    request(target="/topics/none"),
+    request(target="/topics/orders/"),
+    request(target="/topics/orders/partitions/4"),
+    request(target="/topics/%6Frders"),
+    request(target="/topics/orders?acks=never"),
+    request(target="/topics/orders?acks=written&acks=flushed"),
+    request(target="/topics/orders?format=text"),
+    request(b"\x00" * 61, content_type="application/vnd.mq.batch"),
+    request(content_type="text/plain"),
+    request(content_type=None),
+    request(ONE, "Accept: image/png"),
+    request(ONE, "Origin: http://evil.example"),
+    request(ONE, "Content-Encoding: gzip"),
+    request(ONE, 'Idempotency-Key: "k"'),
+    request(ONE, "Mq-Producer: p", "Mq-Sequence: 1"),
+    request(ONE, "Expect: nothing"),
+    request(method="PUT"),
+]
+
+
+@pytest.mark.parametrize("sent", LANE)
+async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(
+    sent: bytes, taken: list[FastRequest]
+) -> None:
+    first = request(ONE, ORDINARY)  # aiohttp's task does not wait yet when a connection's first bytes come
+    gateway, broker = await orders()
+    _, by_lane = await asked(gateway, first, sent)
+    assert len(taken) == 1
+    other_gateway, other_broker = await orders()
+    head, _, body = sent.partition(b"\r\n\r\n")
+    _, by_others = await asked(other_gateway, first, head + f"\r\n{ORDINARY}\r\n\r\n".encode() + body)
+    assert len(taken) == 1
+    assert plain(by_lane[0]) == plain(by_others[0])
+    assert by_lane[1] == by_others[1]
+    assert by_lane[0].startswith("HTTP/1.1 200 OK\r\n")
+    assert ("X-Request-Id: mine\r\n" in by_lane[0]) == (b"mine" in sent)
+    assert broker.appends == other_broker.appends
+    assert broker.acks == other_broker.acks
+    assert gateway.producer.record_counts == other_gateway.producer.record_counts == {"orders": 2}
+    assert gateway.producer.byte_count == other_gateway.producer.byte_count
+    assert [stats.statuses for stats in gateway.stats.routes.values()] == [
+        stats.statuses for stats in other_gateway.stats.routes.values()
+    ]
+
+
+@pytest.mark.parametrize("sent", NOT_LANE)
+async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[FastRequest]) -> None:
+    gateway, broker = await orders()
+    _, (head, _) = await asked(gateway, request(ONE, ORDINARY), sent)
+    assert not taken
+    assert head.startswith("HTTP/1.1 ")
+    assert broker.stored_count == 1 + gateway.producer.scheduled_count + sum(
+        append.record_count for append in broker.appends[1:]
+    )
+
+
+@pytest.mark.parametrize("settings", [{"access_log": True}, {"limits__requests_per_s_max": 1000}])
+async def test_the_lane_is_closed_where_requests_are_logged_or_rates_are_limited(
+    settings: dict[str, object], taken: list[FastRequest]
+) -> None:
+    secured_ = await secured({"p": ["send:topic:orders"]}, acl=None, **settings)
+    bearer = f"Authorization: Bearer {secured_.tokens['p']}"
+    answers = await asked(secured_.gateway, *[request(ONE, bearer)] * 3)
+    assert all(head.startswith("HTTP/1.1 200") for head, _ in answers)
+    assert not taken
+
+
+async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[FastRequest]) -> None:
+    gateway, _ = await orders()
+    frame = len(b'{"records":[{"value":""}]}')
+    for size, count in ((BODY_BYTES_MAX, 1), (BODY_BYTES_MAX + 1, 1)):
+        body = b'{"records":[{"value":"%b"}]}' % (b"x" * (size - frame))
+        assert len(body) == size
+        answers = await asked(gateway, request(ONE, ORDINARY), request(body))
+        assert all(head.startswith("HTTP/1.1 200") for head, _ in answers)
+        assert len(taken) == count
+
+
+async def test_targets_are_remembered_up_to_a_limit() -> None:
+    gateway, _ = await orders()
+    lane = FastPath(gateway, Origins((), None), RequestIds())
+    for number in range(TARGETS_MAX):
+        assert lane._learn(f"/topics/t{number}")
+    assert len(lane._targets) == TARGETS_MAX
+    assert lane._learn("/topics/one-more")
+    assert len(lane._targets) == 1
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100])
+async def test_a_request_in_pieces_is_answered_whichever_way_it_takes(piece_bytes: int) -> None:
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            sent = request()
+            for at in range(0, len(sent), piece_bytes):
+                writer.write(sent[at : at + piece_bytes])
+                await asyncio.sleep(0)
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert broker.stored_count == 3
+
+
+class SlowBroker:
+    """Holds the appends of the fast path until it is told how they end."""
+
+    def __init__(self, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._broker = broker
+        self.begun: list[tuple[Sequence[Append], Acks, asyncio.Future[list[Appended]]]] = []
+        self.has_begun = asyncio.Event()
+        monkeypatch.setattr(broker, "begin_append", self._begin)
+
+    def _begin(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        outcome: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        self.begun.append((appends, acks, outcome))
+        self.has_begun.set()
+        return outcome
+
+    async def next(self) -> None:
+        async with asyncio.timeout(5):
+            await self.has_begun.wait()
+        self.has_begun.clear()
+
+    def store(self) -> None:
+        appends, acks, outcome = self.begun.pop(0)
+        outcome.set_result([self._broker._append(append, acks) for append in appends])
+
+    def fail(self, error: Exception) -> None:
+        self.begun.pop(0)[2].set_exception(error)
+
+
+@pytest.fixture
+async def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[Gateway, FakeBroker, SlowBroker]:
+    gateway, broker = await orders(keepalive_timeout_ms=200)
+    return gateway, broker, SlowBroker(broker, monkeypatch)
+
+
+Slow = tuple[Gateway, FakeBroker, SlowBroker]
+
+
+async def warmed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has had its first answer: the next request may take the fast path."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(ONE, ORDINARY))
+    assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+    await asyncio.sleep(0.01)
+    return reader, writer
+
+
+async def test_answers_keep_the_order_of_pipelined_requests(slow: Slow) -> None:
+    gateway, broker, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        await held.next()
+        followers = [
+            request(b"{", ORDINARY), request(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", request(b"["),
+        ]  # fmt: skip
+        for sent in followers:
+            writer.write(sent)
+            await asyncio.sleep(0.01)
+        assert len(held.begun) == 1
+        assert broker.stored_count == 1
+        held.store()
+        answers = [await answer(reader) for _ in range(5)]
+        assert [head[9:12] for head, _ in answers] == ["200", "400", "200", "200", "400"]
+        assert b'"offset":1' in answers[0][1]
+        assert b'"offset":2' in answers[2][1]
+        writer.close()
+
+
+async def test_what_waits_behind_the_lane_may_take_it_in_turn(slow: Slow) -> None:
+    gateway, _, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        await held.next()
+        for _ in range(3):
+            writer.write(request())
+            await asyncio.sleep(0.01)
+            held.store()
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+            await held.next()
+        held.store()
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+
+
+async def test_what_waits_behind_the_lane_is_bounded(slow: Slow) -> None:
+    gateway, _, held = slow
+    connections: list[Connection] = []
+    made = Connection.connection_made
+
+    def noting(self: Connection, transport: asyncio.BaseTransport) -> None:
+        connections.append(self)
+        made(self, transport)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "connection_made", noting)
+        async with served(gateway) as port:
+            _, writer = await warmed(port)
+            writer.write(request())
+            await held.next()
+            writer.write(b"x" * 20_000_000)
+            await asyncio.sleep(0.2)
+            assert len(connections[0]._held) <= 1_000_000
+            writer.transport.abort()
+            held.store()
+
+
+@pytest.mark.parametrize(("error", "status"), [(DiskFull("full"), "507"), (StoreStopped("stopped"), "503")])
+async def test_an_append_that_fails_is_answered_by_the_ordinary_way(slow: Slow, error: Exception, status: str) -> None:
+    gateway, broker, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        await held.next()
+        writer.write(request(ONE, ORDINARY))
+        await asyncio.sleep(0.01)
+        broker.error = error
+        held.fail(error)
+        for _ in range(2):
+            head, body = await answer(reader)
+            assert head[9:12] == status
+            assert b'"request_id"' in body
+        broker.error = None
+        writer.write(request(ONE, ORDINARY))
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert broker.stored_count == 2
+    assert gateway.stats.routes["produce"].statuses == {200: 2, int(status): 2}
+
+
+async def test_a_client_that_leaves_takes_nothing_with_it(slow: Slow) -> None:
+    gateway, broker, held = slow
+    async with served(gateway) as port:
+        for end in (held.store, lambda: held.fail(DiskFull("full"))):
+            _, writer = await warmed(port)
+            writer.write(request())
+            await held.next()
+            writer.transport.abort()
+            async with asyncio.timeout(5):
+                while gateway.stats.connection_count:  # noqa: ASYNC110 -- a plain counter
+                    await asyncio.sleep(0.01)
+            end()
+            await asyncio.sleep(0.01)
+    assert broker.stored_count == 3
+    assert gateway.producer.record_counts == {"orders": 3}
+
+
+async def test_a_connection_in_the_lane_is_not_idle(slow: Slow) -> None:
+    gateway, _, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        await held.next()
+        await asyncio.sleep(0.5)  # keep-alive ends after 0.2 s
+        held.store()
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        async with asyncio.timeout(5):
+            assert await reader.read() == b"", "an idle one is closed"
+        writer.close()
+
+
+async def test_a_shutdown_waits_for_what_is_in_the_lane(slow: Slow) -> None:
+    gateway, _, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        await held.next()
+        asyncio.get_running_loop().call_later(0.1, held.store)
+    assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_rights_are_asked_for_every_request(taken: list[FastRequest]) -> None:
+    made = await secured({"sender": ["send:topic:orders"], "reader": ["receive:topic:orders"]})
+    sender, reader = (request(ONE, f"Authorization: Bearer {made.tokens[name]}") for name in ("sender", "reader"))
+    elsewhere = request(ONE, f"Authorization: Bearer {made.tokens['sender']}", target="/topics/other")
+    answers = await asked(made.gateway, sender, sender, reader, reader, elsewhere, request(), sender)
+    assert [head[9:12] for head, _ in answers] == ["200", "200", "403", "403", "403", "401", "200"]
+    assert len(taken) == 2, "the first of a token is for the ordinary way"
+    made.authenticator.replace(replace(made.policy, tokens={}, scopes={}))
+    (head, _), (again, _) = await asked(made.gateway, sender, sender)
+    assert (head[9:12], again[9:12]) == ("401", "401")
+    assert len(taken) == 2

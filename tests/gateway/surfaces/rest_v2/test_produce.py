@@ -1,0 +1,264 @@
+"""gateway/surfaces/rest_v2/produce.py, through HTTP."""
+
+from __future__ import annotations
+
+import base64
+
+import orjson
+import pytest
+
+from gateway.surfaces.http.context import Gateway
+from store import record_batch
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
+from store.record_batch import Record
+from store.types import Acks, QueueKey
+from tests.clock import START_MS
+from tests.gateway.conftest import Client
+from tests.gateway.fake_broker import FakeBroker
+
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+BATCH = {"Content-Type": "application/vnd.mq.batch"}
+
+
+def body(*records: object) -> bytes:
+    return orjson.dumps({"records": records})
+
+
+async def test_records_are_stored_and_answered_in_the_shape_of_v2(client: Client, broker: FakeBroker) -> None:
+    response = await client.post(
+        "/topics/orders", data=body({"value": {"a": 1}, "partition": 1}, {"partition": 1}), headers=JSON
+    )
+    assert response.status == 200
+    assert response.headers["Content-Type"] == "application/vnd.kafka.v2+json"
+    assert response.headers["Mq-Acks"] == "flushed"
+    assert await response.json(content_type=None) == {
+        "offsets": [
+            {"partition": 1, "offset": 0, "error_code": None, "error": None},
+            {"partition": 1, "offset": 1, "error_code": None, "error": None},
+        ],
+        "key_schema_id": None,
+        "value_schema_id": None,
+    }
+    (append,) = broker.appends
+    assert append.json_values
+    assert [record.value for record in record_batch.decode(append.batch)] == [b'{"a":1}', None]
+
+
+@pytest.mark.parametrize("path", ["/topics/orders/partitions/3", "/topics/orders/partitions/3/"])
+async def test_the_partition_form(client: Client, broker: FakeBroker, path: str) -> None:
+    response = await client.post(path, data=body({"key": "a", "value": 1}), headers=JSON)
+    assert response.status == 200
+    assert broker.appends[0].queue == QueueKey(16, 3)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "query", "value", "stored"),
+    [
+        ("application/json", "", base64.b64encode(b"\x00\xff").decode(), b"\x00\xff"),
+        ("application/vnd.kafka.v2+json", "", "AP8=", b"\x00\xff"),
+        ("application/vnd.kafka.text.v2+json", "", "ä", "ä".encode()),
+        ("application/json", "?format=json", {"a": 1}, b'{"a":1}'),
+        ("application/json", "?format=text", "ä", "ä".encode()),
+        ("application/vnd.kafka.json.v2+json", "?format=binary", "AP8=", b"\x00\xff"),
+    ],
+)
+async def test_the_format_is_the_content_types_unless_the_query_names_one(
+    client: Client, broker: FakeBroker, content_type: str, query: str, value: object, stored: bytes
+) -> None:
+    headers = {"Content-Type": content_type}
+    response = await client.post(f"/topics/orders{query}", data=body({"value": value}), headers=headers)
+    assert response.status == 200, await response.text()
+    assert next(record_batch.decode(broker.appends[0].batch)).value == stored
+
+
+async def test_a_base64_error_tells_how_to_send_json(client: Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = await client.post("/topics/orders", data=body({"value": "plain text"}), headers=headers)
+    answer = await response.json()
+    assert (response.status, answer["error_code"]) == (400, 400)
+    assert 'data="plain text" is not a valid base64 string' in answer["message"]
+    assert "?format=json" in answer["message"]
+
+
+async def test_a_delayed_record_has_a_schedule_id_instead_of_an_offset(client: Client, broker: FakeBroker) -> None:
+    response = await client.post("/topics/orders", data=body({"value": 1, "delay_ms": 90_000}), headers=JSON)
+    (item,) = (await response.json(content_type=None))["offsets"]
+    assert item["offset"] is None
+    assert item["deliver_at"] == START_MS + 90_000
+    assert item["schedule_id"].startswith("s")
+    assert broker.schedules[0][1][0].due_ms == START_MS + 90_000
+
+
+@pytest.mark.parametrize(
+    ("query", "level"), [("", Acks.FLUSHED), ("?acks=written", Acks.WRITTEN), ("?acks=flushed", Acks.FLUSHED)]
+)
+async def test_the_level_can_be_chosen_and_is_named(
+    client: Client, broker: FakeBroker, query: str, level: Acks
+) -> None:
+    response = await client.post(f"/topics/orders{query}", data=body({"value": 1}), headers=JSON)
+    assert broker.acks == [level]
+    assert response.headers["Mq-Acks"] == level.name.lower()
+
+
+async def test_raw_batches(client: Client, broker: FakeBroker) -> None:
+    batches = [bytes(record_batch.encode([Record(b"k", b"v", 5)] * count)) for count in (2, 3)]
+    response = await client.post("/topics/orders/partitions/1", data=b"".join(batches), headers=BATCH)
+    assert await response.json(content_type=None) == {
+        "offsets": [
+            {"partition": 1, "offset": 0, "record_count": 2},
+            {"partition": 1, "offset": 2, "record_count": 3},
+        ]
+    }
+    assert response.headers["Mq-Acks"] == "flushed"
+    assert [bytes(append.batch) for append in broker.appends] == batches
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "data", "status", "code"),
+    [
+        ("/topics/nope", JSON, body({"value": 1}), 404, 40401),
+        ("/topics/__timer", JSON, body({"value": 1}), 404, 40401),
+        ("/topics/nope", BATCH, b"", 404, 40401),
+        ("/topics/nope", JSON, b"{", 404, 40401),
+        ("/topics/orders/partitions/4", JSON, body({"value": 1}), 404, 40402),
+        ("/topics/orders/partitions/4", BATCH, b"x" * 61, 404, 40402),
+        ("/topics/orders/partitions/x", JSON, body({"value": 1}), 404, 404),
+        ("/topics/orders/partitions/-1", JSON, body({"value": 1}), 404, 404),
+        ("/topics/orders", JSON, body({"value": 1, "partition": 4}), 404, 40402),
+        ("/topics/orders", JSON, body({"value": 1, "partition": -1}), 404, 40402),
+        ("/topics/orders", JSON, b"", 400, 400),
+        ("/topics/orders", JSON, b"{", 400, 400),
+        ("/topics/orders", JSON, b'{"records":1}', 400, 400),
+        ("/topics/orders", JSON, b'{"records":[]}', 422, 422),
+        ("/topics/orders", JSON, b"{}", 422, 422),
+        ("/topics/orders", JSON, body({"value": 1, "dealy_ms": 5}), 422, 422),
+        ("/topics/orders", JSON, body(*[{}] * 10_001), 422, 42208),
+        ("/topics/orders", JSON, body({"value": 1}, {"value": 1, "delay_ms": -1}), 422, 42250),
+        ("/topics/orders", JSON, body({"value": 1}, {"value": 1, "delay_ms": 365 * 86_400_000 + 1}), 422, 42250),
+        ("/topics/orders", JSON, b'{"records":[{"value":1,"delay_ms":1e400}]}', 400, 400),
+        ("/topics/orders", JSON, b'{"records":[{"value":1,"delay_ms":NaN}]}', 400, 400),
+        ("/topics/orders", JSON, body({"value": 1, "deliver_at": "soon"}), 422, 42250),
+        ("/topics/orders", JSON, body({"value": 1, "tag": "a|b"}), 422, 42251),
+        ("/topics/orders", JSON, body({"key": "k" * 1023}), 422, 42251),
+        ("/topics/orders", JSON, body({"value": "v" * (4 * 1024 * 1024 - 1)}), 413, 41350),
+        ("/topics/orders?acks=none", JSON, body({"value": 1}), 422, 422),
+        ("/topics/orders?format=avro", JSON, body({"value": 1}), 422, 422),
+        ("/topics/orders?acks=written&acks=flushed", JSON, body({"value": 1}), 400, 400),
+        ("/topics/orders", BATCH, b"", 422, 422),
+        ("/topics/orders", BATCH, b"x" * 100, 400, 400),
+        ("/topics/orders", {"Content-Type": "text/plain"}, body({"value": 1}), 415, 415),
+        ("/topics/orders", {**JSON, "Accept": "text/html"}, body({"value": 1}), 406, 406),
+        ("/topics/orders", {**JSON, "Content-Encoding": "br"}, b"x", 415, 415),
+        ("/topics/orders", {**JSON, "Content-Encoding": "gzip"}, b"x", 400, 400),
+    ],
+)  # fmt: skip
+async def test_bad_requests_are_told_why_and_store_nothing(
+    client: Client, broker: FakeBroker, path: str, headers: dict[str, str], data: bytes, status: int, code: int
+) -> None:
+    response = await client.post(path, data=data, headers=headers)
+    answer = await response.json()
+    assert (response.status, answer["error_code"]) == (status, code), answer
+    assert answer["request_id"] == response.headers["X-Request-Id"]
+    assert answer["retriable"] is False
+    assert broker.stored_count == 0
+
+
+async def test_a_send_without_content_type_is_refused(client: Client, broker: FakeBroker) -> None:
+    response = await client.post("/topics/orders", data=body({"value": 1}), skip_auto_headers=["Content-Type"])
+    assert response.status == 415
+    assert broker.stored_count == 0
+
+
+async def test_limits_at_n(client: Client) -> None:
+    for data in (
+        body(*[{}] * 10_000),
+        body({"value": "v" * (4 * 1024 * 1024 - 2)}),
+        body({"key": "k" * 1022}),
+        body({"value": 1, "delay_ms": 365 * 86_400_000}),
+    ):
+        response = await client.post("/topics/orders", data=data, headers=JSON)
+        assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_the_body_limit_holds_at_n_and_n_plus_1(client: Client, gateway: Gateway, chunked: bool) -> None:
+    limit = gateway.limits.body_bytes_max
+
+    async def parts(size: int):  # type: ignore[no-untyped-def]
+        for start in range(0, size, 1 << 20):
+            yield (
+                (b'{"records":[{"value":1}]}' + b" " * (1 << 20))[: min(1 << 20, size - start)]
+                if start == 0
+                else (b" " * min(1 << 20, size - start))
+            )
+
+    for size, status in ((limit, 200), (limit + 1, 413)):
+        data = parts(size) if chunked else b"".join([part async for part in parts(size)])
+        response = await client.post("/topics/orders", data=data, headers=JSON)
+        assert response.status == status
+        assert (await response.json(content_type=None)).get("error_code") == (413 if status == 413 else None)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (StoreStopped("x"), 503, 50350, None),
+        (DiskFull("x"), 507, 50750, "5"),
+        (Overloaded("x"), 503, 50351, "1"),
+        (RecordTooLarge("x"), 413, 41350, None),
+    ],
+)
+async def test_store_errors_have_their_answers(
+    client: Client, broker: FakeBroker, error: Exception, status: int, code: int, retry_after: str | None
+) -> None:
+    broker.error = error
+    response = await client.post("/topics/orders", data=body({"value": 1}), headers=JSON)
+    answer = await response.json()
+    assert (response.status, answer["error_code"]) == (status, code)
+    assert response.headers.get("Retry-After") == retry_after
+    assert answer["retriable"] is (status != 413)
+
+
+async def test_the_connection_is_usable_after_a_refusal(client: Client, broker: FakeBroker) -> None:
+    for data, status in ((b"{", 400), (body({"value": 1}), 200), (b"[]", 400), (body({"value": 1}), 200)):
+        response = await client.post("/topics/orders", data=data, headers=JSON)
+        await response.read()
+        assert response.status == status
+    assert broker.stored_count == 2
+
+
+@pytest.mark.parametrize("path", ["/topics/chosen", "/mq/v1/topics/chosen/messages?key=a"])
+async def test_a_topic_names_its_selector_and_a_request_another(client: Client, broker: FakeBroker, path: str) -> None:
+    """By the key where nothing is said; in turn where the topic says so; a request has the last word."""
+
+    async def partitions(query: str = "") -> list[int]:
+        broker.appends.clear()
+        for _ in range(4):
+            data = body({"key": "a", "value": 1}) if path == "/topics/chosen" else b"x"
+            at = path + (query and ("&" if "?" in path else "?") + query)
+            assert (await client.post(at, data=data, headers=JSON)).status in (200, 201)
+        return [append.queue.queue_id for append in broker.appends]
+
+    await client.put("/mq/v1/topics/chosen", json={"partitions": 4})
+    by_key = await partitions()
+    assert len(set(by_key)) == 1
+    assert await partitions("selector=key") == by_key
+    assert sorted(await partitions("selector=round_robin")) == [0, 1, 2, 3]
+    async with client.patch("/mq/v1/topics/chosen", json={"selector": "round_robin"}) as response:
+        assert (await response.json())["selector"] == "round_robin"
+    assert sorted(await partitions()) == [0, 1, 2, 3]
+    assert await partitions("selector=key") == by_key
+    assert (await client.patch("/mq/v1/topics/chosen", json={"selector": None})).status == 200
+    assert await partitions() == by_key
+    for wrong in ("fastest", 1, ""):
+        assert (await client.patch("/mq/v1/topics/chosen", json={"selector": wrong})).status == 422
+
+
+async def test_batches_go_by_the_topics_selector_too(client: Client, broker: FakeBroker) -> None:
+    await client.put("/mq/v1/topics/chosen", json={"partitions": 4, "selector": "round_robin"})
+    batch = bytes(record_batch.encode([Record(b"a", b"v", 0)]))
+    for _ in range(2):
+        assert (await client.post("/topics/chosen", data=batch * 2, headers=BATCH)).status == 200
+    many = body(*({"key": "a", "value": number} for number in range(3)))
+    assert (await client.post("/topics/chosen", data=many, headers=JSON)).status == 200
+    assert [append.queue.queue_id for append in broker.appends] == [0, 1, 2, 3, 0], "a request's records stay one batch"

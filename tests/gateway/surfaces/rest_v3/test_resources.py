@@ -1,0 +1,239 @@
+"""gateway.surfaces.rest_v3.resources, records.py and gateway.surfaces.rest_v3.groups: the REST Proxy's v3 shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import orjson
+import pytest
+from aiohttp.test_utils import TestServer
+
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import UnknownGroup
+from gateway.groups.machines.membership import Member, Share
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
+from gateway.main.application import build_application
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.rest_v3.records import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
+from tests.gateway.conftest import Client
+from tests.gateway.fake_broker import FakeBroker
+
+TOPIC = "/v3/clusters/c1/topics/orders"
+
+
+class FakeGroups:
+    """One group, `billing`, with one member and lag in two partitions."""
+
+    def groups(self) -> list[GroupView]:
+        return [GroupView("billing", "stable", 3, 1, ("orders",))]
+
+    def describe(self, group: str) -> GroupDescription:
+        if group != "billing":
+            raise UnknownGroup(f"group {group} is not known")
+        share = Share(3, (Partition("orders", 16, 1),), (), b"", False)
+        member = Member("m1", Subscription(frozenset(["orders"])), 30_000, b"", 3)
+        return GroupDescription(self.groups()[0], GroupConfig(), (MemberView(member, share, 5),))
+
+    async def lag(self, group: str, topics: list[str] | None = None) -> list[PartitionLag]:
+        self.describe(group)
+        rows = [
+            PartitionLag("orders", 0, None, "", 0, 10, 10, 0, 0, 0, None, None),
+            PartitionLag("orders", 1, 1, "", 0, 101, 100, 0, 0, 0, None, "m1"),
+        ]
+        return [row for row in rows if topics is None or row.topic in topics]
+
+
+@pytest.fixture
+async def client(gateway: Gateway, aiohttp_client: Callable[[TestServer], Awaitable[Client]]) -> Client:
+    named = replace(gateway, cluster_id="c1", groups=FakeGroups())  # type: ignore[arg-type]
+    server = TestServer(build_application(named))
+    await server.start_server(auto_decompress=False)
+    return await aiohttp_client(server)
+
+
+async def get(client: Client, path: str, status: int = 200) -> dict[str, object]:
+    response = await client.get(path)
+    answer: dict[str, object] = await response.json()
+    assert response.status == status, answer
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "fields"),
+    [
+        ("/v3/clusters/c1", "KafkaCluster", {"cluster_id": "c1"}),
+        ("/v3/clusters/c1/brokers/0", "KafkaBroker", {"broker_id": 0, "host": "127.0.0.1"}),
+        (TOPIC, "KafkaTopic", {"topic_name": "orders", "partitions_count": 4, "replication_factor": 1}),
+        (f"{TOPIC}/configs/cleanup.policy", "KafkaTopicConfig", {"name": "cleanup.policy", "value": "delete"}),
+        (f"{TOPIC}/configs/retention.ms", "KafkaTopicConfig", {"value": "604800000", "is_default": True}),
+        (f"{TOPIC}/partitions/1", "KafkaPartition", {"partition_id": 1}),
+        (f"{TOPIC}/partitions/1/offset", "KafkaPartitionWithOffsets", {"earliest_offset": 0, "latest_offset": 0}),
+        ("/v3/clusters/c1/consumer-groups/billing", "KafkaConsumerGroup", {"state": "STABLE", "is_simple": False}),
+        ("/v3/clusters/c1/consumer-groups/billing/consumers/m1", "KafkaConsumer", {"consumer_id": "m1"}),
+        (
+            "/v3/clusters/c1/consumer-groups/billing/lag-summary",
+            "KafkaConsumerGroupLagSummary",
+            {"max_lag": 100, "total_lag": 110, "max_lag_partition_id": 1, "max_lag_consumer_id": "m1"},
+        ),
+        (
+            "/v3/clusters/c1/consumer-groups/billing/lags/orders/partitions/1",
+            "KafkaConsumerLag",
+            {"current_offset": 1, "log_end_offset": 101, "lag": 100},
+        ),
+    ],
+)
+async def test_resources(client: Client, path: str, kind: str, fields: dict[str, object]) -> None:
+    resource = await get(client, path)
+    assert resource["kind"] == kind
+    assert fields.items() <= resource.items()
+    metadata = resource["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["self"].endswith(path)
+    assert await get(client, f"/kafka{path}") != {}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "count"),
+    [
+        ("/v3/clusters", "KafkaClusterList", 1),
+        ("/v3/clusters/c1/brokers", "KafkaBrokerList", 1),
+        ("/v3/clusters/c1/brokers/0/configs", "KafkaBrokerConfigList", 3),
+        ("/v3/clusters/c1/topics", "KafkaTopicList", 1),
+        (f"{TOPIC}/configs", "KafkaTopicConfigList", 3),
+        (f"{TOPIC}/partitions", "KafkaPartitionList", 4),
+        (f"{TOPIC}/partitions/0/replicas", "KafkaReplicaList", 1),
+        ("/v3/clusters/c1/consumer-groups", "KafkaConsumerGroupList", 1),
+        ("/v3/clusters/c1/consumer-groups/billing/consumers", "KafkaConsumerList", 1),
+        ("/v3/clusters/c1/consumer-groups/billing/consumers/m1/assignments", "KafkaConsumerAssignmentList", 1),
+        ("/v3/clusters/c1/consumer-groups/billing/lags", "KafkaConsumerLagList", 2),
+    ],
+)
+async def test_lists(client: Client, path: str, kind: str, count: int) -> None:
+    page = await get(client, path)
+    rows = page["data"]
+    assert isinstance(rows, list)
+    assert (page["kind"], len(rows)) == (kind, count)
+    assert all(row["cluster_id"] == "c1" and row["metadata"]["self"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/v3/clusters/other", 404),
+        ("/v3/clusters/other/topics/orders", 404),
+        ("/v3/clusters/c1/brokers/1", 404),
+        ("/v3/clusters/c1/topics/none", 40403),
+        (f"{TOPIC}/partitions/4", 40402),
+        (f"{TOPIC}/partitions/x", 404),
+        (f"{TOPIC}/configs/compression.type", 404),
+        ("/v3/clusters/c1/consumer-groups/none", 40405),
+        ("/v3/clusters/c1/consumer-groups/billing/consumers/none", 404),
+        ("/v3/clusters/c1/consumer-groups/billing/lags/orders/partitions/3", 404),
+    ],
+)
+async def test_what_is_not_there(client: Client, path: str, code: int) -> None:
+    assert (await get(client, path, 404))["error_code"] == code
+
+
+async def test_a_topic_is_made_changed_and_deleted(client: Client, gateway: Gateway) -> None:
+    names = "/v3/clusters/c1/topics"
+    body = {"topic_name": "new", "partitions_count": 2, "configs": [{"name": "retention.ms", "value": "1000"}]}
+    planned = await client.post(names, json={**body, "validate_only": True})
+    assert (planned.status, (await planned.json())["partitions_count"]) == (201, 2)
+    created = await client.post(names, json=body)
+    assert (created.status, created.headers["Location"].endswith(f"{names}/new")) == (201, True)
+    again = await client.post(names, json=body)
+    assert (again.status, (await again.json())["error_code"]) == (400, 40002)
+    grown = await client.patch(f"{names}/new", json={"partitions_count": 3})
+    assert (grown.status, (await grown.json())["partitions_count"]) == (200, 3)
+    assert (await client.patch(f"{names}/new", json={"partitions_count": 2})).status == 400
+    assert (await get(client, f"{names}/new/configs/retention.ms"))["value"] == "1000"
+    assert (await client.put(f"{names}/new/configs/max.message.bytes", json={"value": 500})).status == 204
+    altered = {"data": [{"name": "retention.ms", "operation": "DELETE"}]}
+    assert (await client.post(f"{names}/new/configs:alter", json=altered)).status == 204
+    assert gateway.routes_table.topic("new").config.chosen() == {"max_message_bytes": 500}
+    assert (await client.delete(f"{names}/new/configs/max.message.bytes")).status == 204
+    assert gateway.routes_table.topic("new").config.chosen() == {}
+    assert (await client.delete(f"{names}/new")).status == 204
+    assert (await client.get(f"{names}/new")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v3/clusters/c1/topics", {"partitions_count": 1}, 422, 422),
+        ("/v3/clusters/c1/topics", {"topic_name": "a", "partitions": 1}, 422, 422),
+        ("/v3/clusters/c1/topics", {"topic_name": "a", "partitions_count": 0}, 422, 422),
+        ("/v3/clusters/c1/topics", {"topic_name": "a!"}, 400, 40002),
+        ("/v3/clusters/c1/topics", {"topic_name": "a", "configs": [{"name": "x", "value": 1}]}, 400, 40002),
+        ("/v3/clusters/c1/topics", {"topic_name": "a", "configs": {}}, 400, 400),
+        (f"{TOPIC}/configs:alter", {"data": [{"name": "retention.ms", "value": "-1"}]}, 400, 40002),
+        (f"{TOPIC}/configs:alter", {"data": [{"name": "retention.ms", "value": "0"}]}, 400, 40002),
+        (f"{TOPIC}/configs:alter", {"data": [{"name": "cleanup.policy", "value": "compact"}]}, 400, 40002),
+        (f"{TOPIC}/configs:alter", {"data": [{"name": "retention.ms", "operation": "ADD"}]}, 400, 400),
+        (f"{TOPIC}/configs:alter", {"data": "x"}, 400, 400),
+    ],
+)
+async def test_bad_changes_are_told_why(
+    client: Client, path: str, body: dict[str, object], status: int, code: int
+) -> None:
+    response = await client.post(path, json=body)
+    assert (response.status, (await response.json())["error_code"]) == (status, code)
+
+
+async def test_a_stream_of_records_has_a_receipt_each(client: Client, broker: FakeBroker) -> None:
+    body = (
+        b'{"partition_id":0,"key":{"type":"STRING","data":"k"},"value":{"type":"JSON","data":{"a":1}}}'
+        b'{"value":{"type":"BINARY","data":"%"}}\n {"partition_id":9}{"partition_id":0,"delay_ms":5}'
+    )
+    response = await client.post(f"{TOPIC}/records", data=body)
+    receipts = [orjson.loads(line) for line in (await response.read()).splitlines()]
+    assert [receipt["error_code"] for receipt in receipts] == [200, 400, 40402, 200]
+    assert (
+        receipts[0].items()
+        >= {
+            "cluster_id": "c1",
+            "topic_name": "orders",
+            "partition_id": 0,
+            "offset": 0,
+            "key": {"type": "STRING", "size": 1},
+            "value": {"type": "JSON", "size": 7},
+        }.items()
+    )
+    assert (receipts[3]["offset"], "schedule_id" in receipts[3]) == (None, True)
+    assert broker.stored_count == 2
+
+
+async def test_one_record_has_one_json_document_as_its_answer(client: Client) -> None:
+    response = await client.post(f"{TOPIC}/records", json={"value": {"type": "JSON", "data": 1}})
+    assert (await response.json())["error_code"] == 200
+
+
+async def test_a_batch_has_successes_and_failures(client: Client) -> None:
+    entries = [
+        {"id": "good", "partition_id": 0, "value": {"type": "STRING", "data": "x"}},
+        {"id": "bad", "value": {"type": "AVRO", "data": "x"}},
+        {"id": "worse", "partition_id": 9},
+    ]
+    response = await client.post(f"{TOPIC}/records:batch", json={"entries": entries})
+    answer = await response.json()
+    assert response.status == 207
+    assert [(one["id"], one["offset"], one["value"]["type"]) for one in answer["successes"]] == [("good", 0, "STRING")]
+    assert [(one["id"], one["error_code"]) for one in answer["failures"]] == [("bad", 400), ("worse", 40402)]
+
+
+async def test_what_is_no_batch_is_refused_whole(client: Client, broker: FakeBroker) -> None:
+    async def status(entries: object) -> tuple[int, int | None]:
+        response = await client.post(f"{TOPIC}/records:batch", json={"entries": entries})
+        return response.status, (await response.json()).get("error_code")
+
+    for entries in ([], None, "x", [5], [{}], [{"id": ""}], [{"id": "a"}, {"id": "a"}]):
+        assert await status(entries) == (422, 42208)
+    assert await status([{"id": "i" * (ENTRY_ID_CHARS_MAX + 1)}]) == (422, 42208)
+    assert await status([{"id": str(number)} for number in range(ENTRIES_MAX + 1)]) == (422, 42208)
+    assert broker.stored_count == 0
+    assert (await status([{"id": "i" * ENTRY_ID_CHARS_MAX}]))[0] == 207
+    assert (await status([{"id": str(number)} for number in range(ENTRIES_MAX)]))[0] == 207

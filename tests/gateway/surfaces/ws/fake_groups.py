@@ -1,0 +1,360 @@
+"""A group coordinator in memory: the test says who owns what; leases are numbers, and time stands still.
+
+It has no rule of its own beyond what sockets rely on: shares change when told, commits of a stale member are refused,
+a record is on lease to one receipt at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.api.consumer import Consumer
+from gateway.codec.tags import TAG_HEADER
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import StaleGeneration, UnknownMember
+from gateway.groups.machines.membership import Share
+from gateway.groups.machines.progress import OutOfRange, Start
+from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import (
+    CommittedPosition,
+    Delivered,
+    GroupDescription,
+    GroupView,
+    MemberKey,
+    OffsetCommit,
+    PartitionLag,
+    PlannedMove,
+    Receive,
+    Received,
+    ResetTo,
+    Settled,
+    StartSpec,
+    TopicPartition,
+)
+from store import record_batch
+from tests.gateway.surfaces.ws.memory import MemoryRoutes
+
+LEASE_MS = 30_000
+
+
+@dataclass
+class Member:
+    since: int
+    share: Share
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class OnLease:
+    place: tuple[str, int, int]
+    until_ms: int
+
+
+class FakeGroups:
+    """One group, whatever it is called. `assign` and `revoke` are the test's rebalance."""
+
+    def __init__(self, routes: MemoryRoutes, consumer: Consumer, now_ms: int) -> None:
+        self.routes = routes
+        self.consumer = consumer
+        self.now_ms = now_ms
+        self.config = GroupConfig()
+        self.members: dict[str, Member] = {}
+        self.offsets: dict[TopicPartition, int] = {}
+        self.commits: list[list[OffsetCommit]] = []
+        self.hold: asyncio.Event | None = None
+        self.hold_join: asyncio.Event | None = None
+        self.leases: dict[str, OnLease] = {}
+        self.attempts: dict[tuple[str, int, int], int] = {}
+        self.done: set[tuple[str, int, int]] = set()
+        self.rejected: dict[tuple[str, int, int], str] = {}
+        self.acked: set[str] = set()
+        self.starts: list[StartSpec] = []
+        """Where each receive wanted to begin."""
+        self.followed: list[Subscription] = []
+        self.given_back: list[str] = []
+        self.generation = 0
+        self._receipt_count = 0
+        self._more = asyncio.Event()
+
+    # The test's side
+
+    def assign(self, member_id: str, *owned: tuple[str, int], revoking: Sequence[tuple[str, int]] = ()) -> None:
+        """From here on the member has exactly these."""
+        self.generation += 1
+        member = self.members[member_id]
+        member.share = Share(self.generation, self._named(owned), self._named(revoking), b"", False)
+        self._tell(member)
+
+    def revoke_topic(self, member_id: str, topic: str) -> None:
+        """The group has heard that a topic is gone."""
+        self.generation += 1
+        member = self.members[member_id]
+        kept = tuple(one for one in member.share.assigned if one.topic != topic)
+        gone = tuple(one for one in member.share.assigned if one.topic == topic)
+        member.share = Share(self.generation, kept, gone, b"", False)
+        self._tell(member)
+
+    def put_out(self, member_id: str) -> None:
+        self._tell(self.members.pop(member_id))
+
+    def wake(self) -> None:
+        """There is something to receive."""
+        more, self._more = self._more, asyncio.Event()
+        more.set()
+
+    def held(self) -> set[tuple[str, int, int]]:
+        return {lease.place for lease in self.leases.values()}
+
+    def _named(self, owned: Sequence[tuple[str, int]]) -> tuple[Partition, ...]:
+        return tuple(Partition(name, self.routes.topic(name).topic_id, number) for name, number in owned)
+
+    def _tell(self, member: Member) -> None:
+        changed, member.changed = member.changed, asyncio.Event()
+        changed.set()
+
+    # The protocol: members
+
+    def groups(self) -> list[GroupView]:
+        return []
+
+    def describe(self, group: str) -> GroupDescription:
+        view = GroupView(group, "stable", self.generation, len(self.members), ())
+        return GroupDescription(view, self.config, ())
+
+    async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
+        return self.config
+
+    async def delete(self, group: str) -> None:
+        raise NotImplementedError
+
+    async def follow(self, group: str, wish: Subscription) -> None:
+        self.followed.append(wish)
+
+    async def join(
+        self,
+        group: str,
+        member_id: str | None,
+        subscription: Subscription,
+        *,
+        generation: int | None = None,
+        session_timeout_ms: int | None = None,
+        metadata: bytes = b"",
+    ) -> tuple[str, Share]:
+        if self.hold_join is not None:
+            await self.hold_join.wait()
+        member_id = member_id or f"m{len(self.members) + 1}"
+        self.generation += 1
+        free = [
+            (topic.name, number)
+            for topic in self.routes.topics()
+            if subscription.matches(topic.name)
+            for number in range(topic.partitions)
+        ]
+        owned = self._named(free) if not self.members.keys() - {member_id} else ()
+        former = self.members.get(member_id)
+        member = Member(self.generation, Share(self.generation, owned, (), b"", False))
+        self.members[member_id] = member
+        if former is not None:
+            self._tell(former)
+        return member_id, member.share
+
+    def heartbeat(self, group: str, member: MemberKey) -> Share:
+        known = self.members.get(member.member_id)
+        if known is None:
+            raise UnknownMember(member.member_id)
+        if member.generation < known.since:
+            raise StaleGeneration(member.member_id)
+        return known.share
+
+    def watch(self, group: str, member_id: str) -> FakeWatch:
+        return FakeWatch(self, member_id)
+
+    async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
+        self.heartbeat(group, member)
+        known = self.members[member.member_id]
+        left = [one for one in known.share.revoking if (one.topic, one.partition) not in partitions]
+        self.generation += 1
+        known.share = Share(self.generation, known.share.assigned, tuple(left), b"", False)
+        self._tell(known)
+        return known.share
+
+    async def leave(self, group: str, member: MemberKey) -> None:
+        self.heartbeat(group, member)
+        del self.members[member.member_id]
+
+    # The protocol: progress
+
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
+    ) -> list[CommittedPosition]:
+        return [CommittedPosition(*place, self.offsets.get(place), "") for place in partitions]
+
+    async def start_offset(
+        self,
+        group: str,
+        place: TopicPartition,
+        start: StartSpec,
+        out_of_range: OutOfRange = OutOfRange.NEAREST,
+        *,
+        member_id: str | None = None,
+    ) -> int:
+        bounds = await self.consumer.bounds(*place)
+        return self.offsets.get(place, bounds.min_offset if start is Start.FIRST else bounds.max_offset)
+
+    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
+        if self.hold is not None:
+            await self.hold.wait()
+        assert member is not None
+        share = self.heartbeat(group, member)
+        owned = {(one.topic, one.partition) for one in (*share.assigned, *share.revoking)}
+        if not {(commit.topic, commit.partition) for commit in commits} <= owned:
+            raise StaleGeneration(member.member_id)
+        self.commits.append(list(commits))
+        self.offsets.update({TopicPartition(one.topic, one.partition): one.offset for one in commits})
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        raise NotImplementedError
+
+    async def reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo,
+        *,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> list[PlannedMove]:
+        raise NotImplementedError
+
+    # The protocol: queue mode
+
+    async def receive(self, group: str, request: Receive) -> Received:
+        self.starts.append(request.start)
+        while True:
+            more = self._more
+            messages = await self._lease(request)
+            if messages or not request.wait_ms:
+                return Received(tuple(messages), 0)
+            await more.wait()
+
+    async def _lease(self, request: Receive) -> list[Delivered]:
+        leased: list[Delivered] = []
+        held = self.held()
+        for topic in request.topics:
+            for partition in range(self.routes.topic(topic).partitions):
+                fetched = await self.consumer.fetch(topic, partition, 0, max_bytes=1 << 30)
+                for entry in fetched.entries:
+                    for record in record_batch.decode(entry.batch):
+                        place = topic, partition, record.offset
+                        tag = next((value for name, value in record.headers if name == TAG_HEADER), None)
+                        wanted = request.tags is None or (tag is not None and tag.decode() in request.tags)
+                        if place in self.done or place in held or not wanted or len(leased) >= request.max_messages:
+                            continue
+                        self._receipt_count += 1
+                        receipt = f"r{self._receipt_count}"
+                        until_ms = self.now_ms + (request.invisible_ms or LEASE_MS)
+                        self.leases[receipt] = OnLease(place, until_ms)
+                        self.attempts[place] = self.attempts.get(place, 0) + 1
+                        leased.append(
+                            Delivered(
+                                topic, partition, record.offset, record.key, record.value, record.headers,
+                                record.timestamp, entry.store_time_ms, False,
+                                None if tag is None else tag.decode(), None, self.attempts[place], receipt, until_ms,
+                            )
+                        )  # fmt: skip
+        return leased
+
+    def _take(self, receipts: Sequence[str]) -> list[tuple[Settled, OnLease | None]]:
+        taken: list[tuple[Settled, OnLease | None]] = []
+        for receipt in receipts:
+            if not receipt.startswith("r"):
+                taken.append((Settled(receipt, False, 40050, "not a receipt"), None))
+            elif (lease := self.leases.get(receipt)) is None:
+                taken.append((Settled(receipt, False, 40951, "the lease is over"), None))
+            else:
+                taken.append((Settled(receipt, True), lease))
+        return taken
+
+    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+        if self.hold is not None:
+            await self.hold.wait()
+        answers = []
+        for receipt in receipts:
+            ((settled, lease),) = self._take([receipt])
+            if lease is not None:
+                self.done.add(lease.place)
+                self.acked.add(receipt)
+                del self.leases[receipt]
+            answers.append(Settled(receipt, True) if receipt in self.acked else settled)
+        return answers
+
+    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
+        raise NotImplementedError
+
+    async def nack(
+        self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
+    ) -> list[Settled]:
+        taken = self._take(receipts)
+        for settled, lease in taken:
+            if lease is not None:
+                del self.leases[settled.receipt]
+        self.wake()
+        return [settled for settled, _ in taken]
+
+    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
+        self.given_back += receipts
+        for settled, lease in self._take(receipts):
+            if lease is not None:
+                self.attempts[lease.place] -= 1
+                del self.leases[settled.receipt]
+        self.wake()
+
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+        taken = self._take(receipts)
+        for settled, lease in taken:
+            if lease is not None:
+                self.rejected[lease.place] = reason
+                self.done.add(lease.place)
+                del self.leases[settled.receipt]
+        return [settled for settled, _ in taken]
+
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+        answers = []
+        for settled, lease in self._take(receipts):
+            if lease is None:
+                answers.append(settled)
+                continue
+            self._receipt_count += 1
+            receipt = f"r{self._receipt_count}"
+            del self.leases[settled.receipt]
+            self.leases[receipt] = OnLease(lease.place, self.now_ms + invisible_ms)
+            answers.append(Settled(settled.receipt, True, new_receipt=receipt))
+        return answers
+
+    async def redrive(self, group: str, max_messages: int) -> int:
+        raise NotImplementedError
+
+    def documents(self, group: str | None = None, prefix: str = "") -> list[tuple[str, str, bytes]]:
+        return []
+
+    async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
+        raise NotImplementedError
+
+
+class FakeWatch:
+    def __init__(self, groups: FakeGroups, member_id: str) -> None:
+        self._groups = groups
+        self._member_id = member_id
+
+    async def changed(self, since: Share) -> Share:
+        while True:
+            member = self._groups.members.get(self._member_id)
+            if member is None:
+                raise UnknownMember(self._member_id)
+            if member.share != since:
+                return member.share
+            await member.changed.wait()

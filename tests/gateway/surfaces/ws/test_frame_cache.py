@@ -1,0 +1,171 @@
+"""What is encoded once for many: cuts, filters, the cache's bound, and one read for all who ask at once.
+
+Covers gateway.api.tail_watcher and gateway.surfaces.ws.merged too: what they share among many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import orjson
+import pytest
+
+from gateway.api.tail_watcher import TailWatcher
+from gateway.api.tasks import Tasks
+from gateway.codec.filters import parse_filter
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.ws.commands import Form
+from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, OutOfRange, Wanted
+from gateway.surfaces.ws.merged import Merged
+from tests.gateway.surfaces.ws.memory import MemoryBroker, memory_gateway, until
+from tests.gateway.surfaces.ws.talk import subscribe, talking
+
+ALL = Wanted(Form.JSON, 10)
+
+
+async def filled(count: int, *, tag: str | None = None) -> tuple[Gateway, MemoryBroker]:
+    gateway, broker = memory_gateway({"orders": 1})
+    for n in range(count):
+        record = {"value": n} if tag is None else {"value": n, "tag": tag if n % 3 == 0 else "other"}
+        await produce(gateway, record)
+    return gateway, broker
+
+
+async def produce(gateway: Gateway, record: dict[str, object]) -> None:
+    from gateway.codec.records import Format, parse_records
+
+    await gateway.producer.produce("orders", parse_records([record], Format.JSON), json_values=True)
+
+
+def frame_cache_of(gateway: Gateway, cache_bytes_max: int = CACHE_BYTES_MAX) -> FrameCache:
+    return FrameCache(gateway.consumer.fetch, lambda name: gateway.routes_table.topic(name).topic_id, cache_bytes_max)
+
+
+async def read(frame_cache: FrameCache, offset: int, wanted: Wanted = ALL, count_max: int = 1000) -> list[int]:
+    portion = await frame_cache.read("orders", 1, 0, offset, wanted, count_max=count_max)
+    return [orjson.loads(b"[" + part.body + b"]")[n]["value"] for part in portion.ranges for n in range(len(part.ends))]
+
+
+async def test_ranges_follow_each_other_without_a_gap_and_each_prefix_is_json() -> None:
+    gateway, _ = await filled(25)
+    frame_cache = frame_cache_of(gateway)
+    portion = await frame_cache.read("orders", 1, 0, 3, ALL, count_max=1000)
+    assert [(part.start, part.stop) for part in portion.ranges] == [(3, 13), (13, 23), (23, 25)]
+    part = portion.ranges[0]
+    for count in range(1, 11):
+        messages = orjson.loads(b"[" + part.body[: part.marks[count - 1]] + b"]")
+        assert [message["value"] for message in messages] == list(range(3, 3 + count))
+        assert part.size_bytes(count) == sum(len(orjson.dumps(message)) for message in messages)
+    with pytest.raises(OutOfRange):
+        await frame_cache.read("orders", 1, 0, 26, ALL, count_max=1000)
+
+
+async def test_many_who_ask_at_once_share_one_read() -> None:
+    gateway, broker = await filled(10)
+    frame_cache = frame_cache_of(gateway)
+    before = broker.read_count
+    answers = await asyncio.gather(*[read(frame_cache, 0) for _ in range(100)])
+    assert answers == [list(range(10))] * 100
+    assert broker.read_count == before + 1
+    assert await read(frame_cache, 0, count_max=3) == list(range(10)), "what is there already costs nothing"
+    assert await read(frame_cache, 5, count_max=3) == [5, 6, 7], "else a poor client gets what it may have"
+
+
+async def test_a_reader_that_gives_up_does_not_hold_up_the_others() -> None:
+    gateway, _ = await filled(5)
+    frame_cache = frame_cache_of(gateway)
+    first = asyncio.create_task(read(frame_cache, 0))
+    second = asyncio.create_task(read(frame_cache, 0))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == list(range(5))
+
+
+async def test_the_cache_forgets_the_oldest_beyond_its_bytes() -> None:
+    gateway, broker = await filled(40)
+    frame_cache = frame_cache_of(gateway, cache_bytes_max=8_000)
+    for offset in range(0, 40, 10):
+        await read(frame_cache, offset, Wanted(Form.JSON, 10))
+        assert frame_cache.cached_bytes <= 8_000
+    before = broker.read_count
+    await read(frame_cache, 30)
+    assert broker.read_count == before
+    await read(frame_cache, 0)
+    assert broker.read_count == before + 1
+
+
+@pytest.mark.parametrize("form", [Form.JSON, Form.BINARY])
+async def test_a_filter_leaves_out_the_others_and_moves_on_behind_them(form: Form) -> None:
+    gateway, _ = await filled(20, tag="paid")
+    frame_cache = frame_cache_of(gateway)
+    wanted = Wanted(form, 4, parse_filter("tag:paid"))
+    portion = await frame_cache.read("orders", 1, 0, 1, wanted, count_max=1000)
+    assert [list(part.ends) for part in portion.ranges] == [[4, 7, 10, 13], [16, 19]]
+    assert portion.ranges[-1].stop == 20
+    nothing = await frame_cache.read("orders", 1, 0, 0, Wanted(form, 4, parse_filter("tag:none")), count_max=1000)
+    assert [(part.start, part.stop, len(part.ends)) for part in nothing.ranges] == [(0, 20, 0)]
+    few = await frame_cache.read("orders", 1, 0, 1, wanted, count_max=2)
+    assert few.ranges[0].ends, "cached or not, at least what may be sent is there"
+
+
+async def test_a_filtered_subscription_gets_its_tags_only_and_credit_counts_those() -> None:
+    async with talking({"orders": 1}) as talk:
+        records = [{"value": n, "tag": "ab"[n % 2]} for n in range(20)]
+        await talk.answer({"id": 1, "op": "produce", "topic": "orders", "records": records})
+        await talk.say(subscribe(filter="tag:b", credit=4, auto_credit=False))
+        await talk.hear()
+        assert [message["offset"] for message in await talk.messages(4)] == [1, 3, 5, 7]
+        await talk.quiet()
+        await talk.say({"op": "permit", "sub": "s", "messages": 100})
+        assert [message["offset"] for message in await talk.messages(6)] == [9, 11, 13, 15, 17, 19]
+
+
+async def test_all_who_wait_at_an_end_are_woken_by_one_read() -> None:
+    gateway, broker = await filled(3)
+    tasks = Tasks(lambda error: None)
+    tail_watcher = TailWatcher(gateway.consumer.fetch, tasks)
+    woken: list[int] = []
+    for n in range(50):
+        call_off = tail_watcher.watch("orders", 0, 3, lambda n=n: woken.append(n))  # type: ignore[misc]
+        if n == 7:
+            call_off()
+    await asyncio.sleep(0)
+    assert tail_watcher.is_end("orders", 0, 3)
+    assert not woken
+    before = broker.read_count
+    await produce(gateway, {"value": 3})
+    await until(lambda: woken)
+    assert woken == [n for n in range(50) if n != 7]
+    assert broker.read_count <= before + 2
+    tail_watcher.watch("orders", 0, 3, lambda: woken.append(99))
+    await until(lambda: woken[-1] == 99)
+    await tasks.close()
+    assert not tail_watcher.is_end("orders", 0, 4)
+
+
+async def test_what_is_asked_while_a_call_runs_goes_into_the_next_one() -> None:
+    calls: list[list[int]] = []
+    go = asyncio.Event()
+
+    async def work(items: list[int]) -> Sequence[int]:
+        calls.append(items)
+        await go.wait()
+        if 13 in items:
+            raise ValueError("13")
+        return [item * 10 for item in items]
+
+    tasks = Tasks(lambda error: None)
+    merged: Merged[int, int] = Merged(work, tasks)
+    asked = [merged.ask(items) for items in ([1], [2, 3], [], [4])]
+    await asyncio.sleep(0)
+    go.set()
+    assert [list(await one) for one in asked] == [[10], [20, 30], [], [40]]
+    assert len(calls) <= 2
+    with pytest.raises(ValueError, match="13"):
+        await merged.ask([13])
+    assert list(await merged.ask([5])) == [50]
+    nobody_waits = merged.ask([6])
+    nobody_waits.cancel()
+    await merged.settled()
+    assert calls[-1] == [6], "what is asked is done"

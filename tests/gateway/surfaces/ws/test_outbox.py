@@ -1,0 +1,105 @@
+"""The way out of a socket: order, bound, and what happens when nobody takes what we write."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
+
+
+class Transport:
+    """Takes a frame whenever the test says so."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.writing = asyncio.Event()
+
+    async def write(self, frame: bytes, is_binary: bool) -> None:
+        self.writing.set()
+        await self.open.wait()
+        self.taken.append(frame)
+
+
+async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
+    transport = Transport()
+    transport.open.clear()
+    outbox = Outbox(transport.write, bytes_max=100)
+    writer = asyncio.create_task(outbox.run())
+    await outbox.put(b"1")
+    sending = asyncio.create_task(outbox.send(b"2"))
+    await transport.writing.wait()
+    assert not sending.done()
+    transport.open.set()
+    await sending
+    assert transport.taken == [b"1", b"2"]
+    await outbox.put(b"3")
+    await outbox.flush()
+    assert transport.taken == [b"1", b"2", b"3"]
+    writer.cancel()
+
+
+async def test_who_puts_too_much_waits_and_nobody_overtakes() -> None:
+    transport = Transport()
+    transport.open.clear()
+    outbox = Outbox(transport.write, bytes_max=10)
+    writer = asyncio.create_task(outbox.run())
+    await outbox.put(b"a" * 6)
+    await transport.writing.wait()
+    large = asyncio.create_task(outbox.put(b"b" * 5))
+    small = asyncio.create_task(outbox.put(b"c"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not large.done()
+    assert not small.done(), "it would fit, but came later"
+    transport.open.set()
+    await asyncio.gather(large, small)
+    await outbox.flush()
+    assert transport.taken == [b"a" * 6, b"b" * 5, b"c"]
+    await outbox.put(b"d" * 1000)  # larger than the bound, but alone
+    await outbox.flush()
+    writer.cancel()
+
+
+async def test_a_peer_that_is_gone_is_no_error() -> None:
+    async def write(frame: bytes, is_binary: bool) -> None:
+        raise ConnectionResetError
+
+    outbox = Outbox(write, bytes_max=10)
+    await outbox.put(b"1")
+    with pytest.raises(Closing) as closing:
+        await outbox.run()
+    assert closing.value.code is None
+
+
+async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
+    transport = Transport()
+    transport.open.clear()
+    outbox = Outbox(transport.write, bytes_max=10)
+    writer = asyncio.create_task(outbox.run())
+    sending = asyncio.create_task(outbox.send(b"1"))
+    await transport.writing.wait()
+    sending.cancel()
+    transport.open.set()
+    await outbox.flush()
+    assert transport.taken == [b"1"]
+    writer.cancel()
+
+
+async def test_who_waits_when_the_connection_ends_is_told() -> None:
+    transport = Transport()
+    transport.open.clear()
+    outbox = Outbox(transport.write, bytes_max=10)
+    writer = asyncio.create_task(outbox.run())
+    sending = asyncio.create_task(outbox.send(b"a" * 10))
+    await transport.writing.wait()
+    waiting = asyncio.create_task(outbox.put(b"b"))
+    await asyncio.sleep(0)
+    writer.cancel()
+    outbox.close()
+    for task in (sending, waiting, outbox.put(b"c")):
+        with pytest.raises(OutboxClosed):
+            await task

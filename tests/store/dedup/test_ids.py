@@ -1,0 +1,160 @@
+"""The index of ids: what it knows, for how long, and how much of it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+import pytest
+
+from store.dedup.ids import DELAY, Columns, DedupIndex, Row, packed_index, packed_queue
+from store.dedup.journal import decode_blocks, encode_block
+from store.errors import IdentityReused, TooManyIds
+from store.topics import TIMER_QUEUE
+from store.types import NO_FINGERPRINT, NO_ID, Identity, Original, QueueKey, RequestPart, ScheduleKey
+
+WINDOW_MS = 1000
+QUEUE = QueueKey(16, 3)
+BODY, OTHER = b"12345678", b"87654321"
+
+
+def id_of(number: int) -> bytes:
+    return hashlib.blake2b(str(number).encode(), digest_size=16).digest()
+
+
+def ids(*numbers: int | None) -> list[bytes]:
+    return [NO_ID if number is None else id_of(number) for number in numbers]
+
+
+def row(time_ms: int, *numbers: int | None, offset: int = 0, request: RequestPart | None = None) -> Row:
+    return Row(offset * 100, offset, time_ms, QUEUE, ids(*numbers), request, b"")
+
+
+def index(ids_max: int = 100) -> DedupIndex:
+    return DedupIndex(window_ms=WINDOW_MS, ids_max=ids_max)
+
+
+def part(*request_indexes: int, number: int = 7, fingerprint: bytes = BODY) -> RequestPart:
+    return RequestPart(id_of(number), fingerprint, request_indexes)
+
+
+def found(known: DedupIndex, now_ms: int, *numbers: int | None) -> dict[int, Original]:
+    return known.find(Identity(message_ids=ids(*numbers)), now_ms)
+
+
+def test_a_message_id_leads_to_its_record() -> None:
+    known = index()
+    known.add(row(5, 1, None, 3, offset=40))
+    assert found(known, 5, 9, 3, 1) == {1: Original(QUEUE, 42, 4000, 5), 2: Original(QUEUE, 40, 4000, 5)}
+
+
+def test_no_id_is_no_id() -> None:
+    known = index()
+    known.add(row(5, None, 1))
+    assert found(known, 5, None, None) == {}
+    assert len(known) == 1
+
+
+def test_an_id_is_known_to_the_last_millisecond_of_the_window_and_not_one_longer() -> None:
+    known = index()
+    known.add(row(5, 1))
+    assert found(known, 5 + WINDOW_MS, 1)
+    assert not found(known, 5 + WINDOW_MS + 1, 1)
+    known.prune(5 + WINDOW_MS)
+    assert len(known) == 1
+    known.prune(5 + WINDOW_MS + 1)
+    assert len(known) == 0
+
+
+def test_a_clock_that_was_set_back_forgets_nothing() -> None:
+    known = index()
+    known.add(row(50_000, 1))
+    assert found(known, 10, 1)
+
+
+def test_an_id_that_left_the_window_and_came_again_counts_from_then() -> None:
+    known = index()
+    known.add(row(0, 1, 2, offset=0))
+    known.add(row(900, 3, offset=5))
+    known.add(row(1001, 1, offset=9))
+    known.prune(1900)
+    assert found(known, 1900, 1, 2, 3) == {0: Original(QUEUE, 9, 900, 1001), 2: Original(QUEUE, 5, 500, 900)}
+    known.prune(2001)
+    assert found(known, 2001, 1, 3) == {0: Original(QUEUE, 9, 900, 1001)}
+
+
+def test_a_torn_request_is_known_by_the_places_it_has() -> None:
+    known = index()
+    known.add(row(0, request=part(0, 2, 5), offset=10))
+    wanted = Identity(request=part(1, 2, 4, 5))
+    assert known.find(wanted, 0) == {1: Original(QUEUE, 11, 1000, 0), 3: Original(QUEUE, 12, 1000, 0)}
+    known.add(row(1, request=part(1, 4), offset=20))
+    assert sorted(known.find(wanted, 0)) == [0, 1, 2, 3]
+    assert known.find(Identity(request=part(6, 7)), 0) == {}
+
+
+def test_a_request_with_another_content_is_refused_while_it_is_in_the_window() -> None:
+    known = index()
+    known.add(row(0, request=part(0, 1)))
+    other = Identity(request=part(0, 1, fingerprint=OTHER))
+    with pytest.raises(IdentityReused):
+        known.find(other, WINDOW_MS)
+    assert known.find(other, WINDOW_MS + 1) == {}
+    assert len(known.find(Identity(request=part(0, 1, fingerprint=NO_FINGERPRINT)), 0)) == 2
+
+
+def test_a_delayed_record_leads_to_its_schedule() -> None:
+    known = index()
+    delays = DELAY.pack(111, 16, 1) + DELAY.pack(222, 16, 2)
+    known.add(Row(800, 4, 5, TIMER_QUEUE, ids(1, 2), None, delays))
+    assert found(known, 5, 2) == {0: Original(QueueKey(16, 2), None, 800, 5, ScheduleKey(222, 800, 1))}
+
+
+def test_the_number_of_ids_is_bounded_and_none_is_forgotten_for_it() -> None:
+    known = index(ids_max=3)
+    known.add(row(0, 1, 2))
+    known.check_room(1, WINDOW_MS)
+    with pytest.raises(TooManyIds) as refusal:
+        known.check_room(2, WINDOW_MS)
+    assert refusal.value.retry_after_ms == 1
+    assert found(known, WINDOW_MS, 1, 2).keys() == {0, 1}
+    known.check_room(2, WINDOW_MS + 1)
+
+
+def test_parts_of_requests_take_room_too() -> None:
+    known = index(ids_max=2)
+    known.add(row(0, request=part(0)))
+    known.add(row(0, request=part(1)))
+    with pytest.raises(TooManyIds):
+        known.check_room(1, 0)
+    known.check_room(1, WINDOW_MS + 1)
+    assert len(known) == 0
+
+
+def test_rows_come_back_from_the_journal_as_they_were() -> None:
+    rows = [
+        row(0, 1, None, 3, offset=0),
+        row(1, request=part(3, 4, 5), offset=10),
+        row(2, 4, 5, request=part(7, 9), offset=20),
+        Row(3000, 1, 3, TIMER_QUEUE, ids(6), part(11), DELAY.pack(111, 16, 1)),
+    ]
+    live, loaded = index(), index()
+    for one in rows:
+        live.add(one)
+    for columns in decode_blocks(encode_block(rows[:1]) + encode_block(rows[1:])):
+        loaded.restore(columns)
+    asked = Identity(message_ids=ids(*range(9)), request=part(*range(9)))
+    assert live.find(asked, 3) == loaded.find(asked, 3) != {}
+    assert len(live) == len(loaded) == 8
+    live.prune(WINDOW_MS + 3)
+    loaded.prune(WINDOW_MS + 3)
+    assert live.find(asked, 3) == loaded.find(asked, 3) != {}
+
+
+def test_what_is_packed_fits_eight_bytes() -> None:
+    column = array("q", [packed_queue(QueueKey(2**31 - 1, 2**32 - 1)), packed_index(2**46 - 1, 2**17 - 1)])
+    columns = Columns(array("q", [0]), array("q", [7]), array("q", [0]), column[:1], [], array("q"), [], [])
+    known = index()
+    known.restore(columns)
+    known.add(row(0, 1))
+    assert found(known, 0, 1)

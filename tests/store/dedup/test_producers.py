@@ -1,0 +1,132 @@
+"""Numbered producers: which batch is new, which is a repeat, which comes too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from store.dedup.producers import SEQUENCES_KEPT, ProducerTable, decode_table, encode_table
+from store.errors import SequenceGone, TooManyIds
+from store.types import Entry, Original, ProducerSequence, QueueKey
+
+EXPIRY_MS = 1000
+QUEUE, OTHER_QUEUE = QueueKey(16, 0), QueueKey(16, 1)
+A, B = b"a" * 16, b"b" * 16
+
+
+def table(producers_max: int = 10) -> ProducerTable:
+    return ProducerTable(expiry_ms=EXPIRY_MS, producers_max=producers_max)
+
+
+def add(
+    known: ProducerTable,
+    sequence: int,
+    *,
+    offset: int = 0,
+    time_ms: int = 0,
+    producer: bytes = A,
+    is_durable: bool = True,
+) -> None:
+    entry = Entry(offset * 100, 8, QUEUE, "", offset, 1, time_ms, False, memoryview(b""))
+    known.add(entry, ProducerSequence(producer, sequence), is_durable=is_durable)
+
+
+def find(known: ProducerTable, sequence: int, *, now_ms: int = 0, queue: QueueKey = QUEUE) -> Original | None:
+    return known.find(queue, ProducerSequence(A, sequence), now_ms)
+
+
+def test_a_higher_number_is_new_and_gaps_are_allowed() -> None:
+    known = table()
+    assert find(known, 0) is None
+    add(known, 5, offset=7)
+    assert find(known, 6) is None
+    assert find(known, 1000) is None
+    assert find(known, 5) == Original(QUEUE, 7, 700, 0)
+
+
+def test_producers_and_queues_count_for_themselves() -> None:
+    known = table()
+    add(known, 5, producer=B)
+    assert find(known, 5) is None
+    add(known, 5)
+    assert find(known, 5, queue=OTHER_QUEUE) is None
+
+
+def test_the_last_few_are_answered_with_their_offset_and_older_ones_without() -> None:
+    known = table()
+    for sequence in range(SEQUENCES_KEPT + 1):
+        add(known, sequence, offset=10 * sequence)
+    assert find(known, 1) == Original(QUEUE, 10, 1000, 0)
+    assert find(known, 0) == Original(QUEUE, None, 1000, 0)
+
+
+def test_a_number_that_was_never_used_is_not_taken_for_a_repeat() -> None:
+    known = table()
+    add(known, 10)
+    add(known, 20)
+    for unused in (15, 3):
+        with pytest.raises(SequenceGone):
+            find(known, unused)
+
+
+def test_a_producer_is_forgotten_after_its_time() -> None:
+    known = table()
+    add(known, 5)
+    assert find(known, 5, now_ms=EXPIRY_MS) is not None
+    assert find(known, 5, now_ms=EXPIRY_MS + 1) is None
+    add(known, 3, time_ms=EXPIRY_MS + 1, offset=9)
+    assert find(known, 3, now_ms=EXPIRY_MS + 1) == Original(QUEUE, 9, 900, EXPIRY_MS + 1)
+
+
+def test_the_number_of_producers_is_bounded() -> None:
+    known = table(producers_max=2)
+    add(known, 1)
+    add(known, 1, producer=B, time_ms=1)
+    known.check_room(QUEUE, ProducerSequence(A, 2), 0)
+    with pytest.raises(TooManyIds) as refusal:
+        known.check_room(OTHER_QUEUE, ProducerSequence(A, 1), EXPIRY_MS)
+    assert refusal.value.retry_after_ms == 1
+    known.check_room(OTHER_QUEUE, ProducerSequence(A, 1), EXPIRY_MS + 1)
+    assert len(known) == 1
+
+
+def test_what_a_power_cut_may_take_is_known_but_not_saved_until_the_log_is_durable() -> None:
+    known = table()
+    for sequence in range(SEQUENCES_KEPT):
+        add(known, sequence, offset=sequence)
+    durable = known.copy()
+    for sequence in range(SEQUENCES_KEPT, 3 * SEQUENCES_KEPT):
+        add(known, sequence, offset=sequence, is_durable=False)
+    add(known, 1, offset=50, producer=B, is_durable=False)
+    assert known.has_unsaved
+    assert known.copy() == durable
+    assert len(known) == 2
+    assert find(known, 3 * SEQUENCES_KEPT - 1) == Original(QUEUE, 14, 1400, 0)
+    assert find(known, 3 * SEQUENCES_KEPT - 6) == Original(QUEUE, None, 1000, 0)
+    known.confirm(700)  # the first two of those: offsets 5 and 6
+    [(_, kept)] = known.copy().items()
+    assert [one.sequence for one in kept] == [2, 3, 4, 5, 6]
+    assert find(known, 3 * SEQUENCES_KEPT - 1) == Original(QUEUE, 14, 1400, 0)
+    known.confirm(10_000)
+    assert not known.has_unsaved
+    assert [[one.sequence for one in kept] for kept in known.copy().values()] == [[10, 11, 12, 13, 14], [1]]
+
+
+def test_a_producer_that_is_only_known_from_recent_batches_is_forgotten_too() -> None:
+    known = table(producers_max=1)
+    add(known, 5, is_durable=False)
+    known.check_room(OTHER_QUEUE, ProducerSequence(B, 1), EXPIRY_MS + 1)
+    assert len(known) == 0
+    assert not known.has_unsaved
+    add(known, 5, is_durable=False)
+    add(known, 2, offset=9, time_ms=EXPIRY_MS + 1, is_durable=False)
+    assert find(known, 2, now_ms=EXPIRY_MS + 1) == Original(QUEUE, 9, 900, EXPIRY_MS + 1)
+
+
+def test_the_table_comes_back_as_it_was() -> None:
+    known, loaded = table(), table()
+    for sequence in range(SEQUENCES_KEPT + 2):
+        add(known, sequence, offset=sequence, time_ms=sequence)
+    add(known, 9, producer=B)
+    loaded.restore(decode_table(encode_table(known.copy())))
+    assert loaded.copy() == known.copy()
+    assert list(loaded.copy()) == list(known.copy())

@@ -1,0 +1,549 @@
+"""store.log.writer: group commit, order, limits and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
+from store.limits import KiB, MiB
+from store.log import writer
+from store.log.commit_log import CommitLog
+from store.log.entry import ALIGNMENT, entry_bytes
+from store.log.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
+from store.log.writer import (
+    COPIED_BYTES_MAX,
+    GROUP_BYTES_MAX,
+    WRITEOUT_BYTES,
+    WRITEOUT_PIECES_MAX,
+    ZERO_GROUP_BYTES_MAX,
+    Writer,
+)
+from store.store import YIELD_TURNS_MAX, Store
+from store.types import Acks, Buffer, QueueKey, Source
+from tests.clock import FakeClock
+from tests.simdisk import Fault, SimDisk, SimFile
+from tests.store.kit import (
+    SMALL,
+    InlineExecutor,
+    P,
+    T,
+    abandon,
+    age_unsynced,
+    append_of,
+    open_store,
+    opened,
+    put,
+    settle,
+    values_of,
+    with_settings,
+)
+
+
+async def test_appends_of_one_turn_share_one_sync_and_keep_their_order() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        topic, _ = await store.create_topic("t", 2)
+        queues = [QueueKey(topic.topic_id, number) for number in (0, 1)]
+        before = store.stats.sync_count
+        answers = await asyncio.gather(*(put(store, queues[number % 2], b"%d" % number) for number in range(20)))
+        assert store.stats.sync_count == before + 1
+        assert [answer.base_offset for answer in answers] == [number // 2 for number in range(20)]
+        positions = [answer.position for answer in answers]
+        assert positions == sorted(positions)
+        for start, queue in enumerate(queues):
+            assert await values_of(store, queue) == [b"%d" % number for number in range(start, 20, 2)]
+
+
+async def test_a_group_with_one_flushed_call_flushes_them_all() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        written, flushed = await asyncio.gather(
+            put(store, queue, b"a", acks=Acks.WRITTEN), put(store, queue, b"b", acks=Acks.FLUSHED)
+        )
+        assert (written.acks, flushed.acks) == (Acks.FLUSHED, Acks.FLUSHED), "the level reached, not the one asked for"
+
+
+@pytest.mark.parametrize(("more_bytes", "operation"), [(0, "pwritev"), (ALIGNMENT, "allocate")])
+async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_allocated_ahead_of_larger_ones(
+    more_bytes: int, operation: str
+) -> None:
+    disk = SimDisk()
+    extent_bytes = 2 * ZERO_GROUP_BYTES_MAX
+    config = with_settings(commit_log_file_bytes=8 * ZERO_GROUP_BYTES_MAX, extent_bytes=extent_bytes)
+    async with opened(disk, config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        value_bytes = ZERO_GROUP_BYTES_MAX - 200
+        while True:
+            append = append_of(QueueKey(topic.topic_id, 0), [bytes(value_bytes)])
+            if entry_bytes(append, 1) == ZERO_GROUP_BYTES_MAX + more_bytes:
+                break
+            value_bytes += 1
+        disk.calls.clear()
+        for _ in range(2):  # the first one is within what is prepared
+            await store.append([replace(append, batch=bytes(append.batch))])
+        prepared = store._log.prepared_position
+        before = prepared - extent_bytes
+        grown = [call for call in disk.calls if "/commitlog/" in call.path and before <= call.position < prepared]
+        assert {call.operation for call in grown} == {operation}
+        assert sum(call.size for call in grown) == extent_bytes
+
+
+class NotingExecutor(InlineExecutor):
+    """Notes what the writer leaves to its thread."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if isinstance(getattr(fn, "__self__", None), Writer):
+            self.left.append(getattr(fn, "__name__", ""))
+        return super().submit(fn, *args, **kwargs)
+
+
+class HoldingExecutor(InlineExecutor):
+    """Leaves the writer's calls undone until they are let go."""
+
+    def __init__(self) -> None:
+        self.is_holding = False
+        self.held: list[Callable[[], None]] = []
+        self._came = asyncio.Event()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        if not (self.is_holding and isinstance(getattr(fn, "__self__", None), Writer)):
+            return super().submit(fn, *args, **kwargs)
+        future: Future[T] = Future()
+        self.held.append(partial(settle, future, fn, *args, **kwargs))
+        self._came.set()
+        return future
+
+    async def next(self) -> None:
+        """Return when there is a call to be let go."""
+        async with asyncio.timeout(10):
+            await self._came.wait()
+
+    def let_go(self, *, hold_on: bool = False) -> None:
+        """Do what is held; with `hold_on` what comes later is held again."""
+        self.is_holding = hold_on
+        self._came.clear()
+        held, self.held = self.held, []
+        for call in held:
+            call()
+
+
+class SlowClock(FakeClock):
+    """Moves on by itself whenever it is read."""
+
+    step_ms = 0
+
+    def now_ms(self) -> int:
+        self.step(self.step_ms)
+        return super().now_ms()
+
+
+async def test_the_loop_writes_small_groups_and_leaves_syncs_large_groups_and_growth_to_the_thread() -> None:
+    executor, config = NotingExecutor(), with_settings(commit_log_file_bytes=MiB, extent_bytes=INLINE_BYTES_MAX * 2)
+    store = await Store.open(config, files=SimDisk(), clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    executor.left.clear()
+
+    async def left(value_bytes: int, acks: Acks) -> list[str]:
+        executor.left.clear()
+        await put(store, queue, bytes(value_bytes), acks=acks)
+        return executor.left
+
+    assert await left(10, Acks.WRITTEN) == []
+    assert await left(10, Acks.FLUSHED) == ["_sync"]
+    assert await left(INLINE_BYTES_MAX, Acks.WRITTEN) == ["_write_and_sync"]
+    assert await left(INLINE_BYTES_MAX, Acks.FLUSHED) == ["_write_and_sync"]
+    ways = [await left(30_000, Acks.WRITTEN) == [] for _ in range(80)]
+    assert ways.count(False) >= 2, "rolls to the next file"
+    assert ways.count(True) > ways.count(False)
+    assert len(await values_of(store, queue)) == 84
+    await store.close()
+
+
+async def test_small_batches_are_kept_as_bytes_and_large_ones_as_views() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        frame = len(append_of(queue, [bytes(COPIED_BYTES_MAX - 100)]).batch) - (COPIED_BYTES_MAX - 100)
+        for more, kind in ((0, bytes), (1, memoryview)):
+            answer = await put(store, queue, bytes(COPIED_BYTES_MAX - frame + more))
+            entry = await store.read_entry(answer.position)
+            assert len(entry.batch) == COPIED_BYTES_MAX + more
+            assert type(entry.batch) is kind
+
+
+async def test_a_disk_that_holds_up_the_loop_is_left_to_the_thread_for_a_while() -> None:
+    executor, clock = NotingExecutor(), SlowClock()
+    store = await Store.open(with_settings(extent_bytes=32 * KiB), files=SimDisk(), clock=clock, executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+
+    async def is_inline() -> bool:
+        executor.left.clear()
+        await put(store, queue, b"a", acks=Acks.WRITTEN)
+        return not executor.left
+
+    assert await is_inline()
+    clock.step_ms = 500
+    await put(store, queue, b"a", acks=Acks.WRITTEN)  # a stall
+    clock.step_ms = 0
+    assert not await is_inline()
+    clock.step(PAUSE_MS_MIN)
+    assert await is_inline()
+    await store.close()
+
+
+@asynccontextmanager
+async def flushing(disk: SimDisk) -> AsyncIterator[tuple[Store, QueueKey, HoldingExecutor]]:
+    """A store of which a flush is under way; one record was written before it."""
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=disk, clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    executor.is_holding = True
+    await put(store, queue, b"before", acks=Acks.WRITTEN)
+    age_unsynced(store, 0.5)
+    await executor.next()
+    yield store, queue, executor
+    await store.close()
+
+
+async def test_what_is_only_written_does_not_wait_for_a_flush_and_is_left_to_the_next() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        async with asyncio.timeout(10):
+            answer = await put(store, queue, b"beside", acks=Acks.WRITTEN)
+        assert answer.acks is Acks.WRITTEN
+        assert await values_of(store, queue) == [b"before", b"beside"]
+        executor.let_go(hold_on=True)
+        age_unsynced(store, 0.5)
+        await executor.next()  # the flush of what came beside the first
+        assert store._log.durable_position == answer.position, "it speaks for what was there when it began"
+        executor.let_go()
+    assert await found(disk, 0) == [b"before", b"beside"]
+
+
+async def found(disk: SimDisk, seed: int) -> list[bytes]:
+    """The records of the topic that a power cut leaves."""
+    async with opened(disk.crash(Random(seed))) as again:
+        return await values_of(again, QueueKey(again.topic("t").topic_id, 0))
+
+
+async def test_what_is_only_written_waits_for_the_disk_when_older_records_wait_for_a_whole_interval() -> None:
+    async with flushing(SimDisk()) as (store, queue, executor):
+        age_unsynced(store, 0.49)
+        await put(store, queue, b"in time", acks=Acks.WRITTEN)
+        age_unsynced(store, 0.02)
+        late = asyncio.create_task(put(store, queue, b"late", acks=Acks.WRITTEN))
+        await asyncio.sleep(0.02)
+        assert not late.done()
+        executor.let_go()
+        assert (await late).acks is Acks.WRITTEN, "what was younger than the flush is young enough"
+        age_unsynced(store, 1.0)
+        assert (await put(store, queue, b"later", acks=Acks.WRITTEN)).acks is Acks.FLUSHED, "no flush had begun"
+
+
+async def test_what_is_to_be_durable_waits_for_a_flush_and_is_synced_after_it() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        durable = asyncio.create_task(put(store, queue, b"durable"))
+        written = asyncio.create_task(put(store, queue, b"with it", acks=Acks.WRITTEN))
+        await asyncio.sleep(0.02)
+        assert len(executor.held) == 1, "one sync at a time"
+        assert not durable.done()
+        executor.let_go(hold_on=True)
+        await executor.next()
+        assert not durable.done()
+        executor.let_go()
+        assert (await durable).acks is (await written).acks is Acks.FLUSHED
+        assert await found(disk, 1) == [b"before", b"durable", b"with it"]
+
+
+async def test_a_store_that_closes_waits_for_a_flush_and_syncs_what_came_beside_it() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        await put(store, queue, b"beside", acks=Acks.WRITTEN)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0.02)
+        assert not closing.done()
+        executor.let_go()
+        await closing
+        assert await found(disk, 1) == [b"before", b"beside"]
+
+
+async def test_after_a_flush_that_failed_nobody_is_answered_and_nothing_is_synced() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        disk.faults.append(Fault("datasync", path_part="commitlog"))
+        durable = asyncio.create_task(put(store, queue, b"durable"))
+        await asyncio.sleep(0)
+        executor.let_go()
+        disk.calls.clear()
+        with pytest.raises(StoreStopped):
+            await durable
+        with pytest.raises(StoreStopped):
+            await put(store, queue, b"later", acks=Acks.WRITTEN)
+        assert store.failure is not None
+        assert disk.calls == []
+
+
+async def test_a_flush_that_fails_stops_a_store_that_nobody_writes_to() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, _, executor):
+        disk.faults.append(Fault("datasync", path_part="commitlog"))
+        executor.let_go()
+        async with asyncio.timeout(10):
+            with pytest.raises(StoreStopped):
+                await store._tasks[0]
+        assert store.failure is not None
+
+
+async def test_what_is_only_written_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        size = (await store.read_entry((await put(store, queue, b"x")).position)).size
+        for limit, levels in ((2 * size, "WWFWWF"), (2 * size + 1, "WWWFWW")):
+            monkeypatch.setattr(writer, "UNSYNCED_BYTES_MAX", limit)
+            await put(store, queue, b"x")
+            reached = [(await put(store, queue, b"x", acks=Acks.WRITTEN)).acks for _ in levels]
+            assert "".join(level.name[0] for level in reached) == levels
+
+
+async def test_an_entry_may_have_the_largest_size_and_not_a_byte_more() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        size, refused = SMALL.entry_bytes_max, False
+        overhead = 0
+        for value_bytes in range(size - 200, size):
+            try:
+                answer = await put(store, queue, bytes(value_bytes))
+                overhead = max(overhead, (await store.read_entry(answer.position)).size)
+                assert not refused, "a larger one was taken after a smaller one was refused"
+            except RecordTooLarge:
+                refused = True
+        assert refused
+        assert overhead == size
+        assert len(await values_of(store, queue)) == store.bounds(queue).max_offset
+
+
+async def test_bytes_that_wait_are_bounded_and_a_refusal_uses_up_no_offset() -> None:
+    async with opened(SimDisk(), with_settings(append_bytes_max=10 * KiB)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        results = await asyncio.gather(
+            *(put(store, queue, b"%02d" % number + bytes(1000)) for number in range(30)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, BaseException)]
+        assert refused
+        assert all(isinstance(error, Overloaded) for error in refused)
+        assert Overloaded.retry_after_ms > 0
+        taken = [number for number, result in enumerate(results) if not isinstance(result, BaseException)]
+        assert [value[:2] for value in await values_of(store, queue)] == [b"%02d" % number for number in taken]
+        assert store.waiting_bytes == 0
+        assert (await put(store, queue, b"later")).base_offset == len(taken)
+
+
+async def test_one_call_may_be_larger_than_what_may_wait() -> None:
+    """Otherwise it could never be sent."""
+    async with opened(SimDisk(), with_settings(append_bytes_max=100)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        assert (await put(store, QueueKey(topic.topic_id, 0), bytes(5000))).base_offset == 0
+
+
+async def test_a_cancelled_caller_leaves_the_others_and_its_record_alone() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        cancelled = asyncio.create_task(put(store, queue, b"a"))
+        kept = asyncio.create_task(put(store, queue, b"b"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert (await kept).base_offset == 1
+        assert await values_of(store, queue) == [b"a", b"b"]
+
+
+async def test_a_batch_given_as_bytes_is_not_changed() -> None:
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        await put(store, queue, b"first")
+        append = append_of(queue, [b"a"])
+        batch = bytes(append.batch)
+        copy = bytes(batch)
+        await store.append([type(append)(queue=queue, batch=batch, record_count=1)])
+        assert batch == copy
+        assert await values_of(store, queue) == [b"first", b"a"]
+
+
+async def test_stopping_finishes_what_waits() -> None:
+    disk = SimDisk()
+    store = await open_store(disk)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    waiting = [asyncio.create_task(put(store, queue, b"%d" % number)) for number in range(5)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert [(await task).base_offset for task in waiting] == list(range(5))
+    with pytest.raises(StoreStopped, match="closing"):
+        await put(store, queue, b"late")
+
+
+def test_a_group_is_bounded() -> None:
+    assert 0 < GROUP_BYTES_MAX <= SMALL.append_bytes_max
+
+
+@pytest.mark.parametrize("acks", list(Acks))
+@pytest.mark.parametrize("missing_bytes", [ALIGNMENT, 0])
+async def test_the_disk_begins_with_a_piece_of_a_large_flushed_group_while_the_next_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, acks: Acks, missing_bytes: int
+) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(SimFile, "begin_writeout", lambda _, position, size: begun.append(size))
+    config = with_settings(commit_log_file_bytes=8 * WRITEOUT_BYTES, extent_bytes=4 * WRITEOUT_BYTES)
+    async with opened(SimDisk(), config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        frame_bytes = entry_bytes(append_of(queue, [bytes(WRITEOUT_BYTES)]), 1) - WRITEOUT_BYTES
+        first = append_of(queue, [bytes(WRITEOUT_BYTES - frame_bytes - missing_bytes)])
+        assert entry_bytes(first, 1) == WRITEOUT_BYTES - missing_bytes
+        await store.append([first, append_of(queue, [b"x"])], acks=acks)
+        is_begun = acks is Acks.FLUSHED and not missing_bytes
+        assert begun == ([WRITEOUT_BYTES] if is_begun else [])
+        assert [len(value) for value in await values_of(store, queue)][1] == 1
+
+
+@pytest.mark.parametrize("syncs_beside", [False, True])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda batch: memoryview(bytes(batch))])
+async def test_readers_get_from_memory_what_is_in_the_log_whatever_kind_of_buffer_it_came_in(
+    kind: Callable[[bytearray], bytes], syncs_beside: bool
+) -> None:
+    disk = SimDisk()
+    disk.syncs_beside = syncs_beside
+    async with opened(disk, with_settings(commit_log_file_bytes=4 * MiB, extent_bytes=MiB)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        for value_bytes in (10, 11, COPIED_BYTES_MAX, INLINE_BYTES_MAX // 2, 2 * INLINE_BYTES_MAX):
+            append = append_of(queue, [b"a" * value_bytes])
+            batch = kind(bytearray(append.batch))
+            [answer] = await store.append([replace(append, batch=batch)], acks=Acks.FLUSHED)
+            in_memory = await store.read_entry(answer.position)
+            assert in_memory == store._log.read_entry(answer.position)
+            assert len(in_memory.batch) > value_bytes
+
+
+async def test_a_buffer_that_its_owner_uses_again_once_it_is_written_changes_nothing_for_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when whoever sent it was cancelled, and the buffer is that of the next request."""
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        append = append_of(QueueKey(topic.topic_id, 0), [b"a" * COPIED_BYTES_MAX])
+        buffer = memoryview(bytearray(append.batch))
+        write = CommitLog.write
+
+        def write_and_use_again(log: CommitLog, position: int, buffers: Sequence[Buffer]) -> int:
+            end = write(log, position, buffers)
+            buffer[:] = bytes(len(buffer))
+            return end
+
+        monkeypatch.setattr(CommitLog, "write", write_and_use_again)
+        [answer] = await store.append([replace(append, batch=buffer)], acks=Acks.FLUSHED)
+        assert await store.read_entry(answer.position) == store._log.read_entry(answer.position)
+
+
+async def test_a_group_is_cut_into_few_pieces_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(SimFile, "begin_writeout", lambda _, position, size: begun.append(size))
+    config = with_settings(commit_log_file_bytes=16 * MiB, extent_bytes=4 * MiB)
+    async with opened(SimDisk(), config) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        for _ in range(2):  # the second one is within one file
+            begun.clear()
+            await store.append([append_of(queue, [bytes(50_000)]) for _ in range(100)], acks=Acks.FLUSHED)
+        assert len(begun) == WRITEOUT_PIECES_MAX - 1
+        assert min(begun) > WRITEOUT_BYTES
+
+
+async def _turns_given(store: Store) -> int:
+    """How many turns of the loop one `yield_to_loop` takes."""
+    turn_count = 0
+
+    async def turn() -> None:
+        nonlocal turn_count
+        while True:
+            turn_count += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    await store.yield_to_loop()
+    turning.cancel()
+    return turn_count
+
+
+async def test_work_in_the_background_gives_several_turns_to_appends_that_somebody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
+    topic, _ = await store.create_topic("t", 1)
+    monkeypatch.setattr(Writer, "_is_inline", lambda _writer, _size: False)
+    append = append_of(QueueKey(topic.topic_id, 0), [b"a"])
+    assert await _turns_given(store) == 1, "nothing is under way"
+    for one, turn_count in (
+        (append, YIELD_TURNS_MAX),
+        (replace(append, sources=[Source(0, 0)]), 1),  # a delivery: the timer's own
+    ):
+        executor.is_holding = True
+        under_way = store.begin_append([one], acks=Acks.FLUSHED)
+        assert await _turns_given(store) == turn_count, "it waits to be taken"
+        assert await _turns_given(store) == turn_count, "it is being written"
+        behind = store.begin_append([append], acks=Acks.FLUSHED)
+        assert await _turns_given(store) == YIELD_TURNS_MAX, "this one waits behind it"
+        monkeypatch.setattr("store.store.YIELD_S_MAX", 0.0)
+        assert await _turns_given(store) == 1, "the loop is busy: turns are long"
+        monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
+        executor.let_go()
+        await asyncio.gather(under_way, behind)
+        assert await _turns_given(store) == 1, "all is answered"
+    await store.close()
+
+
+async def _put_for_ever(store: Store, queue: QueueKey) -> None:
+    while True:
+        await put(store, queue, b"a")
+
+
+async def test_work_in_the_background_does_not_wait_for_appends_that_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("store.store.YIELD_S_MAX", 60.0)
+    disk = SimDisk()
+    store = await open_store(disk)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(DiskFull):
+        await _put_for_ever(store, queue)
+    assert await _turns_given(store) == 1
+    disk.capacity_bytes += 1 << 20
+    disk.inject(Fault("datasync"))
+    with pytest.raises(StoreStopped):
+        await put(store, queue, b"a")
+    assert await _turns_given(store) == 1
+    await abandon()

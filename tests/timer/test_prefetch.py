@@ -1,0 +1,230 @@
+"""timer.prefetch: what of an entry is decoded before it is due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from store.errors import StoreStopped
+from store.types import Entry
+from tests.clock import START_MS, FakeClock
+from tests.simdisk import SimDisk
+from tests.timer.fakes import FakeLog, make_timer
+from timer.prefetch import PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
+from timer.record_cache import DECODED_OVERHEAD_BYTES
+from timer.schedule import SLOT_MS
+from timer.service import TimerService
+from timer.state import TURN_UNITS
+
+HALF_MS = PREFETCH_MS // 2
+FAR = [(START_MS + 9_000_000, b"far")] * 2000
+"""With so many others in its entry, a record is decoded alone."""
+
+
+class Looking:
+    """A timer whose records hang and are in memory; what is read for it is counted."""
+
+    def __init__(self, **settings: int) -> None:
+        self.clock = FakeClock()
+        self.log = FakeLog(self.clock)
+        self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **settings)
+        self.reads: list[int] = []
+        self.positions: list[int] = []
+
+    async def accept(self, *in_ms: int, others: Sequence[tuple[int, bytes]] = FAR) -> None:
+        """One entry of records due in so many ms, and of others."""
+        due = [(START_MS + ms, b"x") for ms in in_ms]
+        self.positions.append((await self.log.accept([*due, *others])).position)
+
+    async def start(self) -> Prefetch:
+        await self.timer.start()
+        while await self.timer.intake_step():
+            pass
+        await self.timer._firing.get(self.clock.now_ms() + SLOT_MS)
+        state = self.timer._state
+        read_entries = self.log.read_entries
+
+        async def counted(positions: Sequence[int]) -> list[Entry]:
+            self.reads.extend(positions)
+            return await read_entries(positions)
+
+        state.record_cache._read_entries = counted
+        return self.timer._prefetch
+
+    def at_hand(self, entry: int, count: int) -> list[int]:
+        """Which of the first records of an entry are decoded."""
+        record_cache = self.timer._state.record_cache
+        return [index for index in range(count) if record_cache.has(self.positions[entry], [index])]
+
+
+async def test_an_entry_of_which_something_is_due_in_the_first_half_is_decoded_for_all_of_it() -> None:
+    looking = Looking()
+    await looking.accept(0, HALF_MS, HALF_MS + 1, PREFETCH_MS, PREFETCH_MS + 1)
+    await looking.accept(HALF_MS + 1, PREFETCH_MS)
+    ahead = await looking.start()
+    assert await ahead.step() == PREFETCH_MS
+    assert looking.at_hand(0, 5) == [0, 1, 2, 3]
+    assert looking.at_hand(1, 2) == []
+    assert looking.timer._state.open.in_memory_count == 7, "they stay"
+
+
+async def test_an_entry_is_read_again_when_what_is_due_in_the_first_half_is_not_at_hand() -> None:
+    looking = Looking()
+    await looking.accept(*range(0, PREFETCH_MS + HALF_MS, 100))
+    ahead = await looking.start()
+    reads = []
+    for _ in range(0, PREFETCH_MS + HALF_MS, PREFETCH_MS // 4):
+        await ahead.step()
+        reads.append(len(looking.reads))
+        looking.clock.step(PREFETCH_MS // 4)
+        while await looking.timer._firing.go():
+            pass
+    assert reads == [1, 1, 1, 2, 2, 2]
+    assert len(looking.log.delivered()) == 15
+    assert len(looking.reads) == 2, "no delivery had to read"
+
+
+async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None:
+    looking = Looking()
+    ahead = await looking.start()
+    await ahead.step()
+    await looking.accept(20)
+    while await looking.timer.intake_step():
+        pass
+    looking.clock.step(20)
+    assert await looking.timer._firing.go() == 1
+    assert looking.reads == looking.positions
+    assert len(looking.log.delivered()) == 1
+
+
+@pytest.mark.parametrize(("over", "ahead_ms"), [(0, PREFETCH_MS), (1, 0)])
+async def test_so_many_at_one_moment_are_decoded_ahead_and_no_more(over: int, ahead_ms: int) -> None:
+    looking = Looking()
+    await looking.accept(*[0] * (PREFETCH_RECORDS_MAX + over), others=())
+    ahead = await looking.start()
+    assert await ahead.step() == ahead_ms
+    assert looking.at_hand(0, 1) == ([] if over else [0])
+
+
+@pytest.mark.parametrize(("count", "ahead_ms"), [(40, PREFETCH_MS), (41, HALF_MS), (79, HALF_MS), (81, HALF_MS // 2)])
+async def test_more_than_it_may_decode_makes_it_look_less_far(
+    count: int, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
+    looking = Looking()
+    for number in range(count):
+        await looking.accept(1 + number * PREFETCH_MS // count)
+    ahead = await looking.start()
+    assert await ahead.step() == ahead_ms
+    known = [number for number in range(count) if looking.at_hand(number, 1)]
+    assert known == [number for number in range(count) if number * PREFETCH_MS // count < ahead_ms // 2]
+
+
+@pytest.mark.parametrize(("over", "is_decoded"), [(0, True), (1, False)])
+async def test_it_decodes_no_more_than_memory_has_room_for(over: int, is_decoded: bool) -> None:
+    looking = Looking(bodies_bytes_max=4 * 50 * DECODED_OVERHEAD_BYTES)
+    await looking.accept(*[0] * (50 + over))
+    ahead = await looking.start()
+    await ahead.step()
+    assert bool(looking.at_hand(0, 1)) is is_decoded
+
+
+async def test_others_have_their_turns() -> None:
+    looking = Looking()
+    count = 10 * TURN_UNITS
+    for _ in range(count):
+        await looking.accept(1, others=())
+    ahead = await looking.start()
+    turns: list[int] = []
+
+    async def yield_to_loop() -> None:
+        turns.append(len(looking.reads))
+
+    looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
+    await ahead.step()
+    assert turns[:10] == [0] * 10, "while it looks"
+    assert turns[10:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
+
+
+async def test_it_leaves_what_is_due_to_those_who_deliver() -> None:
+    looking = Looking()
+    for _ in range(3 * TURN_UNITS):
+        await looking.accept(1, others=())
+    ahead = await looking.start()
+
+    async def yield_to_loop() -> None:
+        if looking.reads:
+            looking.clock.step(HALF_MS + 1)
+
+    looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
+    await ahead.step()
+    assert len(looking.reads) == TURN_UNITS
+
+
+async def test_what_cannot_be_read_is_left_to_those_who_deliver() -> None:
+    looking = Looking()
+    await looking.accept(1)
+    looking.log.unreadable.add(looking.positions[0])
+    ahead = await looking.start()
+    await ahead.step()
+    assert looking.at_hand(0, 1) == []
+    looking.clock.step(1)
+    assert await looking.timer._firing.go() == 1
+    assert looking.timer.metrics.parked_count == 1
+
+
+async def test_a_stopped_store_ends_it() -> None:
+    looking = Looking()
+    await looking.accept(1)
+    ahead = await looking.start()
+
+    async def stopped(positions: Sequence[int]) -> list[Entry]:
+        raise StoreStopped("a disk has failed")
+
+    looking.timer._state.record_cache._read_entries = stopped
+    with pytest.raises(StoreStopped):
+        await ahead.run()
+
+
+@pytest.mark.parametrize(("count", "interval_ms"), [(3, PREFETCH_MS // 4), (41, PREFETCH_INTERVAL_MS_MIN)])
+async def test_it_looks_some_four_times_a_second_and_more_often_when_much_is_due(
+    count: int, interval_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
+    looking = Looking()
+    await looking.accept(*[0] * count)
+    ahead = await looking.start()
+    naps_s: list[float] = []
+
+    async def nap(delay_s: float) -> None:
+        if delay_s:
+            naps_s.append(delay_s)
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("timer.prefetch.asyncio.sleep", nap)
+    with suppress(asyncio.CancelledError):
+        await ahead.run()
+    assert naps_s == [interval_ms / 1000]
+
+
+@pytest.mark.parametrize(("over", "reads_expected"), [(0, 4), (1, 8)])
+async def test_an_entry_is_read_once_for_all_that_is_due_soon_if_memory_has_room(
+    over: int, reads_expected: int
+) -> None:
+    due_count = 200
+    looking = Looking(bodies_bytes_max=4 * due_count * DECODED_OVERHEAD_BYTES)
+    due_ms = [10 + number // 4 % 2 * 400 for number in range(due_count + over)]
+    for entry in range(4):
+        await looking.accept(*due_ms[entry::4])
+    await looking.start()
+    for by_ms in (10, 400):
+        while await looking.timer.firing_step():
+            pass
+        looking.clock.step(by_ms)
+    while await looking.timer.firing_step():
+        pass
+    assert len(looking.log.delivered()) == due_count + over
+    assert len(looking.reads) == reads_expected

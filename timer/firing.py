@@ -1,0 +1,354 @@
+"""Stages three to five of the timer: from the wheel into the target queues.
+
+    dequeue get       open the slots the clock comes near, walk their chains
+    dequeue message   take what is due, read its records
+    dequeue put       append one batch for each target queue (or again to `__timer`, when it rolls), flushed
+
+A slot is opened up to `open_ahead_ms` early, so that its first millisecond is on time, and by a loop of its own: what
+is due does not wait until the next, perhaps full, slot has been walked.
+
+Invariants
+    D1  A record is popped only when the clock says it is due.
+    D2  A schedule is counted done only when its delivery, roll or drop is decided durably; until then its slot stays
+        before the checkpoint's reach, and a restart takes it up again.
+    D3  A loop that finds nothing to do waits: never for less than a millisecond, and longer and longer while the clock
+        stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
+from store.limits import KiB, MiB
+from store.types import Acks, Append, Appended, QueueKey, Source
+from store.uncancelled import to_its_end
+from timer.delivery import DueRecords, Group, Grouping
+from timer.items import Item, fire_ms_of, item_of, source_of
+from timer.open_slots import Load
+from timer.ports import Deliver
+from timer.schedule import SLOT_MS
+from timer.state import TURN_UNITS, TimerState, wait
+from timer.timer_log import MAGIC_DELETE
+from timer.wheel import NOWHERE
+
+log = logging.getLogger(__name__)
+
+RETRY_MS = 200
+"""How long what was refused for lack of room waits."""
+
+PIECE_RECORDS_MAX = 256
+PIECE_BYTES_MAX = 48 * KiB
+"""What one append delivers (a single larger record still goes), so that nobody's append waits long behind it: the log
+takes this and some small appends in one group without a thread (store/log/pace.py)."""
+
+CATCH_UP_MS = 1000
+CATCH_UP_RECORDS_MAX = 1024
+CATCH_UP_BYTES_MAX = 1 * MiB
+"""What one append delivers once the oldest due record is so late: fewer appends deliver more; others wait longer."""
+
+_POPPED_COUNT = 256  # between two turns of the event loop
+_GROUPED_COUNT = 64  # the same
+_IDLE_MS_MAX = 500
+_STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
+
+
+class Firing:
+    """Delivers what is due, oldest first."""
+
+    def __init__(self, state: TimerState, deliver: Deliver | None) -> None:
+        self._state = state
+        self._deliver = deliver or self._append_flushed
+        self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
+        self._lost_targets: set[QueueKey] = set()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        state = self._state
+        time_s = asyncio.get_running_loop().time
+        interval_s = state.config.fire_interval_ms / 1000
+        looked_at_ms = -1
+        standstill_ms = 1
+        while True:
+            state.wake.clear()
+            started_s = time_s()
+            if await to_its_end(self.go()):  # a stop between an append and its count would leave the count wrong
+                await asyncio.sleep(max(0, started_s + interval_s - time_s()))
+                continue
+            now_ms = state.clock.now_ms()
+            standstill_ms = min(2 * standstill_ms, _STANDSTILL_MS_MAX) if now_ms == looked_at_ms else 1
+            looked_at_ms = now_ms
+            await wait(state.wake, max(standstill_ms, self.idle_ms()))
+
+    async def run_get(self) -> None:
+        """Open slots until cancelled."""
+        state = self._state
+        wait_ms = self._open_interval_ms()
+        while True:
+            state.drained.clear()
+            await self.get(state.clock.now_ms())
+            state.wake.set()
+            await wait(state.drained, wait_ms)
+
+    def idle_ms(self) -> int:
+        """How long nothing can become due, by a clock that may lie: so never long, and never 0."""
+        if self._blocked:
+            return RETRY_MS
+        wait_ms = self._open_interval_ms()
+        fire_ms = self._state.open.next_fire_ms()
+        return wait_ms if fire_ms is None else max(1, min(wait_ms, fire_ms - self._state.clock.now_ms()))
+
+    def _open_interval_ms(self) -> int:
+        return min(_IDLE_MS_MAX, max(1, self._state.config.open_ahead_ms // 2))
+
+    async def get(self, now_ms: int) -> None:
+        """Open slots up to a little ahead of the clock, and load them as memory allows; none while intake catches
+        up with the start."""
+        state = self._state
+        if state.is_catching_up:
+            return
+        until_ms = now_ms + state.config.open_ahead_ms
+        open_slots = state.open
+        while True:
+            load = open_slots.next_load(until_ms)
+            if load is not None:
+                await self._walk(load)
+                continue
+            if not open_slots.has_room():
+                return
+            to_s = until_ms // SLOT_MS + 1
+            slot_s = state.wheel.next_occupied(open_slots.write_mark_s, to_s)
+            if slot_s is None:
+                open_slots.skip_to(to_s)
+                return
+            open_slots.open(slot_s, state.log.end_position)
+
+    async def _walk(self, load: Load) -> None:
+        """Walk the chain of an open slot, newest to oldest, as it stands now."""
+        state = self._state
+        position = state.wheel.at(load.slot_s).last
+        offer = load.offer
+        while position != NOWHERE:
+            units, position = state.timer_log.walk(position, TURN_UNITS)
+            for unit in units:
+                assert unit.slot_s == load.slot_s
+                if not unit.magic & MAGIC_DELETE:
+                    offer(item_of(unit))
+            await state.log.yield_to_loop()
+        state.open.finish(load)
+
+    async def go(self) -> int:
+        """Deliver what is due, up to one batch; return how many records have left memory, cancelled ones included."""
+        state = self._state
+        self._blocked = False
+        async with state.leaving:
+            left_count = 0
+            due: list[Item] = []
+            while (room_count := self._go_count_max() - len(due)) > 0:
+                popped_count = state.open.in_memory_count
+                popped = state.open.pop_due(state.clock.now_ms(), min(room_count, _POPPED_COUNT))
+                popped_count -= state.open.in_memory_count
+                left_count += popped_count
+                due += self._unconsumed(popped)
+                if popped_count < _POPPED_COUNT:
+                    break
+                await state.log.yield_to_loop()
+            if due:
+                records, numbers, rest = await self._message(due)
+                state.open.put_back(rest)
+                left_count -= len(rest)
+                late_ms = state.clock.now_ms() - fire_ms_of(due[0])
+                for piece in _pieces(records, numbers, is_late=late_ms > CATCH_UP_MS):
+                    if self._blocked:  # what follows must not overtake it
+                        state.open.put_back([due[number] for number in piece])
+                        left_count -= len(piece)
+                        continue
+                    grouping = await self._group(records, piece)
+                    for groups, put in ((grouping.rolling, self._append_flushed), (grouping.firing, self._deliver)):
+                        left_count -= await self._put(groups, put)
+            state.open.advance(state.clock.now_ms() // SLOT_MS)
+        state.room.set()
+        if left_count and not state.open.is_loaded:  # if nothing has left, two loops would keep each other awake
+            state.drained.set()
+        return left_count
+
+    def _go_count_max(self) -> int:
+        """How many records to take in one go, so that half of its bytes are enough by all appearances: when they are
+        not, what was read of later ones is read in vain."""
+        config = self._state.config
+        return min(config.fire_records_max, max(1, config.fire_bytes_max // (2 * self._state.record_bytes or 1)))
+
+    def _unconsumed(self, due: list[Item]) -> list[Item]:
+        """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
+        tombstone that is met from then on ends the claim on its copy, which nobody would look for again."""
+        state = self._state
+        consumed, changed = state.consumed_scheduled, state.changed
+        if not consumed and not changed:
+            return due
+        gone = [item for item in due if (source := source_of(item)) in consumed or source in changed]
+        if not gone:
+            return due
+        for item in gone:
+            if consumed.pop(source_of(item), None) is not None:
+                state.metrics.already_delivered_count += 1
+        state.open.done(gone)
+        known = set(gone)
+        return [item for item in due if item not in known]
+
+    async def _message(self, due: list[Item]) -> tuple[DueRecords, list[int], list[Item]]:
+        """Read the records of due items; return them, which of them were read (places in `due`, in order), and the
+        items that did not fit the bytes of one go.
+
+        Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
+        scattered over `due`, and there may be more batches than memory is to hold.
+        """
+        state = self._state
+        by_entry: dict[int, list[int]] = {}  # places in `due`
+        indexes: dict[int, list[int]] = {}  # of their records
+        for number, item in enumerate(due):
+            position, index = source_of(item)
+            by_entry.setdefault(position, []).append(number)
+            indexes.setdefault(position, []).append(index)
+            if number % TURN_UNITS == 0:
+                await state.log.yield_to_loop()
+        records = DueRecords(due)
+        gone: set[int] = set()  # parked
+        positions = list(by_entry)
+        size_bytes = turn_count = read_count = ahead_count = 0
+        for position, numbers in by_entry.items():
+            if size_bytes >= state.config.fire_bytes_max:
+                break
+            if read_count == ahead_count:
+                ahead_count += await state.record_cache.read_ahead(
+                    {position: indexes[position] for position in positions[read_count:]}
+                )
+            read_count += 1
+            try:
+                body = await state.record_cache.get(position, indexes[position])
+                for start in range(0, len(numbers), TURN_UNITS):
+                    some = numbers[start : start + TURN_UNITS]
+                    size_bytes += records.fill(some, body)
+                    turn_count += len(some)
+                    if turn_count >= TURN_UNITS:
+                        turn_count = 0
+                        await state.log.yield_to_loop()
+            except StoreStopped:
+                raise
+            except StoreError as damage:
+                # Never skipped: they keep their slots, and with them the read mark, until the entry can be read.
+                state.metrics.parked_count += len(numbers)
+                gone.update(numbers)
+                log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
+        if records_count := sum(len(by_entry[position]) for position in positions[:read_count]):
+            state.record_bytes = size_bytes // records_count
+        unread = positions[read_count:]
+        until = min((by_entry[position][0] for position in unread), default=len(due))
+        # What follows the first that was not read must not overtake it.
+        return (
+            records,
+            [number for number in range(until) if number not in gone],
+            [due[number] for number in range(until, len(due)) if number not in gone],
+        )
+
+    async def _group(self, records: DueRecords, numbers: Sequence[int]) -> Grouping:
+        grouping = Grouping(batch_bytes_max=self._state.config.batch_bytes_max)
+        for count, number in enumerate(numbers, 1):
+            grouping.add(records, number)
+            if count % _GROUPED_COUNT == 0:
+                await self._state.log.yield_to_loop()
+        return grouping
+
+    async def _put(self, groups: list[Group], put: Deliver) -> int:
+        """Append groups durably; return how many records have to be tried again later."""
+        if not groups:
+            return 0
+        state = self._state
+        try:
+            appends = []
+            for group in groups:
+                appends.append(group.append())
+                await state.log.yield_to_loop()
+            appendeds = await put(appends)
+        except (Overloaded, DiskFull):
+            self._blocked = True
+            again_count = 0
+            for group in groups:
+                state.open.put_back(group.items)
+                again_count += len(group.items)
+            return again_count
+        except (UnknownQueue, RecordTooLarge) as error:
+            # None was stored, and one of them is to blame: find it by halves.
+            if len(groups) == 1:
+                if isinstance(error, UnknownQueue) or len(groups[0].items) == 1:
+                    self._drop(groups[0], error)
+                    return 0
+                groups = list(groups[0].halves())
+            middle = len(groups) // 2
+            again_count = await self._put(groups[:middle], put)
+            return again_count + await self._put(groups[middle:], put)
+        now_ms = state.clock.now_ms()
+        for group, appended in zip(groups, appendeds, strict=True):
+            self._leave(group)
+            if group.delays:
+                state.metrics.rolled_count += len(group.items)
+            else:
+                state.metrics.fired(now_ms, group.items)
+                if state.awaited:
+                    for index, item in enumerate(group.items):
+                        self._answer(source_of(item), (group.queue, appended.base_offset + index))
+            await state.log.yield_to_loop()
+        return 0
+
+    def _answer(self, source: Source, delivered: tuple[QueueKey, int] | UnknownQueue) -> None:
+        """Tell who had a record fired now where it went, or that it could not be delivered."""
+        waiting = self._state.awaited.get(source)
+        if waiting is not None and not waiting.done():
+            if isinstance(delivered, UnknownQueue):
+                waiting.set_exception(delivered)
+            else:
+                waiting.set_result(delivered)
+
+    def _drop(self, group: Group, error: StoreError) -> None:
+        if isinstance(error, RecordTooLarge):
+            log.error(
+                "timer: dropping a record that cannot be delivered, entry=%d: %s",
+                source_of(group.items[0]).position,
+                error,
+            )
+        elif group.queue not in self._lost_targets:
+            self._lost_targets.add(group.queue)
+            log.warning("timer: dropping records due for a queue that is gone, topic id=%d queue=%d", *group.queue)
+        self._leave(group)
+        self._state.metrics.dropped_count += len(group.items)
+        for item in group.items:
+            self._answer(source_of(item), UnknownQueue(str(error)))
+
+    async def _append_flushed(self, appends: Sequence[Append]) -> list[Appended]:
+        return await self._state.log.append(appends, acks=Acks.FLUSHED)
+
+    def _leave(self, group: Group) -> None:
+        self._state.open.done(group.items)
+        self._state.scheduled_count -= len(group.items)
+        counts = self._state.pending_counts
+        if group.delays:
+            for delay in group.delays:
+                counts[delay.topic_id] -= 1
+        else:
+            counts[group.queue.topic_id] -= len(group.items)
+
+
+def _pieces(records: DueRecords, numbers: Sequence[int], *, is_late: bool) -> Iterator[Sequence[int]]:
+    """Due records cut into what one append delivers."""
+    count_max, bytes_max = PIECE_RECORDS_MAX, PIECE_BYTES_MAX
+    if is_late:
+        count_max, bytes_max = CATCH_UP_RECORDS_MAX, CATCH_UP_BYTES_MAX
+    start = size_bytes = 0
+    for at, number in enumerate(numbers):
+        size_bytes += records.sizes_bytes[number]
+        if at - start + 1 == count_max or size_bytes >= bytes_max:
+            yield numbers[start : at + 1]
+            start, size_bytes = at + 1, 0
+    if start < len(numbers):
+        yield numbers[start:]

@@ -1,0 +1,79 @@
+"""A stage beside the deliveries: what falls due soon is read and decoded before it is due.
+
+Where due times are mixed within the accepted batches, every moment wants a few records of each of many entries. To read
+and check a whole entry again for each moment costs more than all else that a delivery does, and what is due would wait
+for it. So, some four times a second, the schedules in memory are looked through up to a second ahead. An entry of which
+something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
+
+A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
+due that each entry is wanted for much at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+from timer.items import fire_key, source_of
+from timer.record_cache import DECODED_OVERHEAD_BYTES
+from timer.state import TURN_UNITS, TimerState
+
+PREFETCH_MS = 1000
+"""As far ahead entries are decoded; it looks again after a quarter of it."""
+
+PREFETCH_RECORDS_MAX = 20_000
+"""With more due so soon, it looks half as far ahead, and half as far again."""
+
+PREFETCH_INTERVAL_MS_MIN = 50
+"""How often it looks when much is due."""
+
+
+class Prefetch:
+    """Has the records of what is due soon at hand, in `state.bodies`."""
+
+    def __init__(self, state: TimerState) -> None:
+        self._state = state
+
+    async def run(self) -> None:
+        """Prefetch until cancelled. Raises StoreStopped."""
+        while True:
+            ahead_ms = await self.step()
+            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, ahead_ms // 4) / 1000)
+
+    async def step(self) -> int:
+        """Look once, and read what is not at hand; return how many ms ahead. Raises StoreStopped."""
+        state = self._state
+        yield_to_loop = state.log.yield_to_loop
+        now_ms = state.clock.now_ms()
+        ahead_ms = PREFETCH_MS
+        while (items := state.open.due_before(now_ms + 1 + ahead_ms, self._count_max())) is None:
+            if not ahead_ms:
+                return 0
+            ahead_ms //= 2
+        half = fire_key(now_ms + 1 + ahead_ms // 2)
+        soon: dict[int, list[int]] = {}  # record indexes by entry position,
+        first: dict[int, list[int]] = {}  # and those in the first half
+        for number, item in enumerate(items, 1):
+            position, index = source_of(item)
+            soon.setdefault(position, []).append(index)
+            if item < half:
+                first.setdefault(position, []).append(index)
+            if number % TURN_UNITS == 0:
+                await yield_to_loop()
+        entries = iter(first.items())
+        while some := list(islice(entries, TURN_UNITS)):
+            if state.clock.now_ms() > now_ms + ahead_ms // 2:
+                break  # it is too slow, and what is left is due
+            wanted = {
+                position: soon[position] for position, indexes in some if not state.record_cache.has(position, indexes)
+            }
+            while wanted:
+                for position in list(islice(wanted, await state.record_cache.read_ahead(wanted))):
+                    del wanted[position]
+            await yield_to_loop()
+        return ahead_ms
+
+    def _count_max(self) -> int:
+        """So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is."""
+        bytes_max = self._state.config.bodies_bytes_max // 4
+        return min(PREFETCH_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))
