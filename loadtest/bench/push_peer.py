@@ -26,12 +26,10 @@ import psutil
 from loadtest.bench.push_work import Pushed
 from loadtest.bench.request import RunFailed
 from loadtest.peers.fetch import TOOLS, go_program
-from loadtest.peers.nats import PEERS
+from loadtest.peers.nats import CLI_MODULE, CLI_VERSION, PEERS
 from loadtest.peers.peer import Durability
 from loadtest.peers.servers import Server
 
-TOOL_MODULE = "github.com/nats-io/natscli"
-TOOL_VERSION = "v0.5.1"
 TIMEOUT_S = 120.0
 STREAM = "push"
 """The stream, and its one subject."""
@@ -231,10 +229,10 @@ async def nats_push(directory: Path, record_count: int, value: bytes) -> AsyncIt
     """A server with a stream of so many messages, and what it is. Raises Unavailable with the reason."""
     (peer,) = PEERS
     version = peer.prepare(TOOLS)
-    tool = go_program(TOOLS, f"{TOOL_MODULE}/nats", TOOL_MODULE, TOOL_VERSION)
+    tool = go_program(TOOLS, f"{CLI_MODULE}/nats", CLI_MODULE, CLI_VERSION)
     directory.mkdir()
     level = next(one for one in peer.levels if one.durability is Durability.WRITTEN)
     with peer.serve(TOOLS, directory, level) as server:
         push = NatsPush(server, tool, directory, record_count)
         await push.fill(value)
-        yield push, f"JetStream {version}, one server, a stream in files ({level.about}); nats bench {TOOL_VERSION}"
+        yield push, f"JetStream {version}, one server, a stream in files ({level.about}); nats bench {CLI_VERSION}"

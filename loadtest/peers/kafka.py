@@ -22,7 +22,6 @@ from loadtest.peers import kafka_protocol as protocol
 from loadtest.peers import replay, work
 from loadtest.peers.fetch import TOOLS, jars, program, said
 from loadtest.peers.peer import (
-    Client,
     Durability,
     Level,
     Numbers,
@@ -452,12 +451,6 @@ class Kafka(Peer):
         command = [*java, "kafka.Kafka", str(data / "server.properties")]
         with running(f"127.0.0.1:{port}", [command], data) as server:
             yield server
-
-    @asynccontextmanager
-    async def client(self, endpoint: str) -> AsyncIterator[Client]:
-        """What the HTTP bridge over it reads with."""
-        async with _connected(endpoint) as client:
-            yield client
 
     def ways(self, work_name: str) -> Sequence[Way]:
         python = partial(by_python_client, _connected, client="confluent-kafka")
