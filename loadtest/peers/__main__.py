@@ -55,7 +55,7 @@ class Clock:
 
 def main() -> None:
     """See the module. Exit code 0 when all was run, 3 when turns are left to be run with --resume."""
-    options = _options()
+    options = options_of(sys.argv[1:])
     if options.compare:
         sys.exit(compare(*options.compare))
     if options.direction:
@@ -142,13 +142,13 @@ def _measured(turn: Turn, runs: Runs, run: Callable[[Turn], Result]) -> None:
     )
 
 
-def _prepared(names: str, tools: Path) -> tuple[dict[str, Peer], dict[str, str], dict[str, str]]:
+def _prepared(names: Sequence[str], tools: Path) -> tuple[dict[str, Peer], dict[str, str], dict[str, str]]:
     """Peers that can be had; their versions; those that cannot be had, with the reason."""
     here = dict[str, Peer]()
     found = dict[str, str]()
     missing = dict[str, str]()
     tools.mkdir(parents=True, exist_ok=True)
-    for name in names.split("; ") if names else MODULES:
+    for name in names:
         peer = peer_of(name)
         try:
             found[name] = peer.prepare(tools)
@@ -180,15 +180,19 @@ def _parts(text: str) -> list[str]:
     return [part for part in PARTS if part in parts]
 
 
-def _names(text: str) -> str:
-    if unknown := [name for name in text.split("; ") if name not in MODULES]:
+def _names(text: str) -> list[str]:
+    names = text.split("; ")
+    if unknown := [name for name in names if name not in MODULES]:
         raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; there are: {'; '.join(MODULES)}")
-    return text
+    return names
 
 
-def _options() -> argparse.Namespace:
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=_names, default="", help="names, with '; ' between them; all by default")
+    parser.add_argument(
+        "--peers", type=_names, default=list(MODULES), help="names, with '; ' between them; all by default"
+    )
     parser.add_argument("--rounds", type=int, default=0, help=f"{FULL_ROUNDS} by default, {QUICK_ROUNDS} with --quick")
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {'; '.join(PARTS)}; all by default")
     parser.add_argument("--quick", action="store_true", help="short steps, one round: to see that everything works")
@@ -200,7 +204,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="docs/benchmarks; artifacts/peers/quick with --quick")
     parser.add_argument("--runs", type=Path, help="artifacts/peers/runs; artifacts/peers/quick-runs with --quick")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     artifacts = REPOSITORY / "artifacts" / "peers"
     options.out = options.out or (artifacts / "quick" if options.quick else REPOSITORY / "docs" / "benchmarks")
     options.runs = options.runs or artifacts / ("quick-runs" if options.quick else "runs")

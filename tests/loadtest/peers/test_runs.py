@@ -12,7 +12,8 @@ import pytest
 
 from loadtest.peers import __main__ as main
 from loadtest.peers.peer import Durability, Peer
-from loadtest.peers.plan import Row, Step, Turn, turns
+from loadtest.peers.plan import PARTS, Row, Step, Turn, turns
+from loadtest.peers.registry import MODULES
 from loadtest.peers.runs import OtherPlan, Runs
 from loadtest.peers.session import Result
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper
@@ -156,3 +157,14 @@ def test_nothing_is_started_when_all_is_there(tmp_path: Path, monkeypatch: pytes
     runs.add(ONE, {"turn_s": 1})
     main.run_fleet({}, [ONE], runs, tmp_path, main.Clock(minutes=1))
     assert clock.fleet_count == 0
+
+
+def test_what_is_not_asked_for_is_everything_and_a_quick_run_leaves_the_documents_alone() -> None:
+    plain, quick = main.options_of([]), main.options_of(["--quick", "--peers", "mq; kafka", "--parts", "topics; works"])
+    assert (plain.peers, plain.parts) == (list(MODULES), list(PARTS))
+    assert plain.out.parts[-2:] == ("docs", "benchmarks")
+    assert (quick.peers, quick.parts) == (["mq", "kafka"], ["works", "topics"])
+    assert "docs" not in quick.out.parts
+    assert plain.runs != quick.runs
+    with pytest.raises(SystemExit):
+        main.options_of(["--peers", "mq;kafka"])
