@@ -27,7 +27,7 @@ public final class RocketMqClient {
     private static final int HELD_MESSAGES = 64 * PULL_MESSAGES;
 
     private static final int POP_MESSAGES = 32; // the most that a broker gives
-    private static final int POPS_UNDER_WAY = Integer.parseInt(System.getenv().getOrDefault("POPS", "8"));
+    private static final int POPS_UNDER_WAY = 16;
     private static final long INVISIBLE_MS = 60_000, POLL_MS = 10_000, TIMEOUT_MS = 30_000;
     private static final String GROUP = "scoreboard";
 
