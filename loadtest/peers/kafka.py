@@ -9,7 +9,7 @@ import asyncio
 import re
 import subprocess
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -29,7 +29,6 @@ from loadtest.peers.peer import (
     Peer,
     Way,
     WorkFailed,
-    by_python_client,
 )
 from loadtest.peers.servers import Died, Server, free_port, running
 from store.record_batch import encode_columns
@@ -66,8 +65,8 @@ log.segment.delete.delay.ms=1000
 """
 
 PRODUCER = {"acks": "all", "linger.ms": 1}
-"""For batches. All else is librdkafka's default: batches of up to 10,000 messages, the queue's limits. With four
-batches unanswered its default linger of 5 ms is slower: mostly waited for."""
+"""For batches. All else is librdkafka's default: up to 10,000 messages a batch, the limits of its queue. Its default
+linger of 5 ms is slower where only four batches are unanswered: nothing more comes while it waits."""
 
 QUICK_PRODUCER = {"acks": "all", "linger.ms": 0}
 """For single records: who waits for each of them sets this."""
@@ -170,10 +169,6 @@ class _Client:
             finally:
                 thread.submit(consumer.close)
 
-    def receive(self, topic: str) -> AsyncGenerator[Sequence[bytes]]:
-        """It has no ack for a record."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """End the threads that poll."""
         self._is_open = False
@@ -229,6 +224,11 @@ async def _connected(endpoint: str) -> AsyncIterator[_Client]:
         yield client
     finally:
         client.close()
+
+
+async def _worked(do: Callable[..., Awaitable[Numbers]], endpoint: str, topic: str, options: Options) -> Numbers:
+    async with _connected(endpoint) as client:
+        return await do(client, topic, **options)
 
 
 class _Offsets:
@@ -407,6 +407,10 @@ def _batch() -> bytearray:
     return encode_columns(None, values, time.time_ns() // 1_000_000)
 
 
+def _python(do: Callable[..., Awaitable[Numbers]]) -> Way:
+    return Way("confluent-kafka", partial(_worked, do))
+
+
 def _java(tools: Path, options: Sequence[str]) -> list[str]:
     return [program("java", "default-jre-headless"), *options, "-cp", f"{tools / f'kafka-{VERSION}'}/*"]
 
@@ -453,18 +457,17 @@ class Kafka(Peer):
             yield server
 
     def ways(self, work_name: str) -> Sequence[Way]:
-        python = partial(by_python_client, _connected, client="confluent-kafka")
         match work_name:
             case "replay":
                 return (Way("prebuilt bytes", _replayed),)
             case "fetch":
                 return (Way("raw bytes", _fetched),)
             case "batched":
-                return (Way("kafka-producer-perf-test", _produced_by_tool), python(work.batched))
+                return (Way("kafka-producer-perf-test", _produced_by_tool), _python(work.batched))
             case "scan":
-                return (Way("kafka-consumer-perf-test", _consumed_by_tool), python(work.scan))
+                return (Way("kafka-consumer-perf-test", _consumed_by_tool), _python(work.scan))
             case "push" | "singles" | "topics" | "fill" | "first_record" | "drop":
-                return (python(getattr(work, work_name)),)
+                return (_python(getattr(work, work_name)),)
             case _:
                 return ()
 
