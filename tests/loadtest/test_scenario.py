@@ -25,11 +25,14 @@ CONDITIONS = report.Conditions(
     client="a client",
     rounds=3,
     run_s=1.0,
+    commit="a commit",
+    other_programs="0 % of a core",
 )  # fmt: skip
 BENCH = Bench(RawClient(), Path())
 COMPARISONS = (
     Comparison("work", "ours, now", "limit, now", "records_per_s"),
     Comparison("time", "ours, now", "limit, now", "p50_ms", lower_is_better=True),
+    Comparison("cost", "ours, now", "limit, now", "cpu_us", lower_is_better=True),
 )
 
 
@@ -62,7 +65,13 @@ def written(outcome: Outcome) -> Any:
 def made_up(name: str, number: int) -> Measures:
     """The machine gets faster by a million each time; we are always half as fast as the limit."""
     speed = 1e6 * number * (0.5 if name.startswith("ours") else 1.0)
-    return {"records_per_s": speed, "p50_ms": 1e6 / speed}
+    is_ours = name.startswith("ours")
+    return {
+        "records_per_s": speed,
+        "p50_ms": 1e6 / speed,
+        "cpu_us": 30.0 if is_ours else 10.0,
+        "kernel_us": 8.0 * is_ours,
+    }
 
 
 async def test_subjects_take_turns_after_a_warm_up_that_does_not_count() -> None:
@@ -70,7 +79,7 @@ async def test_subjects_take_turns_after_a_warm_up_that_does_not_count() -> None
 
     def run(name: str, duration_s: float) -> Measures:
         log.append((name[0], duration_s))
-        return {"records_per_s": float(len(log)), "p50_ms": 1.0}
+        return {"records_per_s": float(len(log)), "p50_ms": 1.0, "cpu_us": 1.0, "kernel_us": 0.0}
 
     outcome = await measured(run, rounds=2)
     assert log == [("l", WARM_UP_S), ("o", WARM_UP_S), ("l", 1.0), ("o", 1.0), ("l", 1.0), ("o", 1.0)]
@@ -87,8 +96,9 @@ async def test_the_report_pairs_the_rounds() -> None:
 
     outcome = await measured(run)
     assert report.rows(outcome) == [
-        ("work", "50% (50% - 50%)", "1.50 M/s", "3.00 M/s", "limit"),
-        ("time", "2.0x (2.0x - 2.0x)", "0.67 ms", "0.33 ms", "limit"),
+        ("work", "50% (50% - 50%)", "1.50 M/s", "3.00 M/s", "-", "limit"),
+        ("time", "2.0x (2.0x - 2.0x)", "0.67 ms", "0.33 ms", "-", "limit"),
+        ("cost", "3.0x (3.0x - 3.0x)", "30 µs", "10 µs", "8 µs, 0 µs", "limit"),
     ]
     described = written(outcome)
     assert len(described["runs"]["ours, now"]) == 3
@@ -111,7 +121,7 @@ async def test_a_run_that_fails_leaves_no_number(error: Exception) -> None:
 
     outcome = await measured(run)
     assert outcome.failure == str(error)
-    assert [row[1:4] for row in report.rows(outcome)] == [("FAILED", "-", "-")] * 2
+    assert [row[1:4] for row in report.rows(outcome)] == [("FAILED", "-", "-")] * 3
     described = written(outcome)
     assert (described["runs"], described["comparisons"]) == ({}, [])
     assert f"**Failed:** {error}" in report.as_markdown(CONDITIONS, [outcome])
@@ -125,7 +135,7 @@ async def test_a_bug_in_the_benchmark_is_not_taken_for_a_failed_run() -> None:
 
 async def test_the_page_has_a_row_for_every_comparison_and_names_its_conditions() -> None:
     page = report.as_markdown(CONDITIONS, [await measured(lambda name, _: made_up(name, 2))])
-    assert "| work | 50% (50% - 50%) | 1.00 M/s | 2.00 M/s | limit |" in page
+    assert "| work | 50% (50% - 50%) | 1.00 M/s | 2.00 M/s | - | limit |" in page
     assert "| time | 2.0x" in page
     assert "a CPU, 2 cores, 8.0 GiB, Linux 6, ext4; load average at the start 0.1." in page
     assert "About it." in page
