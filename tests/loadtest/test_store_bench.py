@@ -75,7 +75,7 @@ async def test_the_limit_of_an_append_merges_as_many_batches_as_ours(
         return work.Speed(1_000, 0, 1.0)
 
     monkeypatch.setattr(work, "disk_writes", disk_writes)
-    options = Options(tmp_path, rounds=2, queue_rounds=1, run_s=0.05, scan_bytes=0, append_bytes=0)
+    options = Options(tmp_path, rounds=2, queue_rounds=1, run_s=0.5, scan_bytes=0, append_bytes=0)
     rows = await append_rows(options)
     assert merged == [1, 1, 8, 8, 64, 64, 4, 4, 16, 16]
     for row, batches in zip(rows, merged[::2], strict=True):
