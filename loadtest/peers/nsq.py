@@ -155,7 +155,7 @@ class _Client:
         return depth(await self._stats(topic))
 
     async def left(self, topic: str) -> int:
-        """How many messages of its channel are not finished."""
+        """How many of its messages are not finished."""
         return left(await self._stats(topic))
 
     async def _stats(self, topic: str) -> Stats:
@@ -180,8 +180,9 @@ def depth(stats: Stats) -> int:
 
 
 def left(stats: Stats) -> int:
-    """Messages of channels that are not finished."""
-    return sum(one["depth"] + one["in_flight_count"] for topic in stats["topics"] or () for one in topic["channels"])
+    """Messages that are not finished, of a topic with one channel."""
+    channels = [channel for topic in stats["topics"] or () for channel in topic["channels"]]
+    return depth(stats) + sum(one["depth"] + one["in_flight_count"] for one in channels)
 
 
 def publish(topic: str, values: Sequence[bytes]) -> bytes:

@@ -137,7 +137,7 @@ async def drained(tool: Running, left: Counted, *, count: int, warm_share: float
             raise tool.failed(f"had consumed {count - look[0]:,} of {count:,} records after {START_TIMEOUT_S:g} s")
         await asyncio.sleep(LOOK_S)
     (first, began_s), (last, ended_s) = looks[0], looks[-1]
-    if first == last:
+    if last >= first:
         raise WorkFailed("all was consumed between two looks: too few to take a time")
     took_s = ended_s - began_s
     return {
