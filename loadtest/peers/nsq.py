@@ -181,7 +181,7 @@ def depth(stats: Stats) -> int:
 
 def left(stats: Stats) -> int:
     """Messages that are not finished, of a topic with one channel."""
-    channels = [channel for topic in stats["topics"] or () for channel in topic["channels"]]
+    channels: list[Mapping[str, int]] = [channel for topic in stats["topics"] or () for channel in topic["channels"]]
     return depth(stats) + sum(one["depth"] + one["in_flight_count"] for one in channels)
 
 
