@@ -23,6 +23,7 @@ from loadtest.bench.scenario import Bench, Outcome, Scenario, measure
 from loadtest.bench.scenarios import scenarios
 from loadtest.bench.wrk_client import WrkClient
 from loadtest.kernel_cpu import idle_kernel_cpu_share
+from loadtest.process import end_when_told
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 ROUNDS, QUICK_ROUNDS = 5, 3
@@ -31,6 +32,7 @@ RUN_S, QUICK_RUN_S = 2.0, 0.8
 
 def main() -> None:
     """Run the benchmark and exit: 0, or 1 when a scenario failed."""
+    end_when_told()
     options = _options()
     chosen = [one for one in scenarios() if options.only in one.name]
     if not chosen:

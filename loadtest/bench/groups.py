@@ -40,7 +40,7 @@ from loadtest.bench.raw_client import RawClient
 from loadtest.bench.request import Request
 from loadtest.bench.scenarios import bare_server
 from loadtest.kernel_cpu import CpuMeter, idle_kernel_cpu_share
-from loadtest.process import Running, running_server
+from loadtest.process import Running, end_when_told, running_server
 from store import Store, record_batch
 from store.clock import SystemClock
 from store.config import StoreConfig
@@ -293,6 +293,7 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
 
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    end_when_told()
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.groups", description="How fast groups are.")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where servers keep their files; a disk")
     parser.add_argument("--records", type=int, default=100_000)

@@ -46,7 +46,7 @@ from loadtest.bench.push_work import (
 from loadtest.bench.scenarios import running_bare_server
 from loadtest.kernel_cpu import idle_kernel_cpu_share
 from loadtest.peers.peer import Unavailable
-from loadtest.process import Running, running_server
+from loadtest.process import Running, end_when_told, running_server
 from loadtest.stats import paired_ratio
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -410,6 +410,7 @@ async def _measured(console: Console, options: Options, names: Sequence[str], ou
 
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    end_when_told()
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.push", description="How fast sockets are fed.")
     parser.add_argument("--only", default="", metavar="NAME", help=f"parts named like this: {', '.join(PARTS)}")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where servers keep their files; a disk")

@@ -42,7 +42,7 @@ from loadtest.bench.spark_sources import CHUNK_ROWS, MemorySource, NullSink, Tic
 from loadtest.peers import kafka as peers_kafka
 from loadtest.peers.fetch import TOOLS, jars
 from loadtest.peers.peer import Durability, Unavailable
-from loadtest.process import server
+from loadtest.process import end_when_told, server
 from loadtest.stats import paired_ratio
 from store.record_batch import record_count
 
@@ -487,6 +487,7 @@ PARTS = ("reads", "streams", "writes")
 
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    end_when_told()
     parser = ArgumentParser(prog="python -m loadtest.bench.spark", description="The Spark connector's speed.")
     parser.add_argument("--count", type=int, default=4_000_000, help=f"records, a multiple of {CHUNK_ROWS}")
     parser.add_argument("--rounds", type=int, default=5)

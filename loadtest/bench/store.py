@@ -29,6 +29,7 @@ from loadtest.bench.disk import disk_loop
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
 from loadtest.bench.store_work import GiB, IndexKind, MiB, Speed
 from loadtest.kernel_cpu import idle_kernel_cpu_share
+from loadtest.process import end_when_told
 from store.config import StoreConfig
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -271,6 +272,7 @@ async def _measured(console: Console, options: Options, names: list[str], out: P
 
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    end_when_told()
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.store", description="The speed of the store alone.")
     parser.add_argument("--only", default="", metavar="NAME", help=f"parts named like this: {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")

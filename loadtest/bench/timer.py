@@ -21,6 +21,7 @@ from loadtest.bench import timer_peers
 from loadtest.bench.parts import Part, met
 from loadtest.bench.timer_peers import Served
 from loadtest.bench.timer_work import Row, TooSlow, accepting, busy, flat_and_recovery, lateness
+from loadtest.process import end_when_told
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 HEADINGS = ("work", "measured", "n", "goal", "met")
@@ -101,6 +102,7 @@ def _flat(many: int) -> Callable[[Path], list[Row]]:
 
 def main() -> None:
     """Measure, print, and write the results; exit code 0 also when a goal was missed: it is a report."""
+    end_when_told()
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.timer", description="The speed of the timer.")
     parser.add_argument("--count", type=int, default=100_000, help="records of busy, a multiple of 1,000")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, but for flat and recovery, which have one")
