@@ -54,7 +54,7 @@ PULL_MESSAGES = 4096
 """The most that the broker is set to give at a time: about 1 MiB. Its Java client asks for 1,024 at most."""
 
 FETCH_RECORDS = 1_000_000
-FILL_TIMEOUT_S = 60.0
+FILL_TIMEOUT_S, READABLE_TIMEOUT_S = 60.0, 30.0
 CLONE_NEWNET = 0x40000000
 """See setns(2)."""
 
@@ -68,6 +68,7 @@ WORKS = (
     *("fill", "first_record", "drop"),
 )
 
+# The last two: a send is not refused as "broker busy" when it has waited for 200 ms, or the disk for 1 s.
 SETTINGS = """brokerClusterName=mq
 brokerName=mq
 brokerId=0
@@ -82,6 +83,8 @@ mappedFileSizeCommitLog=268435456
 defaultTopicQueueNums=1
 timerPrecisionMs=100
 enablePopBufferMerge=true
+waitTimeMillsInSendQueue=30000
+osPageCacheBusyTimeOutMills=30000
 maxTransferCountOnMessageInMemory={pull}
 maxTransferBytesOnMessageInMemory=4194304
 """
@@ -271,6 +274,7 @@ async def _fetched(endpoint: str, topic: str, options: Options) -> Numbers:
         await client.create(topic)
         await work.filled(client, topic, FETCH_RECORDS, FILL_TIMEOUT_S)
         _enter_namespace()
+        await _until_readable(topic, FETCH_RECORDS - 1)
         numbers = await replay.fetch(
             "127.0.0.1",
             BROKER_PORT,
@@ -282,6 +286,25 @@ async def _fetched(endpoint: str, topic: str, options: Options) -> Numbers:
         )
         await client.drop(topic)
     return numbers
+
+
+async def _until_readable(topic: str, offset: int) -> None:
+    """What is acknowledged is in the log; it can be read once it is in the queue's index as well."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", BROKER_PORT)
+    try:
+        async with asyncio.timeout(READABLE_TIMEOUT_S):
+            while True:
+                writer.write(protocol.pull(topic, offset, 1))
+                size = await reader.readexactly(4)
+                answer = size + await reader.readexactly(int.from_bytes(size, "big"))
+                with suppress(WorkFailed):
+                    protocol.pulled(answer)
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise WorkFailed(f"record {offset:,} cannot be read after {READABLE_TIMEOUT_S:g} s") from None
+    finally:
+        writer.close()
 
 
 def _enter_namespace() -> None:
