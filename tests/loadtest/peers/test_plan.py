@@ -27,6 +27,14 @@ def test_a_work_is_done_by_all_rows_one_after_the_other_and_another_one_begins_i
     assert positions == list(range(positions[0], positions[0] + 4))
 
 
+def test_what_only_reads_is_measured_in_one_class_of_durability() -> None:
+    reads = {
+        durability: {one.step.name for one in turns(TWO, durability, rounds=1, quick=False)} & {"scan", "fetch"}
+        for durability in Durability
+    }
+    assert reads == {Durability.WRITTEN: {"scan", "fetch"}, Durability.SYNCED: set()}
+
+
 def test_no_two_turns_share_a_file() -> None:
     found = [one for durability in Durability for one in turns(TWO, durability, rounds=2, quick=False)]
     found += long_turns(TWO, PARTS, quick=False)
