@@ -90,8 +90,7 @@ def works(*, quick: bool) -> Sequence[Step]:
     queue = {"duration_s": time["duration_s"], "fill_s": 1.5 if quick else 6.0, "count": 250_000}
     delayed = {"count": 5_000, "spread_ms": 2_000} if quick else {"count": 20_000, "spread_ms": 5_000}
     return (
-        Step("single_32", "single", {"connections": 32, **time}),
-        Step("single_64", "single", {"connections": 64, **time}),
+        Step("single", "single", {"connections": 32, **time}),
         Step("replay", "replay", {"connections": 4, **time}),
         Step("fetch", "fetch", time),
         Step("batched", "batched", time),

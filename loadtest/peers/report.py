@@ -49,9 +49,7 @@ class Line(NamedTuple):
 
 
 LINES = (
-    Line(ALONE, "single_32", "One record a request over HTTP, 32 connections", "records_per_s", "records/s", False,
-         "wrk", "Values of 100 bytes, by wrk."),
-    Line(ALONE, "single_64", "One record a request over HTTP, 64 connections", "records_per_s", "records/s", False,
+    Line(ALONE, "single", "One record a request over HTTP, 32 connections", "records_per_s", "records/s", False,
          "wrk", "Values of 100 bytes, by wrk."),
     Line(ALONE, "replay", "A prebuilt batch again and again", "records_per_s", "records/s", False, "prebuilt bytes",
          "1,000 values of 100 bytes; 4 connections, each sending when its last answer is whole."),
