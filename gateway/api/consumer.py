@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gateway.errors import invalid
 from gateway.routing.base import Route, Routes, UnknownPartition
 from store import record_batch
-from store.types import Boundary, Bounds, Entry, ReadStatus
+from store.types import OFFSET_MAX, Boundary, Bounds, Entry, ReadStatus
 
 
 class Fetched(NamedTuple):
@@ -121,7 +121,7 @@ class Consumer:
 
 def _parse_offset(text: str) -> int:
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) > OFFSET_MAX:
         raise invalid('offset: must be a number, -N for the last N records, "earliest" or "latest"')
     return int(text)
 

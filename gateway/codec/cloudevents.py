@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote, unquote
 
-import orjson
-
+from gateway.codec.json_text import parse_json
 from gateway.errors import RequestError, bad_request
 
 STRUCTURED_TYPE = "application/cloudevents+json"
@@ -46,11 +45,7 @@ def binary_headers(headers: Iterable[tuple[str, str]]) -> Headers:
 
 def check_structured(body: bytes) -> str | None:
     """Check an event in structured mode; its partition key. Raises RequestError 400."""
-    try:
-        event = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The event is not JSON: {error}") from error
-    return check_event(event)
+    return check_event(parse_json(body, "event"))
 
 
 def check_event(event: object) -> str | None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.codec.documents import TOO_LONG, Document
+from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
 from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
@@ -63,10 +64,9 @@ def _load(document: Document) -> object | RequestError:
         return RequestError(RECORD_TOO_LARGE, f"The document has more than {DOCUMENT_BYTES_MAX} bytes.")
     assert isinstance(document, bytes)
     try:
-        value: object = orjson.loads(document)
-    except orjson.JSONDecodeError as error:
-        return bad_request(f"The document is not JSON: {error}")
-    return value
+        return parse_json(document, "document")
+    except RequestError as error:
+        return error
 
 
 def parse_objects(values: Sequence[object]) -> Parsed:

@@ -31,6 +31,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.codec.filters import TagFilter
+from gateway.codec.json_text import parse_json
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
@@ -90,11 +91,8 @@ def parse_envelope(body: bytes, fmt: Format, *, records_max: int) -> list[Produc
 
 def open_envelope(body: bytes, *, records_max: int) -> object:
     """What a request body has as its `records`; the schema fields of old clients are ignored. Raises RequestError."""
-    try:
-        envelope = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
-    if envelope.__class__ is not dict:
+    envelope = parse_json(body)
+    if not isinstance(envelope, dict):
         raise bad_request('The body must be a JSON object such as {"records": [{"value": 1}]}.')
     if len(envelope) != 1 or "records" not in envelope:
         for name in envelope:

@@ -19,7 +19,18 @@ from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.membership import Member, Share
 from gateway.groups.machines.progress import OutOfRange, Start, StartTime
 from gateway.groups.machines.subscription import Subscription
+from store.limits import MiB
 from store.record_batch import Headers
+
+RECEIPTS_MAX = 10_000
+"""Receipts of one ack, nack, reject or extend."""
+
+RECEIVE_MESSAGES_MAX = 10_000
+"""Records of one receive."""
+
+RECEIVE_BYTES_MAX = 64 * MiB
+REDRIVE_MAX = 10_000
+"""Dead letters of one redrive."""
 
 
 class TopicPartition(NamedTuple):

@@ -14,12 +14,12 @@ from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
 from gateway.groups.machines.copies import dead_letter, dead_letter_topic, origin_of, retry_copy
 from gateway.groups.machines.errors import IllegalRequest
 from gateway.groups.machines.progress import Commit, Found, PartitionKey
+from gateway.groups.protocol import REDRIVE_MAX
 from store.errors import StoreError, StoreStopped
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
 
-REDRIVE_MAX = 10_000
 """Dead letters sent back by one call."""
 
 _LETTERS_PER_GO = 100

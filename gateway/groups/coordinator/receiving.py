@@ -31,7 +31,15 @@ from gateway.groups.machines.leases import Lease, PartitionLeases
 from gateway.groups.machines.progress import PartitionKey, Start
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
-from gateway.groups.protocol import Delivered, Receive, Received, StartSpec, TopicPartition
+from gateway.groups.protocol import (
+    RECEIVE_BYTES_MAX,
+    RECEIVE_MESSAGES_MAX,
+    Delivered,
+    Receive,
+    Received,
+    StartSpec,
+    TopicPartition,
+)
 from gateway.routing.base import TopicView
 from store.errors import StoreError
 from store.record_batch import Headers
@@ -39,11 +47,6 @@ from store.types import Bounds
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
-
-RECEIVE_MESSAGES_MAX = 1_000
-"""Records of one receive."""
-
-RECEIVE_BYTES_MAX = 64 * 1024 * 1024
 
 _RECHECK_MS = 250  # when something is due that this request does not want
 

@@ -19,14 +19,11 @@ from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Receipt, Signer
-from gateway.groups.protocol import Settled, TopicPartition
+from gateway.groups.protocol import RECEIPTS_MAX, Settled, TopicPartition
 from store.errors import StoreError, StoreStopped
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
-
-RECEIPTS_MAX = 10_000
-"""Receipts of one ack, nack, reject or extend."""
 
 RECEIPT_ILLEGAL = 40050
 LEASE_OVER = 40951

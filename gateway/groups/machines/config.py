@@ -16,6 +16,8 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _STEP = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)", re.ASCII)
 BACKOFF_MS_LIMIT = 365 * _UNITS_MS["d"]
 BACKOFF_STEPS_MAX = 64
+INVISIBLE_MS_MAX = 12 * _UNITS_MS["h"]
+"""The longest lease that a request may ask for."""
 
 
 def parse_backoff(text: str) -> tuple[int, ...]:
@@ -60,7 +62,7 @@ class GroupConfig:
     invisible_ms: int = 30_000
     """How long a lease lasts when a request names no time."""
 
-    invisible_ms_max: int = 43_200_000
+    invisible_ms_max: int = INVISIBLE_MS_MAX
     max_attempts: int = 16
     """Deliveries of a record before it is dead-lettered."""
 
@@ -146,6 +148,3 @@ def _checked(name: str, value: object, default: GroupConfig) -> object:
 
 
 _TYPE_NAMES: dict[type, str] = {int: "whole number", bool: "boolean", str: "string"}
-
-
-INVISIBLE_MS_MAX = 43_200_000

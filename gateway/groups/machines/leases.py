@@ -44,7 +44,7 @@ from gateway.groups.machines.events import Leased, LeaseEvent, LeaseMoved, Lease
 from gateway.groups.machines.receipts import Receipt
 
 EXHAUSTED = "max_attempts"
-ATTEMPT_ID_BYTES_MAX = 128
+ATTEMPT_ID_BYTES_MAX = 255
 
 
 class Fresh(NamedTuple):
@@ -321,9 +321,10 @@ class PartitionLeases:
         )
 
     def check_delay(self, delay_ms: int | None) -> None:
-        """Raises IllegalRequest unless a nack may ask for this delay."""
-        if delay_ms is not None and not 0 <= delay_ms <= self._config.invisible_ms_max:
-            raise IllegalRequest(f"delay_ms must be from 0 to {self._config.invisible_ms_max}, not {delay_ms}")
+        """Raises IllegalRequest unless a nack may ask for this delay. How long it may be is the server's limit for any
+        delayed record, which the caller has checked."""
+        if delay_ms is not None and delay_ms < 0:
+            raise IllegalRequest(f"delay_ms must not be negative: {delay_ms}")
 
     def decide_nack(self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None) -> Decision:
         """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's

@@ -159,7 +159,7 @@ def _header_finisher(
         headers[REQUEST_ID] = request_ids.of(request)
         headers.pop(hdrs.SERVER, None)
         if ORIGIN in request.headers:
-            for name, value in origins.answer_headers(request.headers).items():
+            for name, value in origins.answer_headers(request.headers, headers).items():
                 headers.setdefault(name, value)
 
     return finish_headers

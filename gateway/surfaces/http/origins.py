@@ -12,7 +12,7 @@ Hosts that such a name cannot be: addresses, localhost, and what the operator na
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from aiohttp import hdrs
@@ -31,11 +31,16 @@ PREFLIGHT_S = 600
 """How long a browser may remember what it was told about a page's requests."""
 
 EXPOSED = ", ".join(
-    ("X-Request-Id", "Retry-After", "Location", "Mq-Acks", "Mq-Partition", "Mq-Offset", "Mq-Next-Offset",
-     "Mq-Epoch", "Mq-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Receipt", "Mq-Attempt", "Mq-Message-Id",
-     "Mq-Schedule-Id", "Mq-Deliver-At", "Idempotent-Replayed")
+    ("X-Request-Id", "Retry-After", "Location", "WWW-Authenticate", "Allow", "Mq-Acks", "Mq-Topic", "Mq-Partition",
+     "Mq-Offset", "Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Mq-Timestamp",
+     "Mq-Store-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Tombstone", "Mq-Message-Group", "Mq-Message-Id", "Mq-Receipt",
+     "Mq-Delivery-Attempt", "Mq-Visible-Until", "Mq-Schedule-Id", "Mq-Deliver-At", "Idempotent-Replayed", "traceparent",
+     "tracestate")
 )  # fmt: skip
-"""Headers of answers that pages may read. With a token in a request "*" would do in most browsers, but not in all."""
+"""Headers of answers that pages may read: all that the API document declares and browsers do not show by themselves
+(a test compares). With a token in a request "*" would do in most browsers, but not in all."""
+
+_OF_RECORDS = ("mq-header-", "ce-")
 
 
 class Origins:
@@ -78,14 +83,16 @@ class Origins:
             return False
         return bool(served_by) and served_by.lower() == host.lower()
 
-    def answer_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What lets a page read the answer to its request; empty when it has no Origin, or one that is refused."""
+    def answer_headers(self, headers: Mapping[str, str], answered: Iterable[str] = ()) -> dict[str, str]:
+        """What lets a page read the answer to its request; empty when it has no Origin, or one that is refused.
+        `answered`: names of the answer's headers, for those that stand for headers of a record."""
         origin = headers.get(ORIGIN)
         if origin is None or not self.allows(origin, headers.get(HOST) or ""):
             return {}
+        of_record = sorted({name for name in answered if name.lower().startswith(_OF_RECORDS)})
         return {
             hdrs.ACCESS_CONTROL_ALLOW_ORIGIN: origin,
-            hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: EXPOSED,
+            hdrs.ACCESS_CONTROL_EXPOSE_HEADERS: ", ".join((EXPOSED, *of_record)),
             hdrs.VARY: "Origin",
         }
 

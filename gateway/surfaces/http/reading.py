@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 
-import orjson
 from aiohttp import web
 from multidict import istr
 
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
+from gateway.codec.json_text import parse_json
 from gateway.codec.times import parse_time_ms
 from gateway.errors import LIMIT_ILLEGAL, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
+from store.types import OFFSET_MAX
 
 _CONTENT_ENCODING = istr("Content-Encoding")
 _TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
@@ -170,9 +171,8 @@ class Query:
         if text is None:
             return default
         digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 18:
-            raise bad_request(f"{name}: must be an integer")
-        value = int(text)
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or (value := int(text)) > OFFSET_MAX:
+            raise bad_request(f"{name}: must be an integer of at most {OFFSET_MAX}")
         if most is not None and value > most and clamp:
             return most
         if value < least or (most is not None and value > most):
@@ -201,14 +201,13 @@ def partition_in(request: web.Request) -> int | None:
     return int(text)
 
 
-def json_object(body: bytes, example: str) -> dict[str, object]:
+def json_object(body: bytes, example: str = "") -> dict[str, object]:
     """The JSON object of a body. Raises RequestError 400."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
+    value = parse_json(body)
     if not isinstance(value, dict):
-        raise bad_request(f"The body must be a JSON object such as {example}.")
+        raise bad_request(
+            f"The body must be a JSON object such as {example}." if example else "The body must be a JSON object."
+        )
     return value
 
 

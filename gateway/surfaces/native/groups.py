@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.render import delivered_as_json
@@ -23,7 +22,7 @@ from gateway.codec.filters import parse_filter
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts, unrecognized
 from gateway.codec.times import parse_time_ms
-from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, bad_request, invalid
+from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, invalid
 from gateway.groups.machines.config import INVISIBLE_MS_MAX, GroupConfig
 from gateway.groups.machines.copies import (
     DEAD_LETTERED_AT,
@@ -34,9 +33,15 @@ from gateway.groups.machines.copies import (
     origin_of,
     shown_headers,
 )
+from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import (
+    RECEIPTS_MAX,
+    RECEIVE_BYTES_MAX,
+    RECEIVE_MESSAGES_MAX,
+    REDRIVE_MAX,
     Delivered,
     GroupView,
     MemberView,
@@ -51,7 +56,7 @@ from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
-from gateway.surfaces.http.reading import Query
+from gateway.surfaces.http.reading import Query, json_object
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
@@ -59,18 +64,9 @@ from store.errors import UnknownQueue
 from store.limits import MiB
 from store.types import RECORD_OFFSET_MAX
 
-RECEIVE_MESSAGES_MAX = 1000
-"""Records of one receive."""
-
-RECEIVE_BYTES_MAX = 16 * MiB
-RECEIPTS_MAX = 1000
-"""Receipts of one request."""
-
-RECEIVE_TOPICS_MAX = 100
-TEXT_CHARS_MAX = 255
+TEXT_BYTES_MAX = ATTEMPT_ID_BYTES_MAX
 """Of `attempt_id` and `consumer`."""
 
-REDRIVE_MAX = 10_000
 DEAD_LETTERS_MAX = 1000
 """Dead letters of one page."""
 
@@ -432,8 +428,8 @@ def _wants_raw(request: web.Request) -> bool:
 
 def _receive(gateway: Gateway, request: web.Request, wanted: dict[str, object]) -> Receive:
     topics = wanted.get("topics")
-    if not isinstance(topics, list) or not 1 <= len(topics) <= RECEIVE_TOPICS_MAX:
-        raise invalid(f'topics: must be an array of 1 to {RECEIVE_TOPICS_MAX} names, as in {{"topics": ["orders"]}}')
+    if not isinstance(topics, list) or not 1 <= len(topics) <= TOPICS_MAX:
+        raise invalid(f'topics: must be an array of 1 to {TOPICS_MAX} names, as in {{"topics": ["orders"]}}')
     names = tuple(dict.fromkeys(_topic(request, topic, "topics") for topic in topics))
     tag_filter = parse_filter(_text(wanted, "filter"))
     invisible_ms = None
@@ -454,14 +450,7 @@ def _receive(gateway: Gateway, request: web.Request, wanted: dict[str, object]) 
 
 def _object(body: bytes, known: Sequence[str] | None = None) -> dict[str, object]:
     """The JSON object of a body; no body is an empty one."""
-    if not body.strip():
-        return {}
-    try:
-        wanted = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise bad_request("The body must be a JSON object.")
+    wanted = json_object(body) if body.strip() else {}
     if known is not None:
         for name in wanted:
             if name not in known:
@@ -495,8 +484,8 @@ def _text(wanted: dict[str, object], name: str) -> str | None:
     value = wanted.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or (name != "filter" and not 1 <= len(value) <= TEXT_CHARS_MAX):
-        raise invalid(f"{name}: must be a string of 1 to {TEXT_CHARS_MAX} characters")
+    if not isinstance(value, str) or (name != "filter" and not 1 <= len(value.encode()) <= TEXT_BYTES_MAX):
+        raise invalid(f"{name}: must be a string of 1 to {TEXT_BYTES_MAX} bytes")
     return value
 
 

@@ -19,6 +19,7 @@ from aiohttp import hdrs, web
 from gateway.api.producer import Receipt
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, TooLong
+from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
@@ -108,10 +109,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
 
 def _lines_of_events(body: bytes, count_max: int) -> bytes:
     """An array of events as lines of compact JSON. Raises RequestError 400, 422."""
-    try:
-        events = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
+    events = parse_json(body)
     if not isinstance(events, list):
         raise bad_request("The body must be a JSON array of events.")
     if len(events) > count_max:

@@ -18,6 +18,7 @@ import orjson
 from aiohttp import web
 
 from gateway.auth.access import OPEN, Permission
+from gateway.codec.json_text import parse_json
 from gateway.codec.tags import TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
 from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
@@ -277,10 +278,7 @@ def _shown(name: str, content: bytes | None, is_json: bool) -> dict[str, object]
 
 def _due_ms(gateway: Gateway, body: bytes) -> int:
     """The due time that a move asks for."""
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
+    asked = parse_json(body)
     if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() <= {"deliver_at", "delay_ms"}:
         raise bad_request('The body must be {"deliver_at": ...} or {"delay_ms": ...}.')
     now_ms = gateway.clock.now_ms()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.codec.times import TIME_MS_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.shapes import (
-    DIGITS_MAX,
     PARTITION,
     STRING,
     TIME_TEXT,
@@ -18,6 +17,7 @@ from gateway.surfaces.openapi.shapes import (
     with_example,
     words,
 )
+from store.types import OFFSET_MAX
 
 FORMAT = words("json", "binary", "text")
 _TIME = either(integer(0, TIME_MS_MAX), TIME_TEXT)
@@ -69,9 +69,9 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         ),
         "timestamp": said(_TIME, "A time instead of an offset: the first record stored at or after it."),
         "timeout": said(integer(0, limits.timeout_ms_max), "Milliseconds to wait for a first record at the end."),
-        "max_bytes": said(integer(1, DIGITS_MAX), "Where to stop; at least one record is answered if there is any."),
-        "max_records": said(integer(1, DIGITS_MAX), "Where to stop."),
-        "end_offset": said(integer(0, DIGITS_MAX), "Where to stop: the offset behind the last record wanted."),
+        "max_bytes": said(integer(1, OFFSET_MAX), "Where to stop; at least one record is answered if there is any."),
+        "max_records": said(integer(1, OFFSET_MAX), "Where to stop."),
+        "end_offset": said(integer(0, OFFSET_MAX), "Where to stop: the offset behind the last record wanted."),
         "reset": said(words("earliest", "latest"), "Where to go on when the offset is out of range; else 416."),
         "filter": _FILTER,
         "key": said(text(limits.key_bytes_max), "The key, in UTF-8."),
@@ -96,7 +96,7 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "last_event_id": said(STRING, "As the header Last-Event-ID: go on behind this event."),
         "async": said(STRING, "Taken and not needed: a commit is durable when it is answered."),
         "topic": said(text(249, least=1), "A topic's name."),
-        "count": said(integer(1, DIGITS_MAX), "How many records; 1 by default."),
+        "count": said(integer(1, OFFSET_MAX), "How many records; 1 by default."),
         "pattern": said(STRING, "A regular expression over topic names, instead of `topic`."),
         "mode": said(words("reader", "stream", "queue"), "How records are consumed."),
         "group": said(STRING, "The consumer group; its mode is `stream` unless `mode` says otherwise."),
@@ -114,17 +114,17 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
 
 def special_parameters(limits: Limits) -> dict[str, dict[str, Schema]]:
     """Query parameters that mean something else on one route, by the route's name."""
-    wait = said(integer(-1, DIGITS_MAX), "Milliseconds to wait for a first record; the instance's setting by default.")
+    wait = said(integer(-1, OFFSET_MAX), "Milliseconds to wait for a first record; the instance's setting by default.")
     poll = {
         "timeout": wait,
         "max_bytes": said(
-            integer(-1, DIGITS_MAX), "Of key, value and headers; at least one record comes if there is any."
+            integer(-1, OFFSET_MAX), "Of key, value and headers; at least one record comes if there is any."
         ),
     }
     return {
         "instance_records": poll,
         "v1_records": poll,
-        "v1_messages": {"offset": said(integer(0, DIGITS_MAX), "Where to begin.")},
+        "v1_messages": {"offset": said(integer(0, OFFSET_MAX), "Where to begin.")},
         "produce_raw": {"timestamp": said(_TIME, "Event time.")},
         "find_messages": {"key": said(STRING, "Whose messages to look for.")},
         "list_schedules": {"key": said(STRING, "Only of records with this key."), "cursor": _DIGITS},
@@ -148,7 +148,7 @@ def special_parameters(limits: Limits) -> dict[str, dict[str, Schema]]:
             "from": said(STRING, "As `from` of `subscribe`: earliest, latest, a time or a cursor."),
         },
         "websocket_produce": {"topic": said(text(least=1), "Where the frames go.")},
-        "dead_letters": {"offset": said(integer(0, DIGITS_MAX), "From here on, instead of the first not sent back.")},
+        "dead_letters": {"offset": said(integer(0, OFFSET_MAX), "From here on, instead of the first not sent back.")},
         "committed_offsets": {"partition": said(integer(0, 2**31 - 1), "Of this topic.")},
     }
 

@@ -9,9 +9,6 @@ from store.types import OFFSET_MAX
 
 Schema = dict[str, object]
 
-DIGITS_MAX = 10**18 - 1
-"""The largest integer that a query parameter may be."""
-
 ANYTHING: Schema = {}
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}

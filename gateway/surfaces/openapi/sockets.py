@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.codec.times import TIME_MS_MAX
+from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas import schemas
 from gateway.surfaces.openapi.schemas.shown import NATIVE_PARTS
@@ -153,7 +154,7 @@ def commands(limits: Limits) -> dict[str, Op]:
             "Receive records. Right: receive, on the topics and the group.",
             {"sub": SUB},
             {
-                "topics": nullable(array(STRING, least=1, most=64)),
+                "topics": nullable(array(STRING, least=1, most=TOPICS_MAX)),
                 "pattern": said(nullable(_NAME), "A regular expression over topic names, instead of `topics`."),
                 "mode": nullable(words("reader", "stream", "queue")),
                 "group": nullable(_NAME),
@@ -203,7 +204,7 @@ def commands(limits: Limits) -> dict[str, Op]:
         "nack": _op(
             "Not done: hand them out again after delay_ms, or the group's back-off.",
             {"sub": SUB, "receipts": _RECEIPTS},
-            {"delay_ms": nullable(integer(0, 43_200_000)), "reason": reason},
+            {"delay_ms": nullable(integer(0, limits.delay_ms_max)), "reason": reason},
             answer=results,
         ),
         "reject": _op(

@@ -23,14 +23,14 @@ from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
 from gateway.codec.times import parse_time_ms
-from gateway.errors import PARTITION_NOT_FOUND, RequestError, bad_request, invalid
+from gateway.errors import PARTITION_NOT_FOUND, RequestError, invalid
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
 from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
-from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.reading import Query, json_object, partition_in
 from gateway.surfaces.http.rights import ended
 from gateway.surfaces.rest_v2.instances.polling import Poll
 from gateway.surfaces.rest_v2.instances.service import Instances
@@ -359,17 +359,7 @@ def _poll(query: Query, gateway: Gateway) -> Poll:
 
 def _object(body: bytes) -> dict[str, object]:
     """The JSON object of a body; an empty one when there is none."""
-    if not body.strip():
-        return {}
-    try:
-        wanted = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"The body is not JSON: {error}") from error
-    if wanted is None:
-        return {}
-    if not isinstance(wanted, dict):
-        raise bad_request("The body must be a JSON object.")
-    return wanted
+    return {} if body.strip() in (b"", b"null") else json_object(body)
 
 
 def _list(value: object, name: str) -> list[dict[str, object]]:

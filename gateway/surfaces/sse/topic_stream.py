@@ -41,6 +41,7 @@ from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, OFFSET_OUT_OF_RANGE, TO
 from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import Receive, StartSpec
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.caller import access_of
@@ -66,7 +67,6 @@ _NOT_OF_GROUPS = ("partitions", "format", "last_event_id", "reset")
 CURSOR_BYTES_MAX = 6 * KiB
 """Of one id. It comes with every event, and comes back in one request header."""
 
-TOPICS_MAX = 64
 HEARTBEAT_MS = 15_000
 RETRY_MS = 2_000
 """How long a browser waits before it connects again."""

@@ -121,7 +121,7 @@ class Conversation:
             raise Closing(CloseCode.UNAUTHORIZED)
         try:
             self.charge(size_bytes, requests=1 if op in _REQUESTS else 0)
-            command = parse.parse_command(one)
+            command = parse.parse_command(one, self._gateway.limits)
             if payload is not None and not isinstance(command, commands.Produce):
                 raise invalid("op: only produce comes in binary frames")
             await self._do(command, size_bytes, payload)

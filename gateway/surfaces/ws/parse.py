@@ -19,7 +19,12 @@ import orjson
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format
 from gateway.codec.times import TIME_MS_MAX
-from gateway.errors import LIMIT_ILLEGAL, RequestError, invalid
+from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, invalid
+from gateway.groups.machines.config import INVISIBLE_MS_MAX
+from gateway.groups.machines.copies import REASON_BYTES_MAX
+from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.groups.protocol import RECEIPTS_MAX
+from gateway.settings.limits import Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
     Ack,
@@ -54,19 +59,13 @@ COMMANDS_MAX = 10_000
 """Commands of one frame."""
 
 SUB_CHARS_MAX = 64
-TOPICS_PER_SUBSCRIPTION_MAX = 64
-RECEIPTS_MAX = 10_000
-"""Receipts of one command."""
-
 RECEIPT_CHARS_MAX = 1024
 UP_TO_MAX = 4096
-REASON_CHARS_MAX = 1024
 NAME_CHARS_MAX = 249
 """Topics and groups."""
 
 MEMBER_CHARS_MAX = 255
 TOKEN_CHARS_MAX = 16_384
-INVISIBLE_MS_LIMIT = 43_200_000
 
 
 class TooManyCommands(Exception):
@@ -107,9 +106,9 @@ def command_id(command: Mapping[str, object]) -> int | None:
     return value if isinstance(value, int) and value.__class__ is int and 0 <= value <= ID_MAX else None
 
 
-def parse_command(command: Mapping[str, object]) -> Command:
+def parse_command(command: Mapping[str, object], limits: Limits) -> Command:
     """One command, every field checked (P1). Raises RequestError."""
-    fields = _Fields(command)
+    fields = _Fields(command, limits)
     id_ = fields.integer("id", None, 0, ID_MAX)
     op = fields.required(fields.text("op", 64), "op")
     parse = _PARSERS.get(op)
@@ -127,10 +126,11 @@ _U = TypeVar("_U")
 class _Fields:
     """The fields of one command; remembers which were asked for, so that the others can be refused."""
 
-    __slots__ = ("_asked", "_command")
+    __slots__ = ("_asked", "_command", "limits")
 
-    def __init__(self, command: Mapping[str, object]) -> None:
+    def __init__(self, command: Mapping[str, object], limits: Limits) -> None:
         self._command = command
+        self.limits = limits
         self._asked: set[str] = set()
 
     def value(self, name: str) -> object:
@@ -273,7 +273,7 @@ def _ack(id_: int | None, fields: _Fields) -> Ack:
 
 
 def _nack(id_: int | None, fields: _Fields) -> Nack:
-    delay_ms = fields.integer("delay_ms", None, 0, INVISIBLE_MS_LIMIT)
+    delay_ms = fields.integer("delay_ms", None, 0, fields.limits.delay_ms_max, DELAY_ILLEGAL)
     return Nack(id_, fields.sub(), _receipts(fields), delay_ms, _reason(fields))
 
 
@@ -350,8 +350,8 @@ def _topics(value: object, pattern: str | None) -> tuple[str, ...]:
         return ()
     if pattern is not None:
         raise invalid("topics: excludes pattern")
-    if not isinstance(value, list) or not 1 <= len(value) <= TOPICS_PER_SUBSCRIPTION_MAX:
-        raise invalid(f"topics: must be an array of 1 to {TOPICS_PER_SUBSCRIPTION_MAX} topic names")
+    if not isinstance(value, list) or not 1 <= len(value) <= TOPICS_MAX:
+        raise invalid(f"topics: must be an array of 1 to {TOPICS_MAX} topic names")
     if not all(isinstance(topic, str) for topic in value):
         raise invalid("topics: every topic name must be a string")
     if len(set(value)) != len(value):
@@ -388,13 +388,13 @@ def _reason(fields: _Fields) -> str:
     value = fields.value("reason")
     if value is None:
         return ""
-    if not isinstance(value, str) or len(value) > REASON_CHARS_MAX:
-        raise invalid(f"reason: must be a string of at most {REASON_CHARS_MAX} characters")
+    if not isinstance(value, str) or len(value.encode()) > REASON_BYTES_MAX:
+        raise invalid(f"reason: must be a string of at most {REASON_BYTES_MAX} bytes")
     return value
 
 
 def _invisible_ms(fields: _Fields) -> int | None:
-    return fields.integer("invisible_ms", None, 1, INVISIBLE_MS_LIMIT)
+    return fields.integer("invisible_ms", None, 1, INVISIBLE_MS_MAX)
 
 
 def _seqs(value: object, name: str) -> dict[str, int]:

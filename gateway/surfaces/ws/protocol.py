@@ -24,6 +24,7 @@ from enum import IntEnum
 import orjson
 
 from gateway.errors import STALE_GENERATION, RequestError, bad_request
+from gateway.groups.protocol import RECEIVE_MESSAGES_MAX
 from store.types import OFFSET_MAX
 
 SUBPROTOCOL = "mq.v1.json"
@@ -32,7 +33,7 @@ ID_MAX = 2**53 - 1
 """Largest command id: the largest integer every JSON parser keeps exact."""
 
 BATCH_DEFAULT = 256
-BATCH_MAX = 10_000
+BATCH_MAX = RECEIVE_MESSAGES_MAX
 CREDIT_DEFAULT = 1_000
 """Messages a subscription may be sent when its client does not say; less where the server's limit is lower."""
 

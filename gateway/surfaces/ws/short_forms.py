@@ -52,7 +52,7 @@ def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) 
         fields["topics"] = query["topic"].split(",")
     if "group" in query:
         fields.setdefault("mode", "stream")
-    command = parse_command(fields)
+    command = parse_command(fields, gateway.limits)
     assert isinstance(command, Subscribe)
     ledger_of(command, gateway.limits)
     for topic in command.topics:

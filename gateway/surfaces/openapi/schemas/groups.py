@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from gateway.groups.machines.config import BROADCAST, SHARED, GroupConfig
+from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas.shown import NATIVE_PARTS, SHOWN, native_record
 from gateway.surfaces.openapi.shapes import (
@@ -35,7 +37,7 @@ from gateway.surfaces.openapi.shapes import (
 def groups(limits: Limits) -> dict[str, Schema]:
     """Groups, leases, dead letters."""
     start = either(words("earliest", "latest"), obj({"timestamp": TIME}), {"type": "null"})
-    receipts = array(STRING, least=1, most=1000)
+    receipts = array(STRING, least=1, most=RECEIPTS_MAX)
     result = either(
         obj({"receipt": STRING, "ok": exactly(True)}, {"new_receipt": said(STRING, "After extend: use this one.")}),
         obj(
@@ -64,10 +66,10 @@ def groups(limits: Limits) -> dict[str, Schema]:
     return {
         "Receive": with_example(
             obj(
-                {"topics": array(text(least=1), least=1, most=100)},
+                {"topics": array(text(least=1), least=1, most=TOPICS_MAX)},
                 {
-                    "max_messages": said(nullable(integer(1, 1000)), "32 by default."),
-                    "max_bytes": said(nullable(integer(1, 16 * 1024 * 1024)), "1 MiB by default."),
+                    "max_messages": said(nullable(integer(1, RECEIVE_MESSAGES_MAX)), "32 by default."),
+                    "max_bytes": said(nullable(integer(1, RECEIVE_BYTES_MAX)), "1 MiB by default."),
                     "wait_ms": said(nullable(integer(0, limits.timeout_ms_max)), "For a first record; 0 by default."),
                     "invisible_ms": said(nullable(integer(1, 43_200_000)), "Of the lease; else the group's setting."),
                     "filter": nullable(STRING),

@@ -1,5 +1,5 @@
-"""gateway.groups.coordinator.queue (with settling, dead_letters): leases, retries and dead letters over a real
-store."""
+"""gateway.groups.coordinator.queue, with settling and gateway.groups.coordinator.dead_letters: leases, retries and dead
+letters over a real store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import asyncio
 import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
-from gateway.groups.coordinator.dead_letters import REDRIVE_MAX
-from gateway.groups.coordinator.receiving import RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX
-from gateway.groups.coordinator.settling import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX
+from gateway.groups.coordinator.settling import LEASE_OVER, RECEIPT_ILLEGAL
 from gateway.groups.machines.copies import REASON_BYTES_MAX, dead_letter_topic
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
 from gateway.groups.machines.progress import Start
-from gateway.groups.protocol import Delivered, Receive, TopicPartition
+from gateway.groups.protocol import (
+    RECEIPTS_MAX,
+    RECEIVE_BYTES_MAX,
+    RECEIVE_MESSAGES_MAX,
+    REDRIVE_MAX,
+    Delivered,
+    Receive,
+    TopicPartition,
+)
 from store.errors import UnknownQueue
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 from timer.errors import TooManySchedules

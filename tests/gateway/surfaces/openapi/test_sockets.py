@@ -85,7 +85,7 @@ def test_what_it_allows_the_parser_takes(op: str) -> None:
     for fields in LEGAL[op]:
         command = {"id": 1, "op": op, **fields}
         validator(op).validate(command)
-        parse_command(command)
+        parse_command(command, Limits())
     named = {name for fields in LEGAL[op] for name in fields}
     assert named == {*OPS[op].required, *OPS[op].optional}
 
@@ -99,7 +99,7 @@ def test_what_it_forbids_the_parser_refuses(op: str) -> None:
     for command in wrong:
         assert not validator(op).is_valid(command), command
         with pytest.raises(RequestError):
-            parse_command(command)
+            parse_command(command, Limits())
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 from gateway.auth.access import Permission
 from gateway.codec.records import Format
 from gateway.errors import RequestError
+from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.groups.protocol import RECEIPTS_MAX
+from gateway.settings.limits import Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
     Ack,
     Auth,
+    Command,
     Extend,
     From,
     FromOffsets,
@@ -35,20 +40,17 @@ from gateway.surfaces.ws.commands import (
     Unsubscribe,
     UpTo,
 )
-from gateway.surfaces.ws.parse import (
-    COMMANDS_MAX,
-    RECEIPT_CHARS_MAX,
-    RECEIPTS_MAX,
-    TooManyCommands,
-    command_id,
-    parse_command,
-    parse_frame,
-)
+from gateway.surfaces.ws.parse import COMMANDS_MAX, RECEIPT_CHARS_MAX, TooManyCommands, command_id, parse_frame
+from gateway.surfaces.ws.parse import parse_command as parse_within
 from gateway.surfaces.ws.protocol import ID_MAX, BadFrame
 from store.types import Acks
 
 QUEUE = {"group": "g", "mode": "queue"}
 SUBSCRIBE = {"id": 3, "op": "subscribe", "sub": "s1", "topics": ["orders"]}
+
+
+def parse_command(command: dict[str, Any]) -> Command:
+    return parse_within(command, Limits())
 
 
 def refused(command: dict[str, object]) -> RequestError:
@@ -189,7 +191,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({**SUBSCRIBE, "topics": []}, 422, "topics"),
         ({**SUBSCRIBE, "topics": [1]}, 422, "topics"),
         ({**SUBSCRIBE, "topics": ["a", "a"]}, 422, "twice"),
-        ({**SUBSCRIBE, "topics": [str(n) for n in range(65)]}, 422, "topics"),
+        ({**SUBSCRIBE, "topics": [str(n) for n in range(TOPICS_MAX + 1)]}, 422, "topics"),
         ({**SUBSCRIBE, "mode": "queue"}, 422, "group"),
         ({**SUBSCRIBE, "mode": "reader", "group": "g"}, 422, "group"),
         ({**SUBSCRIBE, "group": "g"}, 422, "mode"),
@@ -211,7 +213,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({"op": "ack", "sub": "s", "up_to": [{"topic": "t"}]}, 422, "up_to"),
         ({"op": "ack", "sub": "s", "up_to": [{"topic": "t", "partition": -1, "offset": 0}]}, 422, "up_to"),
         ({"op": "ack", "sub": "s", "cursor": "t"}, 40050, "cursor"),
-        ({"op": "nack", "sub": "s", "receipts": ["r"], "delay_ms": -1}, 422, "delay_ms"),
+        ({"op": "nack", "sub": "s", "receipts": ["r"], "delay_ms": -1}, 42250, "delay_ms"),
         ({"op": "nack", "sub": "s", "receipts": ["r"], "reason": "x" * 1025}, 422, "reason"),
         ({"op": "release", "sub": "s", "partitions": {"t": ["0"]}}, 422, "partitions"),
         ({"op": "seek", "sub": "s"}, 422, "to: is required"),

@@ -1,0 +1,154 @@
+"""What HTTP and sockets take alike: the same limits, at n and n + 1, the same words for what is not JSON, and every
+header that a server sends to programs is one that pages may read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.codec.json_text import parse_json
+from gateway.errors import RequestError
+from gateway.groups.machines.config import INVISIBLE_MS_MAX
+from gateway.groups.machines.copies import REASON_BYTES_MAX
+from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
+from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.origins import EXPOSED
+from gateway.surfaces.openapi.parameters import answer_headers
+from store.types import OFFSET_MAX
+from tests.gateway.surfaces.ws.whole import Peer, Whole, whole
+
+DELAY_MS_MAX = Limits().delay_ms_max
+GROUP = {"mode": "queue", "group": "g"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Whole]:
+    """With the topic `orders` of one partition and four records."""
+    async with whole(tmp_path) as server:
+        await server.fill(4)
+        yield server
+
+
+async def post(server: Whole, path: str, body: Any) -> tuple[int, Any]:
+    async with server.session.post(f"/mq/v1/groups/g/{path}", json=body) as response:
+        answer = await response.json(content_type=None)
+        return answer.get("error_code", 0), answer
+
+
+async def code(peer: Peer, op: str, **fields: Any) -> int:
+    answer = await peer.ask(op, **fields)
+    error_code: int = answer.get("error_code", 0)
+    return error_code
+
+
+@pytest.mark.parametrize("op", ["ack", "nack", "reject", "extend"])
+async def test_receipts_of_one_request(server: Whole, op: str) -> None:
+    more = {"invisible_ms": 5} if op == "extend" else {}
+    async with server.peer() as peer:
+        await peer.subscribe(**GROUP, credit=0)
+        for count, expected in ((RECEIPTS_MAX, 0), (RECEIPTS_MAX + 1, 422)):
+            receipts = ["r"] * count
+            assert (await post(server, f"messages:{op}", {"receipts": receipts, **more}))[0] == expected
+            assert await code(peer, op, sub="s", receipts=receipts, **more) == expected
+
+
+async def test_how_long_a_record_may_wait_to_be_tried_again(server: Whole) -> None:
+    """Longer than a lease may last: the wait is spent as a delayed record."""
+    _, received = await post(server, "messages:receive", {"topics": ["orders"], "start": "earliest", "max_messages": 2})
+    first, second = (message["receipt"] for message in received["messages"])
+    async with server.peer() as peer:
+        await peer.subscribe(**GROUP, credit=0)
+        for too_long in (DELAY_MS_MAX + 1, -1):
+            assert (await post(server, "messages:nack", {"receipts": [first], "delay_ms": too_long}))[0] == 42250
+            assert await code(peer, "nack", sub="s", receipts=[second], delay_ms=too_long) == 42250
+        _, answer = await post(server, "messages:nack", {"receipts": [first], "delay_ms": INVISIBLE_MS_MAX + 1})
+        assert answer["results"] == [{"receipt": first, "ok": True}]
+        answer = await peer.ok("nack", sub="s", receipts=[second], delay_ms=DELAY_MS_MAX)
+        assert answer["results"] == [{"receipt": second, "ok": True}]
+    pending = await server.call("GET", "schedules")
+    assert pending["total"] == 2
+
+
+async def test_what_one_receive_brings(server: Whole) -> None:
+    for field, limit in (("max_messages", RECEIVE_MESSAGES_MAX), ("max_bytes", RECEIVE_BYTES_MAX)):
+        for value, expected in ((limit, 0), (limit + 1, 42253)):
+            assert (await post(server, "messages:receive", {"topics": ["orders"], field: value}))[0] == expected
+    async with server.peer() as peer:
+        assert await code(peer, "subscribe", sub="t", topics=["orders"], batch=RECEIVE_MESSAGES_MAX + 1) == 42253
+        await peer.subscribe(mode="queue", group="h", credit=RECEIVE_MESSAGES_MAX, batch=RECEIVE_MESSAGES_MAX)
+        assert len(await peer.messages(4)) == 4
+
+
+async def test_topics_of_one_receive_or_subscription(server: Whole) -> None:
+    names = [f"t{number}" for number in range(TOPICS_MAX + 1)]
+    async with server.peer() as peer:
+        for topics, expected in ((names[:-1], 40401), (names, 422)):
+            assert (await post(server, "messages:receive", {"topics": topics}))[0] == expected
+            assert await code(peer, "subscribe", sub="t", topics=topics) == expected
+
+
+async def test_the_bytes_of_names_and_reasons(server: Whole) -> None:
+    ask = {"topics": ["orders"], "start": "earliest", "max_messages": 1}
+    for size, expected in ((ATTEMPT_ID_BYTES_MAX, 0), (ATTEMPT_ID_BYTES_MAX + 1, 422)):
+        text = "é" * (size // 2) + "a" * (size % 2)
+        got, answer = await post(server, "messages:receive", {**ask, "attempt_id": text})
+        assert (got, len(answer.get("messages", "-"))) == (expected, 1)
+    async with server.peer() as peer:
+        await peer.subscribe(**GROUP, credit=0)
+        for size, expected in ((REASON_BYTES_MAX, 0), (REASON_BYTES_MAX + 2, 422)):
+            fields = {"receipts": ["r"], "reason": "é" * (size // 2)}
+            for op in ("nack", "reject"):
+                assert (await post(server, f"messages:{op}", fields))[0] == expected
+                assert await code(peer, op, sub="s", **fields) == expected
+
+
+async def test_the_largest_offset(server: Whole) -> None:
+    async with server.peer() as peer:
+        await peer.subscribe()
+        for offset, status in ((OFFSET_MAX, 200), (OFFSET_MAX + 1, 400)):
+            path = f"/topics/orders/partitions/0/records?offset=0&end_offset={offset}"
+            assert (await server.session.get(path)).status == status
+            assert await code(peer, "seek", sub="s", to=f"orders:0={offset}") == (41601 if status == 200 else 40050)
+
+
+async def test_what_is_not_json_is_told_alike(server: Whole) -> None:
+    with pytest.raises(RequestError) as refusal:
+        parse_json(b"{")
+    assert refusal.value.error_code == 400
+    json = {"Content-Type": "application/json", "Accept": "*/*"}
+    v2 = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    for method, path, headers in (
+        ("POST", "/topics/orders", v2),
+        ("POST", "/consumers/g", {"Content-Type": "application/vnd.kafka.v2+json"}),
+        ("POST", "/admin/topics", json),
+        ("PUT", "/mq/v1/topics/new", json),
+        ("POST", "/mq/v1/groups/g/messages:receive", json),
+        ("POST", "/mq/v1/groups/g/messages:ack", json),
+        ("POST", "/mq/v1/topics/orders/messages:batch", {"Content-Type": "application/cloudevents-batch+json"}),
+    ):
+        async with server.session.request(method, path, data=b"{", headers=headers) as response:
+            answer = await response.json(content_type=None)
+        assert (answer["error_code"], answer["message"]) == (400, refusal.value.message), path
+
+
+def test_pages_may_read_every_header_that_is_declared() -> None:
+    shown_by_browsers = {"Content-Encoding", "Vary"}  # the one is undone, the other for caches
+    assert set(EXPOSED.split(", ")) == answer_headers().keys() - shown_by_browsers
+
+
+async def test_pages_may_read_the_headers_of_a_record(server: Whole) -> None:
+    headers = {"Mq-Header-Shop": "7", "Content-Type": "application/octet-stream"}
+    async with server.session.post("/mq/v1/topics/orders/messages", data=b"x", headers=headers) as response:
+        stored = await response.json(content_type=None)
+    host = f"{server.session._base_url}".rstrip("/")
+    headers = {"Accept": "application/octet-stream", "Origin": host}
+    async with server.session.get(f"/mq/v1/messages/{stored['message_id']}", headers=headers) as response:
+        exposed = response.headers["Access-Control-Expose-Headers"].lower().split(", ")
+        sent = {name.lower() for name in response.headers if name.lower().startswith("mq-")}
+    assert "mq-header-shop" in sent
+    assert sent <= set(exposed)
