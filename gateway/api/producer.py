@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
 from time import perf_counter
@@ -37,6 +38,7 @@ from store.clock import Clock
 from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, StoreStopped
 from store.limits import MiB
 from store.record_batch import Record
+from store.topics import TIMER_QUEUE
 from store.types import (
     ID_BYTES,
     NO_ID,
@@ -114,24 +116,34 @@ class Begun(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """The records of a request that go to one partition, and their indexes in the request."""
+    """Records of a request that go the same way, and their indexes in the request: to one partition now, or, with a
+    delay each, to the timer of one broker (`partition` is -1 then)."""
 
     partition: int
-    records: list[Record]
-    request_indexes: list[int]
+    request_indexes: Sequence[int]
+    records: Sequence[Record] = ()
+    delays: Sequence[Delay] = ()
 
     def only(self, kept: Sequence[int]) -> _Lane:
         """The records of these indexes."""
-        return _Lane(self.partition, [self.records[i] for i in kept], [self.request_indexes[i] for i in kept])
+        delays = [self.delays[i] for i in kept] if self.delays else ()
+        return _Lane(self.partition, [self.request_indexes[i] for i in kept], [self.records[i] for i in kept], delays)
 
 
-class _Delayed(NamedTuple):
-    """A record that waits: its index in the request, where it goes, and when."""
+_Lists = tuple[list[int], list[Record], list[Delay]]
+"""A lane that is being filled: indexes, records, delays."""
 
-    request_index: int
-    partition: int
-    due_ms: int
-    record: Record
+
+class _Part(NamedTuple):
+    """What of a lane is one append."""
+
+    lane: _Lane
+    route: Route
+    append: Append
+
+
+_Known = Callable[[_Part, Mapping[int, Original]], _Part | None]
+"""Is told what of a part an earlier send has stored, by the indexes of its records; returns the rest, if any."""
 
 
 class _Send(NamedTuple):
@@ -146,7 +158,6 @@ class _Send(NamedTuple):
     receipts: list[Receipt | None]
     has_tags: bool
     has_ids: bool
-    expected_offset: int | None = None
 
     def identity_of(self, request_indexes: Sequence[int]) -> Identity | None:
         """The identity of a batch of the records at these indexes."""
@@ -233,18 +244,21 @@ class Producer:
                     expected_offset,
                 )
             ]  # fmt: skip
-        lanes, delayed, duplicates_in_request = self._assign(view, records, partition, now_ms, selector, identity)
+        immediate, scheduled, duplicates_in_request = self._select(view, records, partition, now_ms, selector, identity)
         receipts: list[Receipt | None] = [None] * len(records)
         send = _Send(
             view, records, json_values, acks, identity, sequence, receipts,
-            any(map(_TAG_OF, records)), any(map(_MSG_ID_OF, records)), expected_offset,
+            any(map(_TAG_OF, records)), any(map(_MSG_ID_OF, records)),
         )  # fmt: skip
         if sequence is not None:
-            _check_numbered(send, lanes, delayed)
-        if lanes:
-            await self._append(send, lanes)
-        if delayed:
-            await self._schedule(send, delayed)
+            _check_numbered(send, immediate, scheduled)
+        parts = [part for lane in (*immediate, *scheduled) for part in self._parts(send, lane)]
+        if sequence is not None and len(parts) > 1:
+            raise _not_one_batch()
+        for part, answer in await self._store(
+            parts, acks, known=partial(self._answer_known, send), expected_offset=expected_offset
+        ):
+            self._answer(send, part, answer)
         for request_index, first in duplicates_in_request.items():
             original = receipts[first]
             assert original is not None
@@ -280,8 +294,7 @@ class Producer:
         else:
             lanes = {partition: range(len(values))}
         now_ms = self._clock.now_ms()
-        by_broker: dict[Broker, list[tuple[int, Route, Append]]] = {}
-        size = 0
+        parts = []
         for target, request_indexes in lanes.items():
             own_keys, own_values = keys, values
             if len(request_indexes) < len(values):
@@ -293,18 +306,13 @@ class Producer:
                 return None
             if self._compress:
                 batch = record_batch.compressed(batch)
-            size += len(batch)
             route = self._routes.writable(topic, target)
             append = Append(queue=route.queue, batch=batch, record_count=len(request_indexes), json_values=json_values)
-            by_broker.setdefault(route.broker, []).append((target, route, append))
-        if acks is None:
-            acks = self._acks
-        stored = []
-        for sent in by_broker.values():
-            answers = await self._send(sent[0][1], [append for _, _, append in sent], acks)
-            for (target, route, _), answer in zip(sent, answers, strict=True):
-                stored.append(StoredBatch(target, lanes[target], route.to_logical(answer.base_offset), answer.acks))
-        self.byte_count += size
+            parts.append(_Part(_Lane(target, request_indexes), route, append))
+        stored = [
+            StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
+            for (lane, route, _), answer in await self._store(parts, self._acks if acks is None else acks)
+        ]
         self._count(topic, len(values))
         return stored
 
@@ -385,25 +393,10 @@ class Producer:
         own: Identity | None,
     ) -> tuple[int, int, Route, Append]:
         """The partition of one record, its event time, and what is to be appended where."""
-        key, value, headers, timestamp_ms, target, tag, _, _, _, group = record
-        if target is None:
-            target = partition
-        if target is not None:
-            _check_partition(view, target)
-        elif selector is None and group is not None:
-            target = self._selector.for_key(group.encode(), view.partitions)
-        elif selector is None and key is not None:
-            target = self._selector.for_key(key, view.partitions)
-        else:
-            target = self._keyless(view, record, selector, identity)
-        if tag is not None:
-            headers = [*headers, (TAG_HEADER, tag.encode())]
-        if group is not None:
-            headers = [*headers, (MESSAGE_GROUP_HEADER, group.encode())]
-        if timestamp_ms is None:
-            timestamp_ms = now_ms
-        batch = record_batch.encode((Record(key, value, timestamp_ms, headers),))
+        ((target, encoded),) = self._prepare(view, (record,), partition, now_ms, selector, identity)
+        batch = record_batch.encode((encoded,))
         route = self._routes.writable(view.name, target)
+        tag = record.tag
         append = Append(
             queue=route.queue,
             batch=batch,
@@ -412,14 +405,57 @@ class Producer:
             tag_hashes=() if tag is None else (tag_hash(tag),),
             identity=own,
         )
-        return target, timestamp_ms, route, append
+        return target, encoded.timestamp_ms, route, append
+
+    def _prepare(
+        self,
+        view: TopicView,
+        records: Sequence[ProduceRecord],
+        partition: int | None,
+        now_ms: int,
+        selector: str | None,
+        identity: RequestIdentity | None,
+    ) -> list[tuple[int, Record]]:
+        """The partition of each record of a request, and the record as it is stored."""
+        count = view.partitions
+        if partition is not None:
+            _check_partition(view, partition)
+        for_key = self._selector.for_key
+        new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
+        keyless: int | None = None  # all records of a request that nothing gives a partition go to one
+        prepared = []
+        for record in records:
+            key, value, headers, timestamp_ms, target, tag, _, _, _, group = record
+            if target is not None:
+                _check_partition(view, target)
+            elif partition is not None:
+                target = partition
+            elif selector is None and group is not None:
+                target = for_key(group.encode(), count)
+            elif selector is None and key is not None:
+                target = for_key(key, count)
+            else:
+                if keyless is None:
+                    keyless = self._keyless(view, record, selector, identity)
+                target = keyless
+            if tag is not None:
+                headers = [*headers, (TAG_HEADER, tag.encode())]
+            if group is not None:
+                headers = [*headers, (MESSAGE_GROUP_HEADER, group.encode())]
+            stored = new(Record, (key, value, now_ms if timestamp_ms is None else timestamp_ms, headers))
+            prepared.append((target, stored))
+        return prepared
 
     async def _send(self, route: Route, appends: Sequence[Append], acks: Acks) -> list[Appended]:
-        """Append to the route's broker, and tell the route table how it did. An expected offset is of this route."""
+        """Have the route's broker store appends, or schedule those with delays, and tell the route table how it did.
+        An expected offset is of this route."""
         broker = route.broker
         started_s = perf_counter()
         try:
-            answers = await broker.append(appends, acks=acks)
+            if appends[0].delays:
+                answers = [await broker.schedule(append, acks=acks) for append in appends]
+            else:
+                answers = await broker.append(appends, acks=acks)
         except (StoreStopped, DiskFull, Overloaded):
             self._routes.failed(broker, perf_counter() * 1000)
             raise
@@ -430,6 +466,38 @@ class Producer:
         ended_s = perf_counter()
         self._routes.answered(broker, (ended_s - started_s) * 1000, ended_s * 1000)
         return answers
+
+    async def _store(
+        self, parts: Iterable[_Part], acks: Acks, *, known: _Known | None = None, expected_offset: int | None = None
+    ) -> list[tuple[_Part, Appended]]:
+        """Send parts, those of one partition in their order and one call a broker (schedules one by one); what was
+        stored, and where. `known` is told what an earlier send has stored of a part, and returns what is left of it.
+        `expected_offset` is the partition's for the first record of the request."""
+        by_call: dict[Broker | int, list[_Part]] = {}
+        for number, part in enumerate(parts):
+            by_call.setdefault(number if part.append.delays else part.route.broker, []).append(part)
+        stored: list[tuple[_Part, Appended]] = []
+        for rest in by_call.values():
+            while rest:
+                appends = [part.append for part in rest]
+                lane, route, append = rest[0]
+                if expected_offset is not None:
+                    # What is before these records was stored by an earlier try of the same request.
+                    expected = route.to_physical(expected_offset + lane.request_indexes[0])
+                    appends[0] = replace(append, expected_offset=expected)
+                try:
+                    answers = await self._send(route, appends, acks)
+                except AlreadyStored as error:
+                    assert known is not None
+                    left = [
+                        known(part, found) if found else part for part, found in zip(rest, error.originals, strict=True)
+                    ]
+                    rest = [part for part in left if part is not None]
+                    continue
+                self.byte_count += sum([len(append.batch) for append in appends])
+                stored += zip(rest, answers, strict=True)
+                break
+        return stored
 
     def _known(
         self, view: TopicView, broker: Broker, original: Original, timestamp_ms: int | None, acks: Acks
@@ -469,12 +537,10 @@ class Producer:
         if expected_offset is not None and (partition is None or sequence is not None):
             raise _not_conditional()
         selector = _selector_of(view, selector)
-        partitions: list[int] = []
-        starts: list[int] = []  # how many records of the request are before each batch
-        by_broker: dict[Broker, list[tuple[int, Route, Append]]] = {}
+        parts: list[_Part] = []
         unseen_bytes = record_count = 0
-        for request_index, batch in enumerate(record_batch.split(body)):
-            if sequence is not None and (partition is None or request_index):
+        for batch in record_batch.split(body):
+            if sequence is not None and (partition is None or parts):
                 raise _not_one_batch()
             unseen_bytes += len(batch)
             if unseen_bytes > _TURN_BYTES:
@@ -484,12 +550,10 @@ class Producer:
             if view.config.max_message_bytes is not None:
                 _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
             target = self._selector.next(topic, view.partitions, selector) if partition is None else partition
-            partitions.append(target)
-            starts.append(record_count)
             route = self._routes.writable(topic, target)
+            request_indexes = range(record_count, record_count + header.record_count)
             own: Identity | None = None
             if identity is not None or sequence is not None:
-                request_indexes = range(record_count, record_count + header.record_count)
                 own = _Send(view, (), False, acks, identity, sequence, [], False, False).identity_of(request_indexes)
             record_count += header.record_count
             append = Append(
@@ -499,35 +563,23 @@ class Producer:
                 tag_hashes=batch_tag_hashes(batch),
                 identity=own,
             )
-            by_broker.setdefault(route.broker, []).append((request_index, route, append))
-        receipts: list[BatchReceipt | None] = [None] * len(partitions)
-        for broker, stored in by_broker.items():
-            while stored:
-                appends = [append for _, _, append in stored]
-                if expected_offset is not None:
-                    request_index, route, append = stored[0]
-                    expected = route.to_physical(expected_offset + starts[request_index])
-                    appends[0] = replace(append, expected_offset=expected)
-                try:
-                    answers = await self._send(stored[0][1], appends, acks)
-                except AlreadyStored as known:
-                    for (request_index, _, append), found in zip(stored, known.originals, strict=True):
-                        if found:
-                            original = found[min(found)]
-                            at, offset = self._routes.locate(topic, broker, original.queue, original.offset)
-                            receipts[request_index] = BatchReceipt(at, offset, append.record_count, acks, True)
-                            self.duplicate_count += append.record_count
-                    stored = [one for one, found in zip(stored, known.originals, strict=True) if not found]
-                    continue
-                for (request_index, route, append), answer in zip(stored, answers, strict=True):
-                    offset = route.to_logical(answer.base_offset)
-                    receipts[request_index] = BatchReceipt(
-                        partitions[request_index], offset, append.record_count, answer.acks
-                    )
-                    self._count(topic, append.record_count)
-                    self.byte_count += len(append.batch)
-                break
-        return [receipt for receipt in receipts if receipt is not None]
+            parts.append(_Part(_Lane(target, request_indexes), route, append))
+        receipts: dict[int, BatchReceipt] = {}  # by the index of the first record
+
+        def known(part: _Part, found: Mapping[int, Original]) -> None:
+            original = found[min(found)]
+            at, offset = self._routes.locate(topic, part.route.broker, original.queue, original.offset)
+            count = part.append.record_count
+            receipts[part.lane.request_indexes[0]] = BatchReceipt(at, offset, count, acks, True)
+            self.duplicate_count += count
+
+        for (lane, route, append), answer in await self._store(
+            parts, acks, known=known, expected_offset=expected_offset
+        ):
+            offset = route.to_logical(answer.base_offset)
+            receipts[lane.request_indexes[0]] = BatchReceipt(lane.partition, offset, append.record_count, answer.acks)
+            self._count(topic, append.record_count)
+        return [receipts[part.lane.request_indexes[0]] for part in parts]
 
     def _count(self, topic: str, record_count: int) -> None:
         self.record_counts[topic] = self.record_counts.get(topic, 0) + record_count
@@ -542,7 +594,7 @@ class Producer:
             return zlib.crc32(record.msg_id.encode()) % view.partitions
         return self._selector.next(view.name, view.partitions, selector)
 
-    def _assign(
+    def _select(
         self,
         view: TopicView,
         records: Sequence[ProduceRecord],
@@ -550,57 +602,42 @@ class Producer:
         now_ms: int,
         selector: str | None,
         identity: RequestIdentity | None,
-    ) -> tuple[list[_Lane], list[_Delayed], dict[int, int]]:
-        """Give every record its partition and due time (P1). Last: the indexes of records whose msg_id an earlier one
-        of this request has, and the index of that one."""
-        count = view.partitions
-        if partition is not None:
-            _check_partition(view, partition)
-        for_key = self._selector.for_key
-        lanes: dict[int, _Lane] = {}
-        delayed: list[_Delayed] = []
+    ) -> tuple[list[_Lane], list[_Lane], dict[int, int]]:
+        """Give every record its partition and due time (P1): the lanes to be stored now, those to be scheduled, and the
+        indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
+        by_partition: dict[int, _Lists] = {}
+        by_timer: dict[Broker, _Lists] = {}
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
-        new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
-        keyless = partition  # all records of a request that have neither key nor partition go to one partition
-        for request_index, record in enumerate(records):
-            key, value, headers, timestamp_ms, target, tag, delay_ms, deliver_at_ms, msg_id, group = record
-            if target is not None:
-                _check_partition(view, target)
-            elif partition is not None:
-                target = partition
-            elif selector is None and group is not None:
-                target = for_key(group.encode(), count)
-            elif selector is None and key is not None:
-                target = for_key(key, count)
-            else:
-                if keyless is None:
-                    keyless = self._keyless(view, record, selector, identity)
-                target = keyless
+        prepared = self._prepare(view, records, partition, now_ms, selector, identity)
+        for request_index, (record, (target, stored)) in enumerate(zip(records, prepared, strict=True)):
             if (
                 seen is not None
-                and msg_id is not None
+                and (msg_id := record.msg_id) is not None
                 and (first := seen.setdefault(msg_id, request_index)) != request_index
             ):
                 duplicates_in_request[request_index] = first
                 continue
-            if tag is not None:
-                headers = [*headers, (TAG_HEADER, tag.encode())]
-            if group is not None:
-                headers = [*headers, (MESSAGE_GROUP_HEADER, group.encode())]
-            encoded = new(Record, (key, value, now_ms if timestamp_ms is None else timestamp_ms, headers))
-            if delay_ms is not None or deliver_at_ms is not None:
-                due_ms = self._due_ms(request_index, now_ms, delay_ms, deliver_at_ms)
+            if record.delay_ms is not None or record.deliver_at_ms is not None:
+                due_ms = self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
                 if due_ms > now_ms:
-                    delayed.append(new(_Delayed, (request_index, target, due_ms, encoded)))
+                    broker = self._routes.writable(view.name, target).broker
+                    if (lists := by_timer.get(broker)) is None:
+                        by_timer[broker] = lists = ([], [], [])
+                    lists[0].append(request_index)
+                    lists[1].append(stored)
+                    lists[2].append(Delay(due_ms, view.topic_id, target))
                     continue
-            lane = lanes.get(target)
-            if lane is None:
-                lanes[target] = lane = _Lane(target, [], [])
-            lane.records.append(encoded)
-            lane.request_indexes.append(request_index)
-        return list(lanes.values()), delayed, duplicates_in_request
+            if (lists := by_partition.get(target)) is None:
+                by_partition[target] = lists = ([], [], [])
+            lists[0].append(request_index)
+            lists[1].append(stored)
+        return (
+            [_Lane(target, *lists[:2]) for target, lists in by_partition.items()],
+            [_Lane(-1, *lists) for lists in by_timer.values()],
+            duplicates_in_request,
+        )
 
     def _due_ms(self, request_index: int, now_ms: int, delay_ms: int | None, deliver_at_ms: int | None) -> int:
         """When a delayed record is due by this server's clock; at or before `now_ms`: at once (P2)."""
@@ -613,125 +650,57 @@ class Producer:
             raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{request_index}].{rule}"])
         return due_ms
 
-    async def _append(self, send: _Send, lanes: Sequence[_Lane]) -> None:
-        """Append each lane to its partition's queue, one call a broker, and fill in the receipts."""
-        by_broker: dict[Broker, list[_Lane]] = {}
-        for lane in lanes:
-            by_broker.setdefault(self._routes.writable(send.view.name, lane.partition).broker, []).append(lane)
-        for broker, rest in by_broker.items():
-            while rest:
-                rest = await self._append_to(broker, send, rest)
-
-    async def _append_to(self, broker: Broker, send: _Send, lanes: Sequence[_Lane]) -> list[_Lane]:
-        """One call of the broker. What is returned must be sent again: then nothing was stored, and the receipts of the
-        records that had been stored before are filled in."""
-        sent: list[tuple[_Lane, Route]] = []
-        appends: list[Append] = []
-        size = 0
-        for lane in lanes:
-            route = self._routes.writable(send.view.name, lane.partition)
-            for part, batch in _encode(lane):
-                if self._compress:
-                    batch = record_batch.compressed(batch)
-                size += len(batch)
-                appends.append(
-                    Append(
-                        queue=route.queue,
-                        batch=batch,
-                        record_count=len(part.records),
-                        json_values=send.json_values,
-                        tag_hashes=_tag_hashes(send.records, part.request_indexes) if send.has_tags else (),
-                        identity=send.identity_of(part.request_indexes),
-                        # What is before these records was stored by an earlier try of the same request.
-                        expected_offset=None
-                        if send.expected_offset is None or appends
-                        else route.to_physical(send.expected_offset + part.request_indexes[0]),
-                    )
-                )
-                sent.append((part, route))
-        if send.sequence is not None and len(appends) > 1:
-            raise _not_one_batch()
-        try:
-            answers = await self._send(sent[0][1], appends, send.acks)
-        except AlreadyStored as known:
-            rest = []
-            for (part, _), found in zip(sent, known.originals, strict=True):
-                if send.sequence is not None:
-                    found = _all_of(found[0], len(part.records))
-                self._answer_known(send, broker, part.request_indexes, found)
-                if len(found) < len(part.records):
-                    rest.append(part.only([i for i in range(len(part.records)) if i not in found]) if found else part)
-            return rest
-        self.byte_count += size
-        new = tuple.__new__
-        receipts = send.receipts
-        for (part, route), answer in zip(sent, answers, strict=True):
-            partition = part.partition
-            offset = route.to_logical(answer.base_offset)
-            reached = answer.acks
-            for request_index, (_, _, timestamp_ms, _) in zip(part.request_indexes, part.records, strict=True):
-                receipts[request_index] = new(Receipt, (partition, offset, timestamp_ms, None, None, reached, False))
-                offset += 1
-        return []
-
-    def _answer_known(
-        self, send: _Send, broker: Broker, request_indexes: Sequence[int], found: Mapping[int, Original]
-    ) -> None:
-        for index, original in found.items():
-            request_index = request_indexes[index]
-            send.receipts[request_index] = self._known(
-                send.view, broker, original, send.records[request_index].timestamp_ms, send.acks
-            )
-
-    async def _schedule(self, send: _Send, delayed: Sequence[_Delayed]) -> None:
-        """Hand the delayed records to the timers of the brokers that own their partitions, one batch a broker."""
-        by_broker: dict[Broker, list[_Delayed]] = {}
-        routes = self._routes_of(send.view.name, delayed)
-        for waiting in delayed:
-            by_broker.setdefault(routes[waiting.partition].broker, []).append(waiting)
-        for broker, all_waiting in by_broker.items():
-            lane = _Lane(-1, [waiting.record for waiting in all_waiting], list(range(len(all_waiting))))
-            parts = list(_encode(lane))
-            while parts:
-                part, batch = parts.pop(0)
-                group = [all_waiting[index] for index in part.request_indexes]
-                found = await self._schedule_to(broker, send, batch, group)
-                if found and len(found) < len(group):
-                    parts[:0] = _encode(part.only([i for i in range(len(group)) if i not in found]))
-
-    async def _schedule_to(
-        self, broker: Broker, send: _Send, batch: bytearray, group: Sequence[_Delayed]
-    ) -> Mapping[int, Original]:
-        """Schedule one batch and fill in the receipts, or fill in those of the records that had been accepted before
-        and return these; then nothing was stored."""
-        routes = self._routes_of(send.view.name, group)
-        delays = [Delay(waiting.due_ms, *routes[waiting.partition].queue) for waiting in group]
-        request_indexes = [waiting.request_index for waiting in group]
-        try:
-            answer = await broker.schedule(
-                batch,
-                delays,
+    def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part]:
+        """The lane encoded as one append, or as several in order when one would break a limit."""
+        partition = lane.delays[0].queue_id if lane.delays else lane.partition
+        route = self._routes.writable(send.view.name, partition)
+        for own, batch in _encode(lane):
+            if self._compress and not own.delays:
+                batch = record_batch.compressed(batch)
+            append = Append(
+                queue=TIMER_QUEUE if own.delays else route.queue,
+                batch=batch,
+                record_count=len(own.records),
                 json_values=send.json_values,
-                tag_hashes=_tag_hashes(send.records, request_indexes) if send.has_tags else (),
-                acks=send.acks,
-                identity=send.identity_of(request_indexes),
+                tag_hashes=_tag_hashes(send.records, own.request_indexes) if send.has_tags else (),
+                delays=own.delays,
+                identity=send.identity_of(own.request_indexes),
             )
-        except AlreadyStored as known:
-            self._answer_known(send, broker, request_indexes, known.originals[0])
-            return known.originals[0]
-        self.byte_count += len(batch)
-        self.scheduled_count += len(group)
-        new, receipts, position, reached = tuple.__new__, send.receipts, answer.position, answer.acks
-        for index, (request_index, partition, due_ms, record) in enumerate(group):
-            schedule_id = encode_schedule_id(due_ms, position, index)
-            receipts[request_index] = new(
-                Receipt, (partition, None, record.timestamp_ms, schedule_id, due_ms, reached, False)
-            )
-        return {}
+            yield _Part(own, route, append)
 
-    def _routes_of(self, topic: str, delayed: Iterable[_Delayed]) -> Mapping[int, Route]:
-        """Where the partitions of delayed records lie now."""
-        return {partition: self._routes.writable(topic, partition) for partition in {one.partition for one in delayed}}
+    def _answer_known(self, send: _Send, part: _Part, found: Mapping[int, Original]) -> _Part | None:
+        """Fill in the receipts of records that an earlier send has stored; the part with the others, if any."""
+        lane = part.lane
+        count = len(lane.records)
+        if send.sequence is not None:
+            found = _all_of(found[0], count)
+        for index, original in found.items():
+            request_index = lane.request_indexes[index]
+            send.receipts[request_index] = self._known(
+                send.view, part.route.broker, original, send.records[request_index].timestamp_ms, send.acks
+            )
+        if len(found) == count:
+            return None
+        (rest,) = self._parts(send, lane.only([index for index in range(count) if index not in found]))
+        return rest
+
+    def _answer(self, send: _Send, part: _Part, answer: Appended) -> None:
+        """Fill in the receipts of records that are stored now."""
+        (partition, request_indexes, records, delays), route, _ = part
+        new, receipts, reached = tuple.__new__, send.receipts, answer.acks
+        if delays:
+            self.scheduled_count += len(delays)
+            for index, (request_index, record, delay) in enumerate(zip(request_indexes, records, delays, strict=True)):
+                schedule_id = encode_schedule_id(delay.due_ms, answer.position, index)
+                receipts[request_index] = new(
+                    Receipt,
+                    (delay.queue_id, None, record.timestamp_ms, schedule_id, delay.due_ms, reached, False),
+                )
+            return
+        offset = route.to_logical(answer.base_offset)
+        for request_index, (_, _, timestamp_ms, _) in zip(request_indexes, records, strict=True):
+            receipts[request_index] = new(Receipt, (partition, offset, timestamp_ms, None, None, reached, False))
+            offset += 1
 
 
 def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
@@ -769,13 +738,13 @@ def _all_of(first: Original, count: int) -> dict[int, Original]:
     return {index: first._replace(offset=first.offset + index) for index in range(count)}
 
 
-def _check_numbered(send: _Send, lanes: Sequence[_Lane], delayed: Sequence[_Delayed]) -> None:
+def _check_numbered(send: _Send, immediate: Sequence[_Lane], scheduled: Sequence[_Lane]) -> None:
     """Raises RequestError unless the records of a numbered producer can be one batch (P3)."""
-    if delayed:
+    if scheduled:
         raise invalid("Mq-Sequence is not for delayed records; give them a msg_id, or the request an Idempotency-Key")
     if send.has_ids:
         raise invalid("Mq-Sequence and msg_id exclude each other")
-    if len(lanes) > 1:
+    if len(immediate) > 1:
         raise _not_one_batch()
 
 
@@ -859,5 +828,5 @@ def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
         if len(lane.records) == 1:
             raise
     half = len(lane.records) // 2
-    yield from _encode(_Lane(lane.partition, lane.records[:half], lane.request_indexes[:half]))
-    yield from _encode(_Lane(lane.partition, lane.records[half:], lane.request_indexes[half:]))
+    yield from _encode(lane.only(range(half)))
+    yield from _encode(lane.only(range(half, len(lane.records))))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Identity, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
 
 
 class Broker(Protocol):
@@ -29,19 +29,10 @@ class Broker(Protocol):
         """As `append`, for batches without an identity: begun on return. Raises at once what refuses them."""
         ...
 
-    async def schedule(
-        self,
-        batch: bytearray,
-        delays: Sequence[Delay],
-        *,
-        json_values: bool,
-        tag_hashes: Sequence[int],
-        acks: Acks,
-        identity: Identity | None = None,
-    ) -> Appended:
-        """Accept records that are to be delivered later; `delays[i]` (and `tag_hashes[i]`, unless empty) belongs to
-        record i of the batch. Returns when
-        the schedules are as durable as `acks` says; (position, i) then identifies each schedule."""
+    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+        """Accept records that are to be delivered later: an append to `store.topics.TIMER_QUEUE` with a delay each.
+        Returns when the schedules are as durable as `acks` says; (position, i) then identifies each schedule. Raises
+        as `append`, and TooManySchedules with nothing stored."""
         ...
 
     async def read(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from store import Store
-from store.topics import TIMER_QUEUE, Changes, Topic, TopicConfig
-from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Identity, QueueKey, ReadResult, ReadStatus
+from store.topics import Changes, Topic, TopicConfig
+from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult, ReadStatus
 
 
 class Scheduling(Protocol):
@@ -49,25 +49,7 @@ class LocalBroker:
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
         return self._store.begin_append(appends, acks=acks)
 
-    async def schedule(
-        self,
-        batch: bytearray,
-        delays: Sequence[Delay],
-        *,
-        json_values: bool,
-        tag_hashes: Sequence[int],
-        acks: Acks,
-        identity: Identity | None = None,
-    ) -> Appended:
-        append = Append(
-            queue=TIMER_QUEUE,
-            batch=batch,
-            record_count=len(delays),
-            json_values=json_values,
-            tag_hashes=tag_hashes,
-            delays=delays,
-            identity=identity,
-        )
+    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
         return await self._timer.schedule(append, acks=acks)
 
     async def read(

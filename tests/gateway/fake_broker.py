@@ -18,16 +18,14 @@ from gateway.settings.config import build
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
 from store.errors import IllegalTopic, OffsetMoved, TopicExists
-from store.topics import Changes, TopicConfig, check_config
+from store.topics import TIMER_QUEUE, Changes, TopicConfig, check_config
 from store.types import (
     Acks,
     Append,
     Appended,
     Boundary,
     Bounds,
-    Delay,
     Entry,
-    Identity,
     QueueKey,
     ReadResult,
     ReadStatus,
@@ -62,7 +60,7 @@ class FakeBroker:
         self.entries: dict[QueueKey, list[Entry]] = {}
         self.min_offsets: dict[QueueKey, int] = {}
         self.appends: list[Append] = []
-        self.schedules: list[tuple[bytearray, list[Delay], bool]] = []
+        self.schedules: list[Append] = []
         self.acks: list[Acks] = []
         self.reached: Acks | None = None
         self.waiting = asyncio.Event()
@@ -109,21 +107,13 @@ class FakeBroker:
         self._grown = asyncio.Event()
         return Appended(entry.position, base_offset, now_ms, self.reached or acks)
 
-    async def schedule(
-        self,
-        batch: bytearray,
-        delays: Sequence[Delay],
-        *,
-        json_values: bool,
-        tag_hashes: Sequence[int],
-        acks: Acks,
-        identity: Identity | None = None,
-    ) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
         self._raise()
         self.acks.append(acks)
-        self.schedules.append((batch, list(delays), json_values))
+        assert append.queue == TIMER_QUEUE
+        self.schedules.append(append)
         position = self._position
-        self._position += len(batch)
+        self._position += len(append.batch)
         return Appended(position, len(self.schedules) - 1, self.clock.now_ms(), self.reached or acks)
 
     async def read(
@@ -219,7 +209,9 @@ class FakeBroker:
     @property
     def stored_count(self) -> int:
         """Records appended or scheduled."""
-        return sum(append.record_count for append in self.appends) + sum(len(delays) for _, delays, _ in self.schedules)
+        return sum(append.record_count for append in self.appends) + sum(
+            append.record_count for append in self.schedules
+        )
 
     def _raise(self) -> None:
         if self.error is not None:

@@ -21,7 +21,8 @@ from gateway.routing.base import TopicView
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import Record
-from store.types import Acks, Append, Delay
+from store.topics import TIMER_QUEUE
+from store.types import Acks, Append, Delay, QueueKey
 
 BATCH_BYTES = 4 * MiB
 """Copies are gathered up to this size for one batch; one record alone may be larger."""
@@ -52,18 +53,8 @@ class CopyWriter:
         view = await self._retry_topic(group)
         for part in _cut(copies):
             route = self._context.routes.writable(view.name, 0)
-            delays = []
-            for copy in part:
-                queue = self._context.routes.writable(view.name, copy.partition % view.partitions).queue
-                delays.append(Delay(copy.due_ms, queue.topic_id, queue.queue_id))
-            batch = record_batch.encode([copy.record for copy in part])
-            await route.broker.schedule(
-                batch,
-                delays,
-                json_values=all(copy.json_values for copy in part),
-                tag_hashes=batch_tag_hashes(batch),
-                acks=Acks.FLUSHED,
-            )
+            delays = [Delay(copy.due_ms, view.topic_id, copy.partition % view.partitions) for copy in part]
+            await route.broker.schedule(_append_of(TIMER_QUEUE, part, delays), acks=Acks.FLUSHED)
         self._context.stats.retry_count += len(copies)
 
     async def retry_now(self, group: str, copies: Sequence[Copy]) -> None:
@@ -84,15 +75,7 @@ class CopyWriter:
     async def _append(self, topic: str, partition: int, copies: Sequence[Copy]) -> None:
         route = self._context.routes.writable(topic, partition)
         for part in _cut(copies):
-            batch = record_batch.encode([copy.record for copy in part])
-            append = Append(
-                queue=route.queue,
-                batch=batch,
-                record_count=len(part),
-                json_values=all(copy.json_values for copy in part),
-                tag_hashes=batch_tag_hashes(batch),
-            )
-            await route.broker.append([append], acks=Acks.FLUSHED)
+            await route.broker.append([_append_of(route.queue, part)], acks=Acks.FLUSHED)
 
     async def _retry_topic(self, group: str) -> TopicView:
         return await self._own_topic(retry_topic(group), self._context.table.config(group).retry_partitions)
@@ -106,6 +89,18 @@ def copied_from(group: str, topic: str, partition: int, stored: Stored, attempts
     """Where a record came from first, after so many deliveries. Only what we wrote ourselves is believed."""
     first = origin_of(stored.record.headers) if topic == retry_topic(group) else None
     return Origin(topic, partition, stored.offset, attempts) if first is None else first._replace(attempts=attempts)
+
+
+def _append_of(queue: QueueKey, copies: Sequence[Copy], delays: Sequence[Delay] = ()) -> Append:
+    batch = record_batch.encode([copy.record for copy in copies])
+    return Append(
+        queue=queue,
+        batch=batch,
+        record_count=len(copies),
+        json_values=all(copy.json_values for copy in copies),
+        tag_hashes=batch_tag_hashes(batch),
+        delays=delays,
+    )
 
 
 def _cut(copies: Sequence[Copy]) -> Iterator[Sequence[Copy]]:

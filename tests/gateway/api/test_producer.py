@@ -107,10 +107,10 @@ async def test_delayed_records_go_to_the_timer_in_one_batch(gateway: Gateway, br
         record(b"3", deliver_at_ms=START_MS + 5, partition=0, tag="t"),
     ]
     receipts = await gateway.producer.produce("orders", records, json_values=True)
-    ((batch, delays, json_values),) = broker.schedules
-    assert delays == [Delay(START_MS + 1000, 16, 2), Delay(START_MS + 5, 16, 0)]
-    assert [item.value for item in record_batch.decode(batch)] == [b"1", b"3"]
-    assert json_values
+    (append,) = broker.schedules
+    assert append.delays == [Delay(START_MS + 1000, 16, 2), Delay(START_MS + 5, 16, 0)]
+    assert [item.value for item in record_batch.decode(append.batch)] == [b"1", b"3"]
+    assert append.json_values
     assert [(receipt.partition, receipt.offset, receipt.deliver_at_ms) for receipt in receipts] == [
         (2, None, START_MS + 1000),
         (2, 0, None),

@@ -59,7 +59,8 @@ async def test_a_schedule_is_an_entry_of_the_timers_topic_with_its_delays_and_ta
         broker = broker_over(store, RouteTable())
         delays = [Delay(5_000, 16, 0), Delay(6_000, 16, 1)]
         batch = encode([Record(None, b"1", 0), Record(None, b"2", 0)])
-        answer = await broker.schedule(batch, delays, json_values=True, tag_hashes=[7, 0], acks=Acks.WRITTEN)
+        append = Append(queue=TIMER_QUEUE, batch=batch, record_count=2, tag_hashes=[7, 0], delays=delays)
+        answer = await broker.schedule(append, acks=Acks.WRITTEN)
         [entry] = (await store.read(TIMER_QUEUE, 0, max_bytes=1)).entries
         assert (entry.position, entry.delays, entry.tag_hashes) == (answer.position, delays, [7, 0])
         assert answer.acks is Acks.WRITTEN

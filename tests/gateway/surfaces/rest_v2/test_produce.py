@@ -86,7 +86,7 @@ async def test_a_delayed_record_has_a_schedule_id_instead_of_an_offset(client: C
     assert item["offset"] is None
     assert item["deliver_at"] == START_MS + 90_000
     assert item["schedule_id"].startswith("s")
-    assert broker.schedules[0][1][0].due_ms == START_MS + 90_000
+    assert broker.schedules[0].delays[0].due_ms == START_MS + 90_000
 
 
 @pytest.mark.parametrize(

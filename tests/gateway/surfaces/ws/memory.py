@@ -74,17 +74,8 @@ class MemoryBroker:
         entries.append(entry)
         return Appended(entry.position, base_offset, entry.store_time_ms, acks)
 
-    async def schedule(
-        self,
-        batch: bytearray,
-        delays: Sequence[Delay],
-        *,
-        json_values: bool,
-        tag_hashes: Sequence[int],
-        acks: Acks,
-        identity: object = None,
-    ) -> Appended:
-        self.scheduled.extend(delays)
+    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+        self.scheduled.extend(append.delays)
         return Appended(0, 0, START_MS, acks)
 
     async def read(
