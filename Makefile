@@ -25,8 +25,11 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-test: $(STAMP) ## All tests, one after the other; JOBS=3 runs three files at a time
-	@$(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+# Most of the time of a test is waiting: one file more at a time than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
+
+test: $(STAMP) ## All tests, several files at a time; JOBS=1 runs them one after the other
+	@$(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
 	@$(BIN)/python -m pytest -q tests/e2e/test_js.py

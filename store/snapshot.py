@@ -46,6 +46,8 @@ class SnapshotFiles:
         self._paths = (directory / f"{name}.0", directory / f"{name}.1")
         self._files = files
         self._generation = 0
+        self.is_torn = False
+        """One file fails its check, as a crash leaves it; the next save writes it anew."""
 
     def load(self) -> Snapshot | None:
         """The newest valid state, None when there is none. Raises Corrupt on a newer format version."""
@@ -60,6 +62,7 @@ class SnapshotFiles:
             finally:
                 file.close()
             if decoded is None:
+                self.is_torn = True
                 continue
             version, generation, snapshot = decoded
             if version != VERSION:
@@ -83,6 +86,7 @@ class SnapshotFiles:
             file.close()
         self._files.sync_dir(path.parent)
         self._generation = generation
+        self.is_torn = False
 
 
 def decode_snapshot(content: bytes) -> tuple[int, int, Snapshot] | None:

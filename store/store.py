@@ -700,7 +700,7 @@ class Store:
             log_start = self._log_start
             has_grown = self._published_position > self._queues.checkpoint
             has_changed = self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start
-            if has_grown or has_changed or self._idempotency.is_damaged:
+            if has_grown or has_changed or self._meta_snapshots.is_torn or self._idempotency.is_damaged:
                 saving = self._idempotency.saving(until)
             meta_offset = self._meta_offset
             fields = {

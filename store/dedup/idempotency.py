@@ -58,7 +58,7 @@ class Idempotency:
         self._snapshots = SnapshotFiles(root, PRODUCERS_SNAPSHOT, files)
         self._ids_until = 0  # entries before it are in the index
         self._producers_until = 0
-        self.is_damaged = False  # what was saved could not be read, and was not saved again yet
+        self.is_damaged = False  # a part of what was saved could not be read, and was not saved again yet
         self._unsaved: list[Row] = []  # not in the journal yet
         self._producers_saves = 0
         self._producers_changed = False
@@ -103,6 +103,8 @@ class Idempotency:
         elif snapshot is not None:
             self._producers.restore(decode_table(snapshot.content))
             self._producers_saves = snapshot.next_offset
+        if self._snapshots.is_torn:
+            self.is_damaged = self._producers_changed = True
 
     def catch_up(self, commit_log: CommitLog, end: int, now_ms: int, progress: Progress | None) -> int:
         """Apply what lies between the saved state and `end`, from where on entries are replayed; the bytes that were

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 FLIGHTS = 5_000
 
 
@@ -32,7 +34,7 @@ def only_child(pid: int) -> int:
 
 def test_every_flight_goes_all_the_way_and_spark_agrees(tmp_path: Path) -> None:
     with start(tmp_path) as demo:
-        output, _ = demo.communicate(timeout=120)
+        output, _ = demo.communicate(timeout=2 * PATIENCE_S)
     assert demo.returncode == 0, output
     for line in (
         rf"sent +{FLIGHTS:,} ",
@@ -64,7 +66,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(
         assert first.startswith("server "), first
         server = only_child(demo.pid)
         demo.send_signal(number)
-        output, _ = demo.communicate(timeout=60)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 130, output
     assert "interrupted" in output
     with pytest.raises(ProcessLookupError):
@@ -78,7 +80,7 @@ def test_a_server_that_dies_fails_the_demo_by_name(tmp_path: Path) -> None:
         demo.stdout.readline()
         server = only_child(demo.pid)
         os.kill(server, signal.SIGKILL)
-        output, _ = demo.communicate(timeout=60)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 1, output
     assert "FAILED: -m gateway serve ended with exit code -9" in output
     assert not list(tmp_path.iterdir())

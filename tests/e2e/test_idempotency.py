@@ -18,6 +18,7 @@ import pytest
 
 from store.record_batch import Record, encode
 from tests.e2e.server import SMALL_FILES, Server
+from tests.waiting import PATIENCE_S, until
 
 CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "12"))
 SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
@@ -212,13 +213,14 @@ async def test_kill_9_under_clients_that_retry_loses_and_doubles_nothing(rig: Ri
     async with asyncio.TaskGroup() as group:
         for client in range(6):
             group.create_task(retry_for_ever(rig, client, sent, stopping))
-        for _ in range(CYCLES):
+        for cycle in range(1, CYCLES + 1):
             await asyncio.sleep(rng.uniform(0.05, 0.5))
+            await until(lambda enough=50 * cycle: len(sent) > enough, pause_s=0.01)
             await rig.restart()
         await asyncio.sleep(0.2)
         stopping.set()
-    assert len(sent) == len(set(sent)) > 50 * CYCLES, "too little load to prove anything"
-    async with asyncio.timeout(20):
+    assert len(sent) == len(set(sent))
+    async with asyncio.timeout(PATIENCE_S):
         while len(found := Counter(await rig.all_values("t"))) < len(sent):  # noqa: ASYNC110 - the last delayed ones are still to come
             await asyncio.sleep(0.1)
     print(f"{CYCLES} kills, {len(sent)} records sent until answered, {found.total()} there")

@@ -20,11 +20,12 @@ import pytest
 
 from gateway.auth.tokens import change_tokens, mint
 from tests.e2e.server import SMALL_FILES, Server
+from tests.waiting import PATIENCE_S, WOKEN_S
 
 WAIT_MS = 30_000
 """What everybody who waits is ready to wait: longer than the test."""
 
-END_S = 5.0
+END_S = WOKEN_S
 """Within which everything is to end."""
 
 DRAIN_DELAY_MS = 500
@@ -62,7 +63,7 @@ class Waiting:
         ]
         self.socket = asyncio.create_task(self._talk(is_open[2]))
         self.sending = asyncio.create_task(self._send(is_open[3]))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             for event in is_open:
                 await event.wait()
             while await self._long_polls() < len(self.polls):  # noqa: ASYNC110 -- a counter of another process

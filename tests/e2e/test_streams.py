@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 from tests.e2e.server import SMALL_FILES, Server
+from tests.waiting import PATIENCE_S
 
 RECORD_COUNT = 3000
 KILL_COUNT = 3
@@ -38,7 +39,7 @@ async def test_sse_resumes_exactly_over_kill_9(tmp_path: Path) -> None:
                     assert response.status == 200, await response.text()
                     pending_id = last_id
                     while len(seen) < stop_at:
-                        line = (await asyncio.wait_for(response.content.readline(), 20)).decode().rstrip("\n")
+                        line = (await asyncio.wait_for(response.content.readline(), PATIENCE_S)).decode().rstrip("\n")
                         if line.startswith("id: "):
                             pending_id = line[4:]
                         elif line.startswith("data: ") and '"value"' in line:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.crash.real_disk import cannot
 from tests.e2e.server import SMALL_FILES, Server
+from tests.waiting import PATIENCE_S
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 JSON_V2 = "application/vnd.kafka.json.v2+json"
@@ -44,7 +45,7 @@ class World:
             "TZ": "UTC",
         }
         self.server = Server(root / "data", environment)
-        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60))
+        self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
 
     def set_clock(self, text: str) -> None:
         """An offset ("+3600"), an offset and a speed ("+0 x10"), or a moment, at which it stands still."""
@@ -89,11 +90,11 @@ class World:
     async def values(self) -> list[int]:
         return [value for value, _ in await self.delivered()]
 
-    async def until(self, holds: Callable[[list[int]], bool], timeout_s: float) -> list[int]:
+    async def until(self, holds: Callable[[list[int]], bool]) -> list[int]:
         """Wait until the delivered values are as wanted, and return them."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + PATIENCE_S
         while not holds(values := await self.values()):
-            assert time.monotonic() < deadline_s, f"after {timeout_s} s only {len(values)}: {values[:20]}"
+            assert time.monotonic() < deadline_s, f"after {PATIENCE_S} s only {len(values)}: {values[:20]}"
             await asyncio.sleep(0.05)
         return values
 
@@ -142,35 +143,35 @@ def now_ms() -> int:
 
 async def test_a_clock_stepped_an_hour_forward_makes_due_what_it_has_passed(world: World) -> None:
     hour_ms = HOUR_S * 1000
-    await world.send(delay_ms=[hour_ms + 30_000, hour_ms - 60_000, 10_000, hour_ms - 30_000])
+    await world.send(delay_ms=[hour_ms + 600_000, hour_ms - 60_000, 60_000, hour_ms - 30_000])
     await asyncio.sleep(0.5)
     assert await world.values() == []
     world.set_clock(f"+{HOUR_S}")
-    assert await world.until(lambda values: len(values) >= 3, 3) == [2, 1, 3]
+    assert await world.until(lambda values: len(values) >= 3) == [2, 1, 3]
     assert await world.idle(2) < CPU_SHARE_MAX
     assert await world.values() == [2, 1, 3]
     world.set_clock(f"+{2 * HOUR_S}")
-    assert await world.until(lambda values: len(values) >= 4, 3) == [2, 1, 3, 0]
+    assert await world.until(lambda values: len(values) >= 4) == [2, 1, 3, 0]
     assert await world.pending_count() == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"MQ_TIMER_HEAP_COUNT_MAX": "4"}], ids=["", "with memory full"])
 async def test_a_clock_stepped_an_hour_back_delays_what_was_due_and_loses_nothing(world: World) -> None:
     sent_ms = now_ms()
-    due_ms = await world.send(delay_ms=[2000, 2500, 600, 3000])
-    await world.until(lambda values: values == [2], 3)
+    due_ms = await world.send(delay_ms=[6000, 6500, 600, 7000])
+    await world.until(lambda values: values == [2])
     world.set_clock(f"-{HOUR_S}")
-    assert now_ms() < min(due for due in due_ms if due > sent_ms + 1000), "the machine is too slow for this test"
-    assert await world.idle(4) < CPU_SHARE_MAX
+    assert now_ms() < min(due for due in due_ms if due > sent_ms + 3000), "the machine is too slow for this test"
+    assert await world.idle(8) < CPU_SHARE_MAX
     assert await world.values() == [2]
     await world.send(delay_ms=[1000])  # by the clock as it is now
-    await world.until(lambda values: values == [2, 0], 4)
+    await world.until(lambda values: values == [2, 0])
     await world.server.kill()  # what it was in the middle of, it takes up again
     await world.server.start()
     assert await world.values() == [2, 0]
     assert await world.pending_count() == 3
     world.set_clock("+0")
-    assert await world.until(lambda values: len(values) >= 5, 4) == [2, 0, 0, 1, 3]
+    assert await world.until(lambda values: len(values) >= 5) == [2, 0, 0, 1, 3]
     assert await world.pending_count() == 0
 
 
@@ -186,13 +187,13 @@ async def test_a_strobing_clock_delivers_once_what_it_ever_reached_and_never_wha
             await world.send(delay_ms=[1])  # it goes on accepting, whatever time it is
         await asyncio.sleep(0.1)
     world.set_clock(f"+{HOUR_S}")
-    values = await world.until(lambda values: len(values) >= 306, 5)
+    values = await world.until(lambda values: len(values) >= 306)
     cpu_share = (world.server.cpu_s() - before_s) / (time.monotonic() - started_s)
     assert cpu_share < CPU_SHARE_MAX, cpu_share
     assert sorted(values) == sorted([*range(300), *[0] * 6])
     assert await world.pending_count() == 300
     world.set_clock(f"+{6 * HOUR_S}")
-    values = await world.until(lambda values: len(values) >= 606, 5)
+    values = await world.until(lambda values: len(values) >= 606)
     assert sorted(values) == sorted([*range(600), *[0] * 6])
     assert await world.pending_count() == 0
 
@@ -202,12 +203,12 @@ async def test_while_the_clock_stands_still_nothing_becomes_due_and_nothing_spin
     await asyncio.sleep(0.1)
     (next_ms,) = await world.send(delay_ms=[1])
     await world.send(deliver_at=[next_ms - 1, next_ms, next_ms - 5000, next_ms + 400])
-    await world.until(lambda values: sorted(values) == [0, 2], 3)
+    await world.until(lambda values: sorted(values) == [0, 2])
     assert await world.idle(3) < CPU_SHARE_MAX
     assert len(await world.values()) == 2
     assert await world.pending_count() == 3
     world.set_clock("2031-05-05 10:20:31")
-    assert (await world.until(lambda values: len(values) >= 5, 3))[2:] == [0, 1, 3]
+    assert (await world.until(lambda values: len(values) >= 5))[2:] == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ async def test_a_fast_clock_takes_records_over_several_rolls_and_two_laps_of_the
     delays_ms = [rng.randrange(60_000, 15 * DAY_S * 1000) for _ in range(400)]
     due_ms = await world.send(delay_ms=delays_ms)
     # Its CPU time says nothing: libfaketime shortens the waits of epoll by the clock's speed.
-    await world.until(lambda values: len(values) >= 400, 60)
+    await world.until(lambda values: len(values) >= 400)
     delivered = await world.delivered()
     assert sorted(value for value, _ in delivered) == list(range(400))
     assert not [value for value, stored_ms in delivered if stored_ms < due_ms[value]], "early"
@@ -239,7 +240,7 @@ async def test_after_400_days_of_downtime_everything_fires_at_once_oldest_first(
     await world.server.kill()
     world.set_clock(f"+{400 * DAY_S}")
     await world.server.start()
-    values = await world.until(lambda values: len(values) >= 3000, 15)
+    values = await world.until(lambda values: len(values) >= 3000)
     assert sorted(values) == list(range(3000))
     assert values[:1000] == sorted(range(1000), key=lambda value: due_ms[value])
     assert await world.pending_count() == 0

@@ -18,6 +18,7 @@ import orjson
 import pytest
 
 from tests.e2e.server import SMALL_FILES, Server
+from tests.waiting import PATIENCE_S
 
 PENDING = int(os.environ.get("MQ_TIMER_PENDING", "12000"))
 SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
@@ -151,7 +152,7 @@ async def test_each_delayed_record_is_delivered_once_over_kill_9(run: Run) -> No
     await sending
     cancelling.cancel()
     await asyncio.wait([cancelling])
-    async with asyncio.timeout(60 + PENDING / 1_000):
+    async with asyncio.timeout(PATIENCE_S + PENDING / 1_000):
         while await run.pending_count():  # noqa: ASYNC110 - another process's
             await asyncio.sleep(0.2)
     delivered = await run.delivered()

@@ -10,8 +10,7 @@ import aiohttp
 
 from tests.e2e.clients.installed import HERE, WEBSOCKET_CLIENT, npm_client
 from tests.e2e.server import Server
-
-STEP_TIMEOUT_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 async def test_npm_ws_in_all_modes_over_a_cut_and_a_stop(tmp_path: Path) -> None:
@@ -29,14 +28,14 @@ async def test_npm_ws_in_all_modes_over_a_cut_and_a_stop(tmp_path: Path) -> None
         assert driver.stdout is not None
         assert driver.stderr is not None
         try:
-            line = await asyncio.wait_for(driver.stdout.readline(), STEP_TIMEOUT_S)
+            line = await asyncio.wait_for(driver.stdout.readline(), PATIENCE_S)
             if line == b"stop\n":
                 assert await server.stop() == 0
                 driver.stdin.write(b"\n")
-                line = await asyncio.wait_for(driver.stdout.readline(), STEP_TIMEOUT_S)
+                line = await asyncio.wait_for(driver.stdout.readline(), PATIENCE_S)
             if line != b"ok\n":
                 driver.stdin.close()
-                error = await asyncio.wait_for(driver.stderr.read(), STEP_TIMEOUT_S)
+                error = await asyncio.wait_for(driver.stderr.read(), PATIENCE_S)
                 raise AssertionError(f"{line!r}\n{error.decode()}\n{server.log()}")
             assert await driver.wait() == 0
         finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.process import ProcessFailed, announced, started
+from tests.waiting import PATIENCE_S
 
 POLITE = """
 import signal, sys
@@ -79,7 +80,7 @@ def test_a_process_that_died_under_its_user_is_the_cause(tmp_path: Path) -> None
 
 def test_the_cpu_time_of_a_process_is_known(tmp_path: Path) -> None:
     busy = [sys.executable, "-c", "print('x', flush=True)\nwhile True: pass"]
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + PATIENCE_S
 
     def watch() -> None:
         with started(busy, tmp_path / "log") as running:
@@ -105,7 +106,7 @@ with started({command(pid="__import__('os').getpid()")!r}, Path({str(tmp_path / 
     assert process.stdout is not None
     pid = int(process.stdout.readline().split()[1])
     process.terminate()
-    assert process.wait(20) != 0
+    assert process.wait(PATIENCE_S) != 0
     process.stdout.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

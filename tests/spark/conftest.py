@@ -19,9 +19,9 @@ from pyspark_mq.decode import decode, find_batches
 
 from tests.e2e.server import DIES_WITH_US
 from tests.spark.batches import Message, batch
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 30
 
 QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:CICompilerCount=1"
 """Many small jobs: what the JVM's second compiler and its collector threads cost never comes back."""
@@ -58,7 +58,7 @@ class Server:
         assert self._process is not None
         assert self._process.stdout is not None
         self._process.terminate()
-        assert self._process.wait(START_TIMEOUT_S) == 0
+        assert self._process.wait(PATIENCE_S) == 0
         self._process.stdout.close()
 
     def kill_and_start_again(self) -> None:

@@ -19,6 +19,7 @@ from store.kernel_sync import IDLE_TURN_S, LATE_S, KernelSync
 from store.store import Store
 from store.types import QueueKey
 from tests.store.kit import put, values_of, with_settings
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's asynchronous I/O")
 
@@ -38,7 +39,7 @@ async def test_syncs_one_after_the_other_end_in_the_loop(tmp_path: Path) -> None
         file.pwritev([b"x" * 4096], number * 4096)
         begun = kernel.begin(file._fd)
         assert begun is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await begun
     kernel.close()
     file.close()
@@ -79,7 +80,7 @@ async def test_who_gives_up_waiting_disturbs_nobody(tmp_path: Path) -> None:
     begun = kernel.begin(file._fd)
     assert begun is not None
     begun.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while kernel.is_syncing:  # noqa: ASYNC110
             await asyncio.sleep(0)
     again = kernel.begin(file._fd)
@@ -135,7 +136,7 @@ async def test_work_in_the_background_gives_way_at_once_and_only_to_a_sync(
     monkeypatch.setattr(KernelSync, "begin", begun)
     await store.yield_to_loop()
     assert not yielded, "nothing is under way"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not yielded:  # the first group may have been synced by the thread, while space was prepared
             putting = asyncio.create_task(put(store, QueueKey(topic.topic_id, 0), b"a"))
             while not (is_syncing or putting.done()):  # noqa: ASYNC110

@@ -40,6 +40,7 @@ from tests.store.kit import (
     values_of,
     with_settings,
 )
+from tests.waiting import PATIENCE_S
 
 
 class TellingExecutor(InlineExecutor):
@@ -270,7 +271,7 @@ async def test_only_written_records_are_synced_after_the_flush_interval() -> Non
     await put(store, queue, b"a", acks=Acks.WRITTEN)
     executor.called.clear()
     disk.calls.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await executor.called.wait()
     assert [call.operation for call in disk.calls] == ["datasync"]
     async with opened(disk.crash(Random(0))) as again:

@@ -12,11 +12,10 @@ from store.types import Acks, Append, Appended
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import ROOT, FakeLog, make_timer, settle
+from tests.waiting import PATIENCE_S
 from timer.config import TimerConfig
 from timer.schedule import ScheduleId
 from timer.service import TimerService
-
-PATIENCE_S = 10
 
 
 class Thread:

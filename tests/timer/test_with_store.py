@@ -13,6 +13,7 @@ from store.limits import MiB
 from store.record_batch import Record
 from store.store import Store
 from store.types import Acks, Append, Delay, QueueKey
+from tests.waiting import PATIENCE_S
 from timer.config import TimerConfig
 from timer.delivery import TIMER_QUEUE
 from timer.service import TimerService
@@ -23,7 +24,7 @@ ROUNDS = 4
 
 async def reach(store: Store, queue: QueueKey, offset: int) -> None:
     """Wait until a queue has a record at `offset`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await store.wait_for(queue, offset, 1000):
             pass
 
@@ -54,7 +55,7 @@ async def test_the_loops_deliver_every_record_once_across_restarts(tmp_path: Pat
             for queue_id in (0, 1):
                 queue = QueueKey(topic.topic_id, queue_id)
                 await reach(store, queue, ROUNDS * RECORDS // 2 - 1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while timer.pending_count:  # noqa: ASYNC110 - it counts a moment after others can read
                     await asyncio.sleep(0.001)
         running.cancel()

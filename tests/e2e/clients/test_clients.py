@@ -17,8 +17,7 @@ import pytest
 
 from tests.e2e.clients.installed import HERE, npm_client, pypi_clients
 from tests.e2e.server import Server
-
-STEP_TIMEOUT_S = 60
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ async def drive(server: Server, command: list[str], environment: dict[str, str],
     assert driver.stdout is not None
     assert driver.stderr is not None
     try:
-        line = await asyncio.wait_for(driver.stdout.readline(), STEP_TIMEOUT_S)
+        line = await asyncio.wait_for(driver.stdout.readline(), PATIENCE_S)
         assert line != b"done\n", "the session ended before the server went away"
         if line == b"restart\n":
             if kill:
@@ -58,11 +57,11 @@ async def drive(server: Server, command: list[str], environment: dict[str, str],
                 assert await server.stop() == 0
             await server.start()
             driver.stdin.write(b"\n")
-            line = await asyncio.wait_for(driver.stdout.readline(), STEP_TIMEOUT_S)
+            line = await asyncio.wait_for(driver.stdout.readline(), PATIENCE_S)
         if line != b"done\n":
-            errors = await asyncio.wait_for(driver.stderr.read(), STEP_TIMEOUT_S)
+            errors = await asyncio.wait_for(driver.stderr.read(), PATIENCE_S)
             pytest.fail(f"the client said {line!r}\n{errors.decode()}\n{server.log()[-2000:]}")
-        assert await asyncio.wait_for(driver.wait(), STEP_TIMEOUT_S) == 0
+        assert await asyncio.wait_for(driver.wait(), PATIENCE_S) == 0
     finally:
         if driver.returncode is None:
             driver.kill()

@@ -15,6 +15,7 @@ from store.topics import TIMER_QUEUE, Topic
 from store.types import Acks, Append, Appended, Delay, QueueKey, ReadStatus
 from tests.simdisk import SimDisk
 from tests.store.kit import append_of, opened
+from tests.waiting import WOKEN_S
 
 
 class Unbounded:
@@ -48,7 +49,7 @@ async def test_append_read_and_a_long_poll_that_the_next_record_ends() -> None:
         waiting = asyncio.ensure_future(broker.read(queue, 0, max_bytes=1, wait_ms=60_000))
         await asyncio.sleep(0)
         await broker.append([append_of(queue, [b"x"])], acks=Acks.FLUSHED)
-        result = await asyncio.wait_for(waiting, 5)
+        result = await asyncio.wait_for(waiting, WOKEN_S)
         assert (result.status, result.next_offset, await broker.bounds(queue)) == (ReadStatus.FOUND, 1, (0, 1))
         assert (await broker.read(queue, 1, max_bytes=1)).status is ReadStatus.AT_END
         assert broker.ready() == []
@@ -77,7 +78,7 @@ async def test_routes_follow_growth_and_deletion_and_a_reader_that_waits_is_told
         await asyncio.sleep(0)
         await broker.delete_topic("orders")
         with pytest.raises(UnknownQueue):
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, WOKEN_S)
         with pytest.raises(UnknownQueue):
             routes.topic("orders")
         assert (await broker.create_topic("orders", 1)).topic_id > topic.topic_id

@@ -21,6 +21,7 @@ from gateway.cli import app
 from gateway.cli.client import checked_url
 from gateway.cli.terminal import CliError, parse_duration_ms, printable
 from gateway.main.version import installed_version
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = (["serve"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["send"], ["tail"], ["dump"])
@@ -40,7 +41,7 @@ class Server:
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
 
@@ -53,7 +54,7 @@ def mq(*arguments: str, url: str | None = None, stdin: str = "") -> subprocess.C
     """Run one command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "gateway", *arguments],
-        cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=_environment(url),
+        cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=_environment(url),
     )  # fmt: skip
 
 
@@ -190,7 +191,7 @@ def test_a_delay_gives_a_schedule_and_delivers(server: Server) -> None:
     )  # fmt: skip
     (receipt,) = rows(mq("send", "later", "1", "--delay", "300ms", "--json", url=url))
     assert receipt["scheduled"] == 1
-    message = orjson.loads(follower.communicate(timeout=30)[0])
+    message = orjson.loads(follower.communicate(timeout=PATIENCE_S)[0])
     assert message["schedule_id"] == receipt["schedule_id"]
     assert message["store_timestamp"] >= message["deliver_at"] == receipt["deliver_at"]
     refused = mq("send", "later", "1", "--at", "yesterday", url=url)
@@ -213,7 +214,7 @@ def test_tail_goes_on_where_it_was_when_the_server_comes_back(tmp_path: Path) ->
     second = Server(tmp_path / "data", "--port", port)
     assert second.url == first.url
     done(mq("send", "orders", "-", url=second.url, stdin="4\n5\n6\n"))
-    rest, notes = follower.communicate(timeout=30)
+    rest, notes = follower.communicate(timeout=PATIENCE_S)
     seen += [orjson.loads(line)["value"] for line in rest.splitlines()]
     assert seen == [1, 2, 3, 4, 5, 6], "nothing twice, nothing left out"
     assert "trying again" in notes
@@ -232,7 +233,7 @@ def test_a_reader_that_has_seen_enough_ends_tail_quietly(server: Server) -> None
         assert command.stderr is not None
         assert command.stdout.readline()
         command.stdout.close()
-        assert command.wait(timeout=20) == 0
+        assert command.wait(timeout=PATIENCE_S) == 0
         assert command.stderr.read() == ""
 
 
@@ -246,7 +247,7 @@ def test_ctrl_c_ends_tail_with_130(server: Server) -> None:
     assert command.stdout is not None
     assert command.stdout.readline().endswith(" 1\n")
     command.send_signal(signal.SIGINT)
-    assert command.wait(timeout=20) == 130
+    assert command.wait(timeout=PATIENCE_S) == 130
     command.communicate()
 
 

@@ -14,6 +14,7 @@ import pytest
 from gateway.main.wiring import run
 from gateway.settings.config import GatewayConfig, build
 from store.errors import StoreLocked
+from tests.waiting import WOKEN_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
 MiB = 1024 * 1024
@@ -38,7 +39,7 @@ async def serving(config: GatewayConfig) -> AsyncIterator[aiohttp.ClientSession]
             yield session
     finally:
         stopping.set()
-        await asyncio.wait_for(server, 20)
+        await asyncio.wait_for(server, WOKEN_S)
 
 
 async def test_records_and_topics_survive_a_restart(tmp_path: Path) -> None:
@@ -87,9 +88,9 @@ async def test_a_stop_answers_long_polls(tmp_path: Path) -> None:
         while b"mq_long_polls 1.0" not in await (await client.get("/metrics", headers={"Accept": "*/*"})).read():
             pass
         stopping.set()
-        response = await asyncio.wait_for(waiting, 10)
+        response = await asyncio.wait_for(waiting, WOKEN_S)
         assert (response.status, await response.json(content_type=None)) == (200, [])
-        await asyncio.wait_for(server, 10)
+        await asyncio.wait_for(server, WOKEN_S)
 
 
 async def test_metrics_name_every_part(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ async def test_malformed_requests_are_one_counted_line(tmp_path: Path, caplog: p
             for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n", b"\x16\x03\x01\r\n\r\n"):
                 reader, writer = await asyncio.open_connection(url.host, url.port)
                 writer.write(garbage)
-                assert (await asyncio.wait_for(reader.readline(), 5)).split()[1:2] == [b"400"]
+                assert (await asyncio.wait_for(reader.readline(), WOKEN_S)).split()[1:2] == [b"400"]
                 writer.close()
             text = await (await client.get("/metrics", headers={"Accept": "*/*"})).text()
     assert "mq_http_malformed_requests_total 3.0" in text

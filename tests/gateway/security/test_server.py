@@ -22,6 +22,7 @@ from gateway.main import reload, wiring
 from gateway.main.tls import TlsError
 from gateway.settings.config import GatewayConfig, build
 from tests.gateway.security.certificates import write_certificate
+from tests.waiting import PATIENCE_S
 
 MiB = 1024 * 1024
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/json"}
@@ -45,7 +46,7 @@ async def running(config: GatewayConfig) -> AsyncIterator[str]:
         yield announced.result()
     finally:
         stopping.set()
-        await asyncio.wait_for(server, 20)
+        await asyncio.wait_for(server, PATIENCE_S)
 
 
 def token_for(config: GatewayConfig, principal: str, *scopes: str) -> tuple[str, str]:
@@ -68,7 +69,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def until(condition: object) -> None:
     """Wait until an async condition holds."""
     assert callable(condition)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -12,6 +12,7 @@ import orjson
 import psutil
 
 from loadtest.load.__main__ import locust
+from tests.waiting import PATIENCE_S
 
 
 def test_locust_is_given_what_was_asked_for(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_locust_is_given_what_was_asked_for(tmp_path: Path) -> None:
 def test_a_run_on_a_server_of_its_own_ends_in_a_report(tmp_path: Path) -> None:
     flags = ["--profile", "send", "--users", "3", "--duration", "5s", "--out", str(tmp_path), "--dir", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "loadtest.load", *flags], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "loadtest.load", *flags], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert orjson.loads((tmp_path / "run.json").read_bytes())["own_server"] is True
@@ -42,13 +43,13 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     flags = ["--profile", "send", "--users", "1", "--duration", "1h", "--out", str(tmp_path), "--dir", str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-m", "loadtest.load", *flags], stdout=subprocess.DEVNULL)
     try:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         while not (tmp_path / "run_mq_history.csv").exists():
             assert time.monotonic() < deadline_s
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # a server and Locust
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
         assert not [child for child in children if child.is_running()]
     finally:
         process.kill()

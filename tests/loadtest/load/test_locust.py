@@ -18,8 +18,8 @@ import pytest
 from loadtest.peers.servers import free_port
 from loadtest.process import server
 from loadtest.report import write_report
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 90
 PLANTED = """
 import orjson
 from locust.env import Environment
@@ -71,7 +71,7 @@ def test_two_workers_and_a_master_check_one_run_together(url: str, tmp_path: Pat
         for _ in range(2)
     ]
     try:
-        done = subprocess.run(master, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(master, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     finally:
         for worker in workers:
             worker.kill()
@@ -116,7 +116,7 @@ def locust_page(url: str) -> Iterator[str]:
 
 def test_the_page_has_a_tab_of_ours(url: str) -> None:
     with locust_page(url) as page:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             try:
                 told = orjson.loads(urlopen(f"{page}/stats/requests").read())
@@ -134,7 +134,9 @@ def test_the_page_has_a_tab_of_ours(url: str) -> None:
 def audited(url: str, plant: str, ways: set[str]) -> dict[str, str]:
     """What the audit says of planted records, by check."""
     script = PLANTED.format(url=url, plant=plant, ways=ways)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
@@ -270,7 +272,9 @@ while shape.tick() is not None:
 
 
 def test_users_notice_what_is_wrong_and_shapes_have_their_forms() -> None:
-    done = subprocess.run([sys.executable, "-c", UNITS], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", UNITS], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -314,7 +318,9 @@ print(seen, run.ways)
 )
 def test_a_worker_that_never_tells_what_it_sent_is_a_failure(ended: list[str], verdict: str, cleans_up: bool) -> None:
     script = LOST_WORKER.format(port=free_port(), begun=["w1", "w2"], ended=ended)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert f"('every worker told what it did', '{verdict}" in done.stdout.replace('"', "'")
     assert ("cleaned" in done.stdout) == cleans_up

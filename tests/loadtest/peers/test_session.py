@@ -21,6 +21,7 @@ from loadtest.peers.plan import Row, Step
 from loadtest.peers.servers import Died, Server, free_port, running
 from loadtest.peers.session import Result, drive_command, step_result
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper, saying
+from tests.waiting import PATIENCE_S
 
 MQ = PEERS[0]
 SYNCED = MQ.levels[0]
@@ -33,7 +34,7 @@ def sleeping(directory: Path) -> Iterator[Server]:
         yield server
 
 
-def result(server: Server, command: list[str], data: Path, timeout_s: float = 30) -> Result:
+def result(server: Server, command: list[str], data: Path, timeout_s: float = PATIENCE_S) -> Result:
     return step_result(server, command, data, timeout_s=timeout_s, is_paced=False)
 
 
@@ -41,7 +42,7 @@ def killed_in_the_middle(server: Server, topic: str) -> Thread:
     """Kill the real server as soon as the log has grown by some batches."""
 
     def kill() -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline_s:
             with suppress(OSError), urlopen(f"{server.endpoint}/mq/v1/topics/{topic}") as answer:
                 if orjson.loads(answer.read())["offsets"][0]["end_offset"] >= 1_000:
@@ -88,7 +89,7 @@ def test_a_step_has_numbers_and_what_the_window_took(tmp_path: Path) -> None:
         found = result(server, saying('{"records": 10, "records_per_s": 5.5}', after_s=0.6), tmp_path)
     assert found["records_per_s"] == 5.5
     assert found["limit"] in ("latency", "disturbed"), "it does nothing; other tests may"
-    assert 0.5 < float(str(found["window_s"])) < 5
+    assert 0.5 < float(str(found["window_s"])) < PATIENCE_S
     assert float(str(found["server_cpu_s"])) < 0.1
     assert float(str(found["server_peak_mb"])) > 0
 
@@ -107,7 +108,7 @@ burn(1)
 """
     with sleeping(tmp_path) as server:
         found = result(server, [sys.executable, "-c", told], tmp_path)
-    assert float(str(found["window_s"])) == pytest.approx(1, abs=0.3)
+    assert 1 <= float(str(found["window_s"])) < 5
     assert float(str(found["client_cpu_s"])) < 0.6, "of some 2 s in all"
 
 

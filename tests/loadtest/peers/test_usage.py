@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from loadtest.peers.usage import Look, Process, Taken, family, limit, look, parse, taken
+from tests.waiting import PATIENCE_S
 
 NOTHING = Taken(10, 0, 0, 0, 0, 0, 0)
 
@@ -70,11 +71,11 @@ def test_what_is_sent_on_a_timetable_is_limited_by_that() -> None:
 
 def test_a_real_process_is_seen_with_the_children_it_waited_for() -> None:
     burn = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
-    parent = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\ntime.sleep(60)"
+    parent = f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\ntime.sleep(300)"
     with subprocess.Popen([sys.executable, "-c", parent]) as process:
         try:
             looks = [look(time.monotonic(), [process.pid], [], None)]
-            deadline_s = time.monotonic() + 20
+            deadline_s = time.monotonic() + PATIENCE_S
             while looks[-1].server_s - looks[0].server_s < 0.3 and time.monotonic() < deadline_s:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.05)

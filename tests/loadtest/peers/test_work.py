@@ -145,7 +145,7 @@ async def test_a_queue_is_filled_and_received_for_as_long_as_it_may_be() -> None
     client = MemoryClient(piece=1)
     found = await work.receive(client, "t", count=10**9, fill_s=0.02, duration_s=0.05)
     assert found["records"] < len(client.topics["t"]) < 10**9
-    assert 0.05 <= found["took_s"] < 1
+    assert 0.05 <= found["took_s"] < 10
 
 
 async def test_single_records_go_to_all_topics() -> None:

@@ -20,6 +20,7 @@ from store.log.recovery import RecoveryReport, recover
 from store.record_batch import Record, encode
 from store.types import Append, Entry, QueueKey
 from tests.simdisk import Fault, SimDisk
+from tests.waiting import PATIENCE_S
 
 ROOT = Path("/data/commitlog")
 FILE_BYTES = 64 * KiB
@@ -356,7 +357,7 @@ def test_threads_that_prepare_side_by_side_share_the_work_and_none_waits_for_eve
     wanted = [position * KiB for position in (700, 16, 300, 1, 512)]
     with ThreadPoolExecutor(len(wanted)) as pool:
         for future in [pool.submit(log.prepare, position) for position in wanted]:
-            future.result(timeout=30)
+            future.result(timeout=PATIENCE_S)
     assert log.prepared_position == 704 * KiB, "whole steps, and none twice"
     sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
     assert sizes == [256 * KiB, 256 * KiB, 192 * KiB]

@@ -45,6 +45,7 @@ from tests.store.kit import (
     values_of,
     with_settings,
 )
+from tests.waiting import PATIENCE_S
 
 
 async def test_appends_of_one_turn_share_one_sync_and_keep_their_order() -> None:
@@ -127,7 +128,7 @@ class HoldingExecutor(InlineExecutor):
 
     async def next(self) -> None:
         """Return when there is a call to be let go."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self._came.wait()
 
     def let_go(self, *, hold_on: bool = False) -> None:
@@ -223,7 +224,7 @@ async def flushing(disk: SimDisk) -> AsyncIterator[tuple[Store, QueueKey, Holdin
 async def test_what_is_only_written_does_not_wait_for_a_flush_and_is_left_to_the_next() -> None:
     disk = SimDisk()
     async with flushing(disk) as (store, queue, executor):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await put(store, queue, b"beside", acks=Acks.WRITTEN)
         assert answer.acks is Acks.WRITTEN
         assert await values_of(store, queue) == [b"before", b"beside"]
@@ -304,7 +305,7 @@ async def test_a_flush_that_fails_stops_a_store_that_nobody_writes_to() -> None:
     async with flushing(disk) as (store, _, executor):
         disk.faults.append(Fault("datasync", path_part="commitlog"))
         executor.let_go()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(StoreStopped):
                 await store._tasks[0]
         assert store.failure is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,9 @@ from crc32c import crc32c
 from store.errors import FormatTooNew, StoreLocked
 from store.offline.directory import NotAStore, log_files
 from store.offline.verify import Severity, VerifyReport, offsets_text, verify
-from store.types import Acks, QueueKey
-from tests.store.kit import put
+from store.snapshot import decode_snapshot
+from store.types import Acks, Identity, ProducerSequence, QueueKey
+from tests.store.kit import append_of, put
 from tests.store.offline_kit import entries_of, make_store, open_at, overwrite
 
 
@@ -95,6 +97,26 @@ async def test_a_copy_of_a_running_store_has_leftovers_at_most(tmp_path: Path) -
     with pytest.raises(StoreLocked, match="in use by a server"):
         verify(root)
     await store.close()
+
+
+@pytest.mark.parametrize("name", ["meta", "index", "producers"])
+async def test_a_torn_snapshot_is_a_leftover_and_the_next_start_puts_it_right(tmp_path: Path, name: str) -> None:
+    """Also where that start has nothing else to save."""
+    [queue, *_] = await make_store(tmp_path)
+    store = await open_at(tmp_path)
+    for number in range(2):
+        identity = Identity(producer=ProducerSequence(b"p" * 16, number))
+        await store.append([replace(append_of(queue, [b"numbered"]), identity=identity)])
+        await store._save_checkpoint()
+    await store.close()
+    generations = {path: decode_snapshot(path.read_bytes()) for path in tmp_path.glob(f"{name}.?")}
+    assert len(generations) == 2
+    older = min(generations, key=lambda path: (generations[path] or ())[1])
+    older.write_bytes(older.read_bytes()[:-1])
+    torn = verify(tmp_path).findings
+    assert [(finding.severity, finding.path) for finding in torn] == [(Severity.LEFTOVER, str(older))]
+    await (await open_at(tmp_path)).close()
+    assert verify(tmp_path).findings == []
 
 
 async def test_a_damaged_entry_names_its_place_and_its_offsets(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gateway.groups.protocol import (
 )
 from store.errors import UnknownQueue
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
+from tests.waiting import WOKEN_S
 from timer.errors import TooManySchedules
 
 G = "billing"
@@ -89,7 +90,7 @@ async def test_a_waiting_receive_is_woken_by_a_record_a_nack_and_the_end_of_a_le
                 await asyncio.sleep(0)
             assert not waiting.done()
             await change  # type: ignore[misc]
-            return await asyncio.wait_for(waiting, 5)
+            return await asyncio.wait_for(waiting, WOKEN_S)
 
         (again,) = await woken_by(made.groups.nack(G, [first.receipt], delay_ms=0))
         assert again.attempt == 2
@@ -98,15 +99,15 @@ async def test_a_waiting_receive_is_woken_by_a_record_a_nack_and_the_end_of_a_le
         waiting = asyncio.ensure_future(receive(made, wait_ms=60_000))
         await asyncio.sleep(0)
         made.clock.step(30)  # the wait is real; what it waits for is read from the clock
-        (third,) = await asyncio.wait_for(waiting, 5)
+        (third,) = await asyncio.wait_for(waiting, WOKEN_S)
         assert (third.value, third.attempt) == (b"1", 3)
 
 
 async def test_a_receive_waits_no_longer_than_asked_and_ends_when_the_server_drains() -> None:
     async with world() as made:
-        assert await asyncio.wait_for(receive(made, wait_ms=20), 5) == ()
+        assert await asyncio.wait_for(receive(made, wait_ms=20), WOKEN_S) == ()
         made.draining.set()
-        assert await asyncio.wait_for(receive(made, wait_ms=60_000), 5) == ()
+        assert await asyncio.wait_for(receive(made, wait_ms=60_000), WOKEN_S) == ()
 
 
 async def test_a_cancelled_receive_gives_back_what_it_had_leased() -> None:
@@ -337,7 +338,7 @@ async def test_a_group_has_a_bound_on_what_is_out_over_all_partitions() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     await made.groups.ack(G, [first[0].receipt])
-    assert len(await asyncio.wait_for(waiting, 5)) == 1
+    assert len(await asyncio.wait_for(waiting, WOKEN_S)) == 1
     await made.stop()
 
 

@@ -15,6 +15,7 @@ from gateway.groups.protocol import Delivered
 from store.errors import StoreError
 from tests.gateway.groups.coordinator.test_queue import G, receipts, receive, values
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
+from tests.waiting import WOKEN_S
 
 
 async def test_the_first_receive_fixes_where_all_partitions_begin() -> None:
@@ -118,7 +119,7 @@ async def test_a_receive_that_waits_sees_partitions_and_retries_that_come_meanwh
         for _ in range(20):
             await asyncio.sleep(0)
         await made.send(b"1", partition=1)
-        (message,) = await asyncio.wait_for(waiting, 5)
+        (message,) = await asyncio.wait_for(waiting, WOKEN_S)
         assert message.value == b"1"
         waiting = asyncio.ensure_future(receive(made, wait_ms=60_000))
         await made.groups.nack(G, [message.receipt], delay_ms=1000)
@@ -126,7 +127,7 @@ async def test_a_receive_that_waits_sees_partitions_and_retries_that_come_meanwh
         for _ in range(20):
             await asyncio.sleep(0)
         await made.tick(1000)
-        assert (await asyncio.wait_for(waiting, 5))[0].attempt == 2
+        assert (await asyncio.wait_for(waiting, WOKEN_S))[0].attempt == 2
         running.cancel()
 
 

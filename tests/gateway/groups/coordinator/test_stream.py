@@ -19,6 +19,7 @@ from gateway.groups.machines.strategies.registry import ENTRY_POINT_GROUP, Strat
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
 from tests.gateway.groups.coordinator.world import ORDERS, World, world
+from tests.waiting import WOKEN_S
 
 G = "billing"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -50,13 +51,13 @@ async def test_a_partition_moves_when_its_owner_has_drained_committed_and_releas
         await asyncio.sleep(0)
         _, second = await groups.join(G, "m2", ORDERS)
         assert second.assigned == (), "it waits for the owner"
-        told = await asyncio.wait_for(watching, 5)
+        told = await asyncio.wait_for(watching, WOKEN_S)
         (moving,) = places(told.revoking)
         assert groups.groups()[0].state == "rebalancing"
         await groups.commit(G, [OffsetCommit(*moving, 0)], key("m1", told))  # while it drains it may commit
         waiting = asyncio.ensure_future(groups.watch(G, "m2").changed(second))
         await groups.release(G, key("m1", told), [TopicPartition(*moving)])
-        assert places((await asyncio.wait_for(waiting, 5)).assigned) == [moving]
+        assert places((await asyncio.wait_for(waiting, WOKEN_S)).assigned) == [moving]
         assert groups.groups()[0].state == "stable"
         with pytest.raises(StaleGeneration):
             await groups.commit(G, [OffsetCommit(*moving, 1)], key("m1", told))

@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.groups.coordinator.tail_watcher import TailWatcher
 from tests.gateway.groups.coordinator.world import world
+from tests.waiting import WOKEN_S
 
 
 async def test_all_who_listen_are_woken_by_one_wait_and_nobody_who_has_gone() -> None:
@@ -20,7 +21,7 @@ async def test_all_who_listen_are_woken_by_one_wait_and_nobody_who_has_gone() ->
         watcher.forget(made.broker, route.queue, waiters[4])
         await asyncio.sleep(0)
         await made.send(b"1")
-        await asyncio.wait_for(asyncio.gather(*waiters[:4]), 5)
+        await asyncio.wait_for(asyncio.gather(*waiters[:4]), WOKEN_S)
         assert not waiters[4].done()
         assert (watcher._tasks, watcher._waiting) == ({}, {})
 
@@ -32,7 +33,7 @@ async def test_a_queue_that_goes_away_wakes_too() -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await made.broker.delete_topic("orders")
         watcher.listen(made.broker, route.queue, 0, waiter)
-        await asyncio.wait_for(waiter, 5)
+        await asyncio.wait_for(waiter, WOKEN_S)
 
 
 async def test_closing_ends_the_waits() -> None:

@@ -23,6 +23,7 @@ from store.errors import Corrupt
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from tests.waiting import PATIENCE_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 RECORD = b'{"records":[{"value":1}]}'
@@ -155,7 +156,7 @@ async def test_a_body_that_does_not_come_is_a_408_and_ends_the_connection(
     reader, writer = await asyncio.open_connection(server.host, server.port)
     head = "POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"Connection: close" in answer
     assert broker.stored_count == 0
@@ -167,7 +168,7 @@ async def test_a_body_announced_too_large_is_refused_unread(client: Client, leng
     reader, writer = await asyncio.open_connection(client.host, client.port)
     head = "POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {length}\r\n\r\n".encode())
-    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 413")
+    assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 413")
     writer.close()
 
 
@@ -177,7 +178,7 @@ async def test_a_broken_chunk_is_a_400(client: Client, broker: FakeBroker) -> No
     writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".encode())
     await writer.drain()
     writer.write(b"zz\r\n")
-    assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"400"
+    assert (await asyncio.wait_for(reader.readline(), PATIENCE_S)).split()[1] == b"400"
     assert broker.stored_count == 0
     writer.close()
 
@@ -191,7 +192,7 @@ async def test_pipelined_sends_are_answered_in_order(client: Client) -> None:
     request = f"{head}Content-Length: {len(RECORD)}\r\n\r\n".encode() + RECORD
     writer.write(request * 3)
     for offset in range(3):
-        answer = await asyncio.wait_for(reader.readuntil(b'"value_schema_id":null}'), 5)
+        answer = await asyncio.wait_for(reader.readuntil(b'"value_schema_id":null}'), PATIENCE_S)
         assert f'"offset":{offset},'.encode() in answer
     writer.close()
 

@@ -16,8 +16,11 @@ from gateway.surfaces.http.context import Gateway, GatewayStats
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import served, serving, talk
+from tests.waiting import PATIENCE_S
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ENDS_S = 12.0
+"""More than the times set here, and the 5 s that aiohttp lingers; less than the defaults, 15 and 30 s."""
 
 
 def closing(request: bytes) -> bytes:
@@ -57,28 +60,26 @@ async def test_one_connection_too_many_is_told_and_room_comes_back(gateway: Gate
         assert b'"error_code":42950' in answer
         assert gateway.stats.connection_refused_count == 1
         held[0][1].close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while gateway.stats.connection_count == 2:  # noqa: ASYNC110 -- a plain counter
                 await asyncio.sleep(0.01)
         assert (await talk(port, closing(HEALTH))).startswith(b"HTTP/1.1 200")
         held[1][1].close()
 
 
-async def drip(port: int, first: bytes, drop: bytes) -> float:
-    """Seconds until the server ends a connection that goes on sending a little."""
+async def drip(port: int, first: bytes, drop: bytes) -> None:
+    """Go on sending a little until the server ends the connection. TimeoutError."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    started_s = time.monotonic()
     writer.write(first)
     ended = asyncio.ensure_future(reader.read())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(ENDS_S):
             while not ended.done():
                 writer.write(drop)
                 await asyncio.wait((ended,), timeout=0.05)
     finally:
         writer.close()
         ended.cancel()
-    return time.monotonic() - started_s
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ async def drip(port: int, first: bytes, drop: bytes) -> float:
 )
 async def test_headers_that_trickle_in_end_with_their_time(gateway: Gateway, first: bytes, drop: bytes) -> None:
     async with served(gateway) as port:
-        assert await drip(port, first, drop) < 3
+        await drip(port, first, drop)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ async def test_bodies_that_trickle_in_end_with_their_time(headers: bytes, drop: 
     await broker.create_topic("orders", 1)
     first = b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + headers + b"\r\n"
     async with served(gateway) as port:
-        assert await drip(port, first, drop) < 8  # the time of the body, and aiohttp's five seconds of lingering
+        await drip(port, first, drop)
         assert broker.stored_count == 0
 
 
@@ -117,8 +118,8 @@ async def test_many_slow_clients_do_not_stop_the_others(gateway: Gateway) -> Non
         assert (await talk(port, HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).startswith(
             b"HTTP/1.1 200"
         )
-        assert time.monotonic() - started_s < 2
-        assert max(await asyncio.gather(*slow)) < 5
+        assert time.monotonic() - started_s < ENDS_S
+        await asyncio.gather(*slow)
 
 
 async def test_an_address_has_only_so_many_connections_and_zero_is_any_number() -> None:

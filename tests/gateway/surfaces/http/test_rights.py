@@ -15,6 +15,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import left_s, while_allowed
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import fake_gateway
+from tests.waiting import PATIENCE_S
 
 
 class Somebody:
@@ -69,7 +70,7 @@ async def test_rights_that_are_withdrawn_end_the_wait(gateway: Gateway) -> None:
 @pytest.mark.parametrize("access", [Somebody(left_ms=20), Somebody(left_ms=-5), Somebody(is_over=True)])
 async def test_rights_that_end_by_time_or_have_ended_end_it_too(gateway: Gateway, access: Somebody) -> None:
     with pytest.raises(RequestError, match="ended"):
-        await asyncio.wait_for(wait(gateway, access, asyncio.Event()), 5)
+        await asyncio.wait_for(wait(gateway, access, asyncio.Event()), PATIENCE_S)
     assert access.watchers == []
 
 

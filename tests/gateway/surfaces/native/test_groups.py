@@ -16,6 +16,7 @@ from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX, REDRIVE_MAX
 from gateway.surfaces.native.groups import DEAD_LETTERS_MAX, TEXT_BYTES_MAX
 from tests.gateway.main.test_wiring import config_of, serving
+from tests.waiting import WOKEN_S
 
 Json = Any
 
@@ -91,7 +92,7 @@ async def test_a_receive_waits_for_the_first_record(caller: Caller) -> None:
     waiting = asyncio.create_task(caller.receive(wait_ms=20_000))
     await asyncio.sleep(0.1)
     await caller.send({"value": 1})
-    assert [message["value"] for message in await asyncio.wait_for(waiting, 5)] == [1]
+    assert [message["value"] for message in await asyncio.wait_for(waiting, WOKEN_S)] == [1]
 
 
 async def test_what_a_receive_takes(caller: Caller) -> None:

@@ -20,6 +20,7 @@ from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import secured, served
+from tests.waiting import PATIENCE_S
 
 JSON = "application/vnd.kafka.json.v2+json"
 ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
@@ -40,7 +41,7 @@ def request(
 
 async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     """The head and the body of the next answer."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = re.search(r"(?i)content-length: (\d+)", head)
         assert length is not None
@@ -232,7 +233,7 @@ class SlowBroker:
         return outcome
 
     async def next(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self.has_begun.wait()
         self.has_begun.clear()
 
@@ -354,7 +355,7 @@ async def test_a_client_that_leaves_takes_nothing_with_it(slow: Slow) -> None:
             writer.write(request())
             await held.next()
             writer.transport.abort()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while gateway.stats.connection_count:  # noqa: ASYNC110 -- a plain counter
                     await asyncio.sleep(0.01)
             end()
@@ -372,7 +373,7 @@ async def test_a_connection_in_the_lane_is_not_idle(slow: Slow) -> None:
         await asyncio.sleep(0.5)  # keep-alive ends after 0.2 s
         held.store()
         assert (await answer(reader))[0].startswith("HTTP/1.1 200")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b"", "an idle one is closed"
         writer.close()
 
@@ -385,7 +386,7 @@ async def test_a_shutdown_waits_for_what_is_in_the_lane(slow: Slow) -> None:
         await held.next()
         asyncio.get_running_loop().call_later(0.1, held.store)
     assert (await answer(reader))[0].startswith("HTTP/1.1 200")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b""
     writer.close()
 

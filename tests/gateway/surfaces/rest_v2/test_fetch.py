@@ -24,6 +24,7 @@ from store.types import Acks, Append, QueueKey, ReadResult, ReadStatus
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
+from tests.waiting import WOKEN_S
 
 PATH = "/topics/orders/partitions/0/records"
 QUEUE = QueueKey(16, 0)
@@ -215,7 +216,7 @@ async def test_a_long_poll_wakes_with_the_first_record(client: Client, broker: F
     await broker.waiting.wait()
     assert gateway.stats.long_poll_count == 1
     await send(broker, b"1")
-    status, offsets, places = await asyncio.wait_for(waiting, 5)
+    status, offsets, places = await asyncio.wait_for(waiting, WOKEN_S)
     assert (status, offsets, places["Next-Offset"]) == (200, [1], "2")
     assert gateway.stats.long_poll_count == 0
 
@@ -225,18 +226,18 @@ async def test_a_long_poll_from_the_end_sees_only_what_comes(client: Client, bro
     waiting = asyncio.ensure_future(pull(client, "?offset=latest&timeout=60000"))
     await broker.waiting.wait()
     await send(broker, b"1")
-    assert (await asyncio.wait_for(waiting, 5))[1] == [1]
+    assert (await asyncio.wait_for(waiting, WOKEN_S))[1] == [1]
 
 
 async def test_a_long_poll_does_not_wait_when_something_is_there(client: Client, broker: FakeBroker) -> None:
     await send(broker, b"0")
-    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), 5))[1] == [0]
+    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), WOKEN_S))[1] == [0]
     assert not broker.waiting.is_set()
 
 
 async def test_a_long_poll_does_not_wait_for_what_it_excludes(client: Client, broker: FakeBroker) -> None:
     await send(broker, b"0")
-    assert (await asyncio.wait_for(pull(client, "?offset=1&end_offset=1&timeout=60000"), 5))[1] == []
+    assert (await asyncio.wait_for(pull(client, "?offset=1&end_offset=1&timeout=60000"), WOKEN_S))[1] == []
     assert not broker.waiting.is_set()
 
 
@@ -249,8 +250,8 @@ async def test_a_draining_server_answers_its_long_polls(client: Client, broker: 
     waiting = asyncio.ensure_future(pull(client, "?offset=0&timeout=60000"))
     await broker.waiting.wait()
     gateway.draining.set()
-    assert (await asyncio.wait_for(waiting, 5))[:2] == (200, [])
-    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), 5))[:2] == (200, [])
+    assert (await asyncio.wait_for(waiting, WOKEN_S))[:2] == (200, [])
+    assert (await asyncio.wait_for(pull(client, "?offset=0&timeout=60000"), WOKEN_S))[:2] == (200, [])
 
 
 async def test_large_limits_are_capped_not_refused(client: Client, broker: FakeBroker) -> None:
@@ -263,7 +264,7 @@ async def test_a_reset_long_poll_waits_at_its_new_place(client: Client, broker: 
     waiting = asyncio.ensure_future(pull(client, "?offset=9&reset=latest&timeout=60000"))
     await broker.waiting.wait()
     await send(broker, b"1")
-    assert (await asyncio.wait_for(waiting, 5))[1] == [1]
+    assert (await asyncio.wait_for(waiting, WOKEN_S))[1] == [1]
 
 
 async def test_corruption_is_an_error_that_hides_the_path(client: Client, broker: FakeBroker) -> None:

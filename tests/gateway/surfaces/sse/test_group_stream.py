@@ -17,6 +17,7 @@ from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.sse.group_stream import CREDIT_DEFAULT, CREDIT_MAX, PIECE_RECORDS
 from tests.gateway.main.test_wiring import config_of, serving
 from tests.gateway.surfaces.native.test_groups import Caller
+from tests.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 PATH = "/mq/v1/topics/orders/sse"
@@ -38,7 +39,7 @@ class Events:
 
     async def next(self, count: int) -> list[Json]:
         found: list[Json] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(found) < count:
                 line = orjson.loads(await self.response.content.readline())
                 if "event" not in line:
@@ -102,7 +103,7 @@ async def test_records_are_done_when_they_are_sent(caller: Caller) -> None:
         messages = await events.next(count)
         assert [one["offset"] for one in messages] == list(range(count))
         assert not any("receipt" in one for one in messages)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await caller.ok("GET", "groups/g/lag"))["total_lag"]:  # noqa: ASYNC110 -- another's state
                 await asyncio.sleep(0.02)
     assert await caller.receive() == []
@@ -119,7 +120,7 @@ async def test_two_streams_share_the_records_and_one_opened_again_goes_on(caller
         takers = [asyncio.create_task(take(events)) for events in (one, other)]
         for _ in range(4):
             await caller.send({"value": "YQ=="})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(got) < 4:  # noqa: ASYNC110 -- filled by the takers
                 await asyncio.sleep(0.01)
         for taker in takers:
@@ -145,7 +146,7 @@ async def test_a_rule_that_changes_while_a_stream_waits_ends_it_before_the_next_
         await events.quiet()
         is_denied = True
         await caller.send({"value": "YQ=="})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             told = orjson.loads(await events.response.content.readline())
             assert (told.get("event"), told.get("error_code")) == ("error", 40301)
             assert await events.response.content.read() == b""
@@ -169,7 +170,7 @@ async def test_a_quiet_stream_says_now_and_then_that_it_is_there(
     monkeypatch.setattr(topic_stream, "HEARTBEAT_MS", 50)
     for accept, said in (("text/event-stream", b": hb\n"), ("application/x-ndjson", b'{"event":"heartbeat"}\n')):
         async with caller.session.get(f"{PATH}?group=g&ack=manual&credit=1", headers={"Accept": accept}) as response:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while await response.content.readline() != said:
                     pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
@@ -21,13 +21,6 @@ from store.errors import StoreError
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import NO_GROUPS, FakeTopic
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until the condition holds; for conditions that announce themselves by no event."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 class MemoryBroker:

@@ -20,7 +20,8 @@ from gateway.surfaces.ws.session import Session
 from gateway.surfaces.ws.sessions import Sessions
 from tests import contract
 from tests.gateway.surfaces.ws.fake_groups import FakeGroups
-from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway, until
+from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway
+from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
 
@@ -107,7 +108,7 @@ class Talk:
             await self.conversation.take(orjson.dumps(command).decode())
 
     async def hear(self) -> Frame:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.said.get()
 
     async def ask(self, command: Frame) -> Frame:

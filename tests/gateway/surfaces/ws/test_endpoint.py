@@ -26,7 +26,8 @@ from gateway.surfaces.ws.protocol import SUBPROTOCOL, binary_frame, split_binary
 from store.record_batch import Record, encode
 from tests.clock import START_MS
 from tests.gateway.surfaces.ws.fake_groups import FakeGroups
-from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway, until
+from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway
+from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
 
@@ -250,7 +251,7 @@ async def test_a_peer_that_takes_no_bytes_is_closed_with_4008_and_others_do_not_
             await healthy.send_json({"id": 1, "op": "produce", "topic": "orders", "records": records})
             assert (await healthy.receive_json())["ok"]
         await loop.sock_sendall(raw, masked('{"op":"subscribe","sub":"s","topics":["orders"],"from":"earliest"}'))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not server.gateway.stats.ws_slow_close_count:
                 await healthy.send_json({"op": "ping"})
                 assert (await healthy.receive_json())["op"] == "pong"
@@ -312,7 +313,7 @@ async def test_a_plain_get_and_one_socket_too_many_get_plain_answers(start: Star
 
 async def closed_with(socket: websockets.ClientConnection) -> int | None:
     """The code of the close, whatever came before it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with suppress(websockets.ConnectionClosed):
             async for _ in socket:
                 pass
@@ -323,7 +324,7 @@ async def closed_with(socket: websockets.ClientConnection) -> int | None:
 async def asked(socket: websockets.ClientConnection, command: Frame) -> Frame:
     """The answer to a command, whatever is pushed before it."""
     await socket.send(orjson.dumps(command).decode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             frame: Frame = orjson.loads(await socket.recv())
             if frame.get("id") == command["id"]:
@@ -344,7 +345,7 @@ async def test_who_answers_no_ping_is_closed_with_4003(start: Start) -> None:
     )
     await loop.sock_sendall(raw, request.encode())
     seen = b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while chunk := await loop.sock_recv(raw, 1 << 16):
             seen += chunk
             if seen.endswith(b"\x88\x02" + (4003).to_bytes(2, "big")):

@@ -18,8 +18,9 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, OutOfRange, Wanted
 from gateway.surfaces.ws.merged import Merged
-from tests.gateway.surfaces.ws.memory import MemoryBroker, memory_gateway, until
+from tests.gateway.surfaces.ws.memory import MemoryBroker, memory_gateway
 from tests.gateway.surfaces.ws.talk import subscribe, talking
+from tests.waiting import until
 
 ALL = Wanted(Form.JSON, 10)
 

@@ -14,6 +14,7 @@ from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.outbox import Closing
 from gateway.surfaces.ws.protocol import CloseCode, binary_frame
 from tests.gateway.surfaces.ws.talk import Talk, subscribe, talking
+from tests.waiting import PATIENCE_S
 
 ALLOWED = {CloseCode.BAD_FRAME, CloseCode.LIMIT, CloseCode.UNSUPPORTED}
 
@@ -76,7 +77,7 @@ data_frame = st.one_of(
 @settings(max_examples=80, deadline=None)
 @given(st.booleans(), st.lists(st.one_of(text_frame, data_frame), max_size=6))
 def test_no_frames_do_worse_than_a_refusal_or_a_documented_close(binary: bool, frames: list[str | bytes]) -> None:
-    asyncio.run(asyncio.wait_for(_run(binary, frames), 20))
+    asyncio.run(asyncio.wait_for(_run(binary, frames), PATIENCE_S))
 
 
 async def _run(binary: bool, frames: list[str | bytes]) -> None:

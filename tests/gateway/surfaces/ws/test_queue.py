@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.groups.machines.progress import Start, StartTime
 from tests.clock import START_MS, FakeClock
-from tests.gateway.surfaces.ws.memory import until
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe, talking
+from tests.waiting import until
 
 QUEUE: Frame = {"group": "g", "mode": "queue"}
 

@@ -14,8 +14,8 @@ from gateway.surfaces.ws.protocol import CloseCode
 from store.errors import Corrupt
 from store.types import QueueKey
 from tests.clock import START_MS
-from tests.gateway.surfaces.ws.memory import until
 from tests.gateway.surfaces.ws.talk import Frame, subscribe, talking
+from tests.waiting import until
 
 
 async def test_hello_tells_the_limits() -> None:

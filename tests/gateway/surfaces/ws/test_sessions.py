@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.sessions import Sessions
-from tests.gateway.surfaces.ws.memory import until
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe
 from tests.gateway.surfaces.ws.wire import Wire, wired
+from tests.waiting import PATIENCE_S, until
 
 HELLO: Frame = {"id": 0, "op": "hello"}
 STREAM: Frame = {"group": "g", "mode": "stream", "member": "m"}
@@ -284,7 +284,7 @@ async def test_a_subscription_ends_when_a_rule_takes_its_topic_or_group_away(ask
 def test_cuts_at_any_byte_repeat_nothing_and_lose_nothing(seed: int, form: str, mode: str) -> None:
     """A real socket through a wire that is cut after a random number of bytes, again and again."""
     form = "binary" if (mode, form) == ("queue", "batch") else form
-    asyncio.run(asyncio.wait_for(_cut_and_resume(random.Random(seed), form, mode), 20))
+    asyncio.run(asyncio.wait_for(_cut_and_resume(random.Random(seed), form, mode), PATIENCE_S))
 
 
 async def _cut_and_resume(chance: random.Random, form: str, mode: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX
-from tests.gateway.surfaces.ws.memory import until
 from tests.gateway.surfaces.ws.talk import Frame, Server, Talk, subscribe, talking
+from tests.waiting import until
 
 STREAM: Frame = {"group": "g", "mode": "stream", "member": "m"}
 P0 = TopicPartition("orders", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.surfaces.ws.write_watchdog import LOOKS, WriteWatchdog
+from tests.waiting import PATIENCE_S
 
 STEP_S = 0.005
 
@@ -38,7 +39,7 @@ async def test_who_takes_nothing_is_told_of_once() -> None:
     waiting[0] = 100
     watchdog = made(told)
     watchdog.begin()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not told:  # noqa: ASYNC110
             await asyncio.sleep(STEP_S)
     await asyncio.sleep(STEP_S * LOOKS * 2)

@@ -14,9 +14,9 @@ from aiohttp import WSMsgType
 
 from gateway.surfaces.ws.protocol import binary_frame, split_binary
 from tests.gateway.main.test_wiring import config_of, serving
+from tests.waiting import PATIENCE_S
 
 Frame = dict[str, Any]
-WAIT_S = 10.0
 
 
 class Ended(Exception):
@@ -106,7 +106,7 @@ class Peer:
         self.socket._response.connection.transport.abort()
 
     async def _receive(self) -> Frame:
-        message = await self.socket.receive(WAIT_S)
+        message = await self.socket.receive(PATIENCE_S)
         if message.type is WSMsgType.TEXT:
             frame: Frame = orjson.loads(message.data)
             return frame
