@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test check format lint types imports routes published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -25,14 +25,25 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-# Most of the time of a test is waiting: one file more at a time than there are cores.
+# Most of the time of a test is waiting: one more at a time than there are cores.
 JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
+PYTEST = $(BIN)/python -m pytest
+SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-test: $(STAMP) ## All tests, several files at a time; JOBS=1 runs them one after the other
-	@$(BIN)/python -m pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+test: $(STAMP) ## What every push must pass, several files at a time; JOBS=1 runs them one after the other
+	@$(PYTEST) $(SIDE_BY_SIDE)
+
+test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, all of the JavaScript client in a browser
+	@$(PYTEST) $(SIDE_BY_SIDE) -m matrix
+
+test-long: $(STAMP) torture ## A million crash states; long Spark, Locust, API fuzzing in all roles; every mutant: hours
+	@$(PYTEST) $(SIDE_BY_SIDE) -m long
+
+mutants: $(STAMP) ## Deliberate bugs in the store, each to be killed by its test; says killed of total; half an hour
+	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) -m long tests/crash/test_mutants.py
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
-	@$(BIN)/python -m pytest -q tests/e2e/test_js.py
+	@$(PYTEST) -q -m '' tests/e2e/test_js.py
 
 build-js: ## The JavaScript client's bundle, the copy of it that the gateway serves, and its reference
 	@cd clients/js && npm ci --silent && npm run --silent build && npm run --silent docs
@@ -61,7 +72,7 @@ published: $(STAMP) ## Every name that users see: settings, metrics, codes, help
 	@$(BIN)/python -m tests.published
 
 fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: make fuzz-api MINUTES=5
-	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(BIN)/python -m pytest -s -q tests/e2e/test_schemathesis.py
+	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(PYTEST) -s -q -m '' tests/e2e/test_schemathesis.py
 
 bench: $(STAMP) ## Our speed beside a bare HTTP server and a bare disk loop, in one run; results in docs/benchmarks/
 	@$(BIN)/python -m loadtest.bench
@@ -101,20 +112,20 @@ torture: $(STAMP) ## A million simulated crash states of the store (half an hour
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))
 
 torture-kill: $(STAMP) ## 500 kill -9 cycles of a real server under load
-	@MQ_KILL_CYCLES=500 $(BIN)/python -m pytest -s -q tests/e2e/test_kill9.py
+	@MQ_KILL_CYCLES=500 $(PYTEST) -s -q tests/e2e/test_kill9.py
 
-torture-disk: $(STAMP) ## Power cuts, failing fsyncs and full disks on real file systems (root), and every mutant killed
-	@MQ_TORTURE_CYCLES=100 MQ_TORTURE_MUTANTS=1 $(BIN)/python -m pytest -q tests/crash
+torture-disk: $(STAMP) mutants ## Power cuts, failing fsyncs and full disks on real file systems (root), and every mutant killed
+	@MQ_TORTURE_CYCLES=100 $(PYTEST) -q tests/crash
 
 torture-groups: $(STAMP) ## Members killed and stopped for minutes while the server is killed with -9: KILLS=60 MEMBERS=50
-	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(BIN)/python -m pytest -s -q tests/e2e/test_groups.py
-	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(BIN)/python -m pytest -q tests/gateway/groups/coordinator/test_crash.py
+	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(PYTEST) -s -q tests/e2e/test_groups.py
+	@MQ_GROUP_RUNS=$(or $(RUNS),3000) $(PYTEST) -q tests/gateway/groups/coordinator/test_crash.py
 
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
-	@MQ_TIMER_PENDING=1000000 $(BIN)/python -m pytest -s -q tests/e2e/test_timer_kill9.py
+	@MQ_TIMER_PENDING=1000000 $(PYTEST) -s -q tests/e2e/test_timer_kill9.py
 
 torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers without the package, pyspark 4.0 and 4.1, a million reminders; minutes
-	@MQ_SPARK_LONG=1 $(BIN)/python -m pytest -s -q tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py \
+	@$(PYTEST) -s -q -m 'matrix or long' tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py \
 		tests/e2e/test_spark_versions.py tests/spark/test_examples.py
 
 bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where Maven has it, Kafka: ONLY=reads|streams|writes

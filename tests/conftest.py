@@ -3,14 +3,15 @@ that a test receives is one that the served documents declare (tests/contract.py
 also where the tests are a shell's background job, which begins with SIGINT ignored and would hand that on.
 
 CI tries the same examples each time, so that it judges the change and not the dice; `make test` and `make torture`
-elsewhere look for new ones.
+elsewhere look for new ones. With MQ_NO_SKIP=1 a test that is skipped fails: CI has every tool and right that one needs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -26,3 +27,38 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
+
+
+MUTANT = "::test_every_mutant_is_killed["
+Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
+
+
+def _insisted(report: Report) -> Report:
+    """A skip as a failure, where nothing may be skipped."""
+    if report.skipped and os.environ.get("MQ_NO_SKIP"):
+        report.outcome = "failed"
+        report.longrepr = f"not to be skipped with MQ_NO_SKIP: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _insisted((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _insisted((yield))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many mutants were killed, where some were tried (tests/crash/test_mutants.py)."""
+    tried = {
+        outcome: [report.nodeid for report in terminalreporter.getreports(outcome) if MUTANT in report.nodeid]
+        for outcome in ("passed", "failed")
+    }
+    killed, survived = tried["passed"], tried["failed"]
+    if killed or survived:
+        terminalreporter.section(f"mutants: {len(killed)} of {len(killed) + len(survived)} killed")
+        for nodeid in survived:
+            terminalreporter.line(f"survived: {nodeid.partition('[')[2].rstrip(']')}")

@@ -1,6 +1,5 @@
 """A standalone Spark cluster, one master and two workers on this machine, whose Python does not have the connector.
-
-Takes five Java machines, so it runs with MQ_SPARK_LONG=1 alone (`make torture-spark`).
+Takes five Java machines.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+import pytest
 from pyspark_mq import java
 
-from tests.e2e.test_spark_crash import LONG
 from tests.spark.conftest import ROOT, Server, bare_python, fill, own_server, values
 
 __all__ = ["bare_python", "own_server"]
@@ -52,7 +51,7 @@ def said(log: Path, pattern: str) -> str:
     return found[0]
 
 
-@LONG
+@pytest.mark.matrix
 def test_two_workers_read_and_write_in_parallel_without_the_package(
     own_server: Server, tmp_path: Path, bare_python: Path
 ) -> None:

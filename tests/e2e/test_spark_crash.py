@@ -1,7 +1,4 @@
-"""A Spark driver that is killed in mid-batch: what it writes is in the topic once.
-
-Takes minutes, so it runs with MQ_SPARK_LONG=1 alone (`make torture-spark`).
-"""
+"""A Spark driver that is killed in mid-batch: what it writes is in the topic once."""
 
 from __future__ import annotations
 
@@ -23,10 +20,9 @@ __all__ = ["own_server"]
 COUNT = 80_000
 KILLS = int(os.environ.get("MQ_SPARK_KILLS", "3"))
 JOB_TIMEOUT_S = 600
-LONG = pytest.mark.skipif("MQ_SPARK_LONG" not in os.environ, reason="takes minutes; MQ_SPARK_LONG=1 runs it")
 
 
-@LONG
+@pytest.mark.long
 def test_a_driver_that_is_killed_in_mid_batch_writes_each_record_once(own_server: Server, tmp_path: Path) -> None:
     server = own_server
     fill(server, "source", COUNT, value_bytes=1000)  # so that a task sends several batches

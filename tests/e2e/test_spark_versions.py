@@ -1,6 +1,5 @@
 """pyspark 4.0 and 4.1, each in a virtual environment of its own: all but a stream's rate limit works, and is warned of.
-
-Installs half a gigabyte for each, so it runs with MQ_SPARK_LONG=1 alone (`make torture-spark`).
+Installs half a gigabyte for each.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 from pyspark_mq import java
 
-from tests.e2e.test_spark_crash import LONG
 from tests.spark.conftest import ROOT, Server, fill, own_server
 
 __all__ = ["own_server"]
@@ -23,7 +21,7 @@ COUNT = 1000
 TIMEOUT_S = 600
 
 
-@LONG
+@pytest.mark.matrix
 @pytest.mark.parametrize("version", ["4.0.1", "4.1.1"])
 def test_an_old_pyspark_reads_streams_and_writes_within_its_limits(
     own_server: Server, tmp_path: Path, version: str

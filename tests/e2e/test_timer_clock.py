@@ -16,7 +16,6 @@ import aiohttp
 import orjson
 import pytest
 
-from tests.crash.real_disk import cannot
 from tests.e2e.server import SMALL_FILES, Server
 from tests.waiting import PATIENCE_S
 
@@ -126,7 +125,7 @@ def settings() -> dict[str, str]:
 @pytest.fixture
 async def world(tmp_path: Path, settings: dict[str, str]) -> AsyncIterator[World]:
     if not LIBRARIES:
-        cannot("needs libfaketime; install it with: apt-get install faketime")
+        pytest.skip("needs libfaketime; install it with: apt-get install faketime")
     world = World(tmp_path, settings)
     try:
         await world.start()

@@ -7,12 +7,14 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.e2e.clients.installed import HERE, WEBSOCKET_CLIENT, npm_client
 from tests.e2e.server import Server
 from tests.waiting import PATIENCE_S
 
 
+@pytest.mark.matrix
 async def test_npm_ws_in_all_modes_over_a_cut_and_a_stop(tmp_path: Path) -> None:
     environment = npm_client(WEBSOCKET_CLIENT)
     server = Server(tmp_path / "data")

@@ -53,7 +53,7 @@ from tests.properties.torture import (
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon
 
-STATES = int(os.environ.get("MQ_TORTURE_STATES", "50000"))
+STATES = int(os.environ.get("MQ_TORTURE_STATES", "6000"))
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
 
 

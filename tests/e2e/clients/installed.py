@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.crash.real_disk import cannot
+import pytest
+
 from tests.e2e.server import REPOSITORY
 
 HERE = Path(__file__).resolve().parent
@@ -36,8 +37,8 @@ def pypi_clients() -> dict[str, str]:
 def npm_client(package: str = REST_CLIENT) -> dict[str, str]:
     """The environment in which a driver finds a package of npm: kafka-rest, or ws."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        cannot("needs node and npm; install them with: apt-get install nodejs npm")
-    place = CLIENTS / "npm"
+        pytest.skip("needs node and npm; install them with: apt-get install nodejs npm")
+    place = CLIENTS / "npm" / package
     if not (place / "node_modules" / package.partition("@")[0] / "package.json").exists():
         place.mkdir(parents=True, exist_ok=True)
         _install("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place), package)
@@ -54,7 +55,7 @@ def _install(*command: str) -> None:
             command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False, cwd=CLIENTS.parent
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        cannot(f"{command[0]} could not install the clients: {error}")
+        pytest.skip(f"{command[0]} could not install the clients: {error}")
     else:
         if result.returncode:
-            cannot(f"{command[0]} could not install the clients: {result.stderr.strip()[-500:]}")
+            pytest.skip(f"{command[0]} could not install the clients: {result.stderr.strip()[-500:]}")

@@ -19,6 +19,8 @@ from tests.e2e.clients.installed import HERE, npm_client, pypi_clients
 from tests.e2e.server import Server
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:

@@ -1,14 +1,13 @@
 """The Autobahn cases, run by kosoku, against an echo behind our connections and our socket's options.
 
 Beside it in the same run: a bare aiohttp echo. No case may come out worse than there. The cases on throughput (9) and
-on compression (12, 13) take minutes: MQ_CONFORMANCE=all runs them too.
+on compression (12, 13) take minutes: `make test-matrix` runs them.
 """
 
 from __future__ import annotations
 
-import os
-
 import kosoku
+import pytest
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
@@ -63,9 +62,8 @@ def _application(handler: object) -> web.Application:
     return application
 
 
-async def verdicts(url: str) -> dict[str, tuple[str, str]]:
+async def verdicts(url: str, exclude: list[str] | None) -> dict[str, tuple[str, str]]:
     """What came out of each case: the exchange, and the closing handshake."""
-    exclude = None if os.environ.get("MQ_CONFORMANCE") == "all" else SLOW
     try:
         results = await kosoku.run_fuzzingclient(url, exclude_cases=exclude, concurrency=4)
     except kosoku.FailureError as failure:
@@ -73,11 +71,14 @@ async def verdicts(url: str) -> dict[str, tuple[str, str]]:
     return {result.case_id: (result.behavior.value, result.behavior_close.value) for result in results}
 
 
-async def test_no_case_comes_out_worse_than_with_bare_aiohttp() -> None:
+@pytest.mark.parametrize(
+    "exclude", [pytest.param(SLOW, id="quick"), pytest.param(None, id="all", marks=pytest.mark.matrix)]
+)
+async def test_no_case_comes_out_worse_than_with_bare_aiohttp(exclude: list[str] | None) -> None:
     gateway, _ = fake_gateway(FakeClock())
     async with serving(_application(_ours), gateway) as port, TestServer(_application(_bare)) as bare:
-        ours = await verdicts(f"ws://127.0.0.1:{port}/")
-        theirs = await verdicts(f"ws://127.0.0.1:{bare.port}/")
+        ours = await verdicts(f"ws://127.0.0.1:{port}/", exclude)
+        theirs = await verdicts(f"ws://127.0.0.1:{bare.port}/", exclude)
     assert len(ours) >= 200
     worse = {
         case: (verdict, theirs[case])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import orjson
 import psutil
+import pytest
 
 from loadtest.load.__main__ import locust
 from tests.waiting import PATIENCE_S
@@ -28,6 +29,7 @@ def test_locust_is_given_what_was_asked_for(tmp_path: Path) -> None:
     assert "--headless" not in locust(options, "http://there", 0)
 
 
+@pytest.mark.long
 def test_a_run_on_a_server_of_its_own_ends_in_a_report(tmp_path: Path) -> None:
     flags = ["--profile", "send", "--users", "3", "--duration", "5s", "--out", str(tmp_path), "--dir", str(tmp_path)]
     done = subprocess.run(

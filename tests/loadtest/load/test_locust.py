@@ -53,6 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running
 
 
+@pytest.mark.long
 def test_two_workers_and_a_master_check_one_run_together(url: str, tmp_path: Path) -> None:
     """Senders and consumers are in different processes: what one sent, another consumed, and the master knows both."""
     port = str(free_port())
