@@ -23,7 +23,6 @@ RECORD_OFFSET_MAX = OFFSET_MAX - 1
 
 Buffer = bytes | bytearray | memoryview
 
-Offset = NewType("Offset", int)
 Position = NewType("Position", int)
 
 

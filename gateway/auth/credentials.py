@@ -27,8 +27,6 @@ SUBPROTOCOLS = istr("Sec-WebSocket-Protocol")
 
 TICKET_PARAMETER = "ticket"
 TOKEN_PARAMETER = "token"
-QUERY_PARAMETERS = frozenset((TICKET_PARAMETER, TOKEN_PARAMETER))
-"""Query parameters that belong to no route: the routes' own lists skip them."""
 
 BEARER_SUBPROTOCOL = "mq.bearer."
 TICKET_SUBPROTOCOL = "mq.ticket."

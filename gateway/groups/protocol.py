@@ -197,14 +197,6 @@ class Settled(NamedTuple):
     new_receipt: str | None = None
 
 
-class ShareWatch(Protocol):
-    """Tells one member of every change of its share."""
-
-    async def changed(self, since: Share) -> Share:
-        """Wait until the share differs from `since`. Raises UnknownMember when the member is out."""
-        ...
-
-
 class Groups(Protocol):
     """All consumer groups of this node. Errors: `gateway.groups.machines.errors`, RequestError, `store.errors`.
 
@@ -256,7 +248,9 @@ class Groups(Protocol):
         """Any sign of life. Raises UnknownMember, StaleGeneration."""
         ...
 
-    def watch(self, group: str, member_id: str) -> ShareWatch: ...
+    async def share_changed(self, group: str, member_id: str, since: Share) -> Share:
+        """Wait until a member's share differs from `since`. Raises UnknownMember when the member is out."""
+        ...
 
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         """Give up revoked partitions, drained and committed. Raises UnknownMember, StaleGeneration."""

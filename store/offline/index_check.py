@@ -20,7 +20,7 @@ from typing import NamedTuple
 from store.index.base import ENTRY_EXTENT, TAG_HASH, UNIT, UNIT_BYTES
 from store.index.counted import Counted, decode_counted, is_unfinished
 from store.index.opening import ROCKSDB_DIRECTORY
-from store.offline.index_findings import WRONG_RANGES_MAX, IndexCheck, NoIndexCheck, OffsetRange, WrongUnits
+from store.offline.index_findings import IndexCheck, NoIndexCheck, OffsetRange, WrongRanges, WrongUnits
 from store.snapshot import Snapshot
 from store.types import Bounds, Entry, QueueKey
 
@@ -105,7 +105,7 @@ class FileIndexCheck:
         self._log_begin = log_begin
         self._pieces: OrderedDict[QueueKey, _Piece] = OrderedDict()
         self._seen: dict[QueueKey, OffsetRange] = {}  # of the entries before the checkpoint
-        self._wrong: dict[QueueKey, list[OffsetRange]] = {}
+        self._wrong = WrongRanges()
 
     def expect(self, entry: Entry) -> None:
         if entry.position >= self.checkpoint:
@@ -129,11 +129,7 @@ class FileIndexCheck:
             piece = self._read(key, piece, at, len(expected))
         is_counted = counted.min_offset <= base_offset and next_offset <= counted.max_offset
         if not is_counted or not piece.units.startswith(expected, at - piece.at):
-            ranges = self._wrong.setdefault(key, [])
-            if ranges and ranges[-1].end == base_offset:
-                ranges[-1].end = next_offset
-            elif len(ranges) < WRONG_RANGES_MAX:
-                ranges.append(OffsetRange(base_offset, next_offset))
+            self._wrong.add(entry)
 
     def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():

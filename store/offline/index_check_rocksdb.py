@@ -10,21 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rocksdict import AccessType, Options, Rdict, ReadOptions
+from rocksdict import AccessType, Options, Rdict
 
 from store.errors import IndexDamaged
 from store.index.opening import ROCKSDB_DIRECTORY
-from store.index.rocksdb import (
-    _BOUND,
-    _BOUNDS_PREFIX,
-    _CHECKPOINT_KEY,
-    _TOPIC_BYTES,
-    _VALUE,
-    CTRL_2,
-    _queue_of_max,
-    index_key,
-)
-from store.offline.index_findings import WRONG_RANGES_MAX, OffsetRange, WrongUnits
+from store.index.rocksdb import ROW, checkpoint_in, index_key, max_offsets_in, topic_bytes
+from store.offline.index_findings import WrongRanges, WrongUnits
 from store.types import Bounds, Entry, QueueKey
 
 _KEYS_PER_GET = 1024
@@ -37,7 +28,7 @@ class RocksDbIndexCheck:
         self._path = root / ROCKSDB_DIRECTORY
         self._log_begin = log_begin
         self._seen: dict[QueueKey, Bounds] = {}
-        self._wrong: dict[QueueKey, list[OffsetRange]] = {}
+        self._wrong = WrongRanges()
         self._scratch = tempfile.TemporaryDirectory(prefix="mq-verify-")  # for the database's own log lines
         try:
             families = {name: _options(self._scratch.name) for name in ("default", "offset")}
@@ -48,19 +39,12 @@ class RocksDbIndexCheck:
                 access_type=AccessType.read_only(),
             )
             offsets = self._db.get_column_family("offset")
-            marks = offsets.get(_CHECKPOINT_KEY)
-            bound = ReadOptions()
-            bound.set_iterate_upper_bound(_BOUNDS_PREFIX + CTRL_2)
-            self._max_offsets = {
-                key: _BOUND.unpack(value)[1] + 1
-                for row_key, value in offsets.items(from_key=_BOUNDS_PREFIX, read_opt=bound)
-                if (key := _queue_of_max(row_key)) is not None  # type: ignore[arg-type]
-            }
+            self.checkpoint = checkpoint_in(offsets)
+            self._max_offsets = dict(max_offsets_in(offsets))
             del offsets
         except Exception as error:  # the binding has one class of errors for all
             self._scratch.cleanup()
             raise IndexDamaged(f"{self._path}: {error}") from error
-        self.checkpoint: int = 0 if marks is None else _BOUND.unpack(marks)[0]
 
     def expect(self, entry: Entry) -> None:
         if entry.position >= self.checkpoint:
@@ -69,8 +53,8 @@ class RocksDbIndexCheck:
         seen = self._seen.get(key)
         self._seen[key] = Bounds(entry.base_offset if seen is None else seen.min_offset, entry.next_offset)
         hashes = entry.tag_hashes or [0] * entry.record_count
-        expected = [_VALUE.pack(entry.position, entry.size, tag_hash, entry.store_time_ms) for tag_hash in hashes]
-        topic = key.topic_id.to_bytes(_TOPIC_BYTES)
+        expected = [ROW.pack(entry.position, entry.size, tag_hash, entry.store_time_ms) for tag_hash in hashes]
+        topic = topic_bytes(key.topic_id)
         offsets = range(entry.base_offset, entry.next_offset)
         is_counted = entry.next_offset <= self._max_offsets.get(key, 0)
         for first in range(0, len(offsets), _KEYS_PER_GET):
@@ -79,11 +63,7 @@ class RocksDbIndexCheck:
             found: list[bytes | None] = self._db.get(keys)  # type: ignore[assignment, arg-type]
             is_counted = is_counted and found == expected[first : first + _KEYS_PER_GET]
         if not is_counted:
-            ranges = self._wrong.setdefault(key, [])
-            if ranges and ranges[-1].end == entry.base_offset:
-                ranges[-1].end = entry.next_offset
-            elif len(ranges) < WRONG_RANGES_MAX:
-                ranges.append(OffsetRange(entry.base_offset, entry.next_offset))
+            self._wrong.add(entry)
 
     def finish(self) -> Iterator[WrongUnits]:
         for key, ranges in self._wrong.items():

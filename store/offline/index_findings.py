@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from store.types import Entry, QueueKey
@@ -69,3 +69,22 @@ class OffsetRange:
         if not self.end:
             self.first = offset
         self.end = offset + 1
+
+
+class WrongRanges:
+    """The offsets of entries that an index has wrong, by queue: of each the first WRONG_RANGES_MAX ranges."""
+
+    def __init__(self) -> None:
+        self._by_queue: dict[QueueKey, list[OffsetRange]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """The index does not point to this entry; called in the log's order."""
+        ranges = self._by_queue.setdefault(entry.queue, [])
+        if ranges and ranges[-1].end == entry.base_offset:
+            ranges[-1].end = entry.next_offset
+        elif len(ranges) < WRONG_RANGES_MAX:
+            ranges.append(OffsetRange(entry.base_offset, entry.next_offset))
+
+    def items(self) -> Iterable[tuple[QueueKey, list[OffsetRange]]]:
+        """Each queue with its ranges."""
+        return self._by_queue.items()

@@ -91,8 +91,10 @@ class FakeGroups:
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         return self._membership(group).heartbeat(*member, self.now_ms)
 
-    def watch(self, group: str, member_id: str) -> _Watch:
-        return _Watch(self, group, member_id)
+    async def share_changed(self, group: str, member_id: str, since: Share) -> Share:
+        while (share := self.memberships[group].share(member_id)) == since:
+            await self.next_change()
+        return share
 
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         self._raise()
@@ -187,17 +189,3 @@ class FakeGroups:
     def _raise(self) -> None:
         if self.error is not None:
             raise self.error
-
-
-class _Watch:
-    def __init__(self, groups: FakeGroups, group: str, member_id: str) -> None:
-        self._groups = groups
-        self._group = group
-        self._member_id = member_id
-
-    async def changed(self, since: Share) -> Share:
-        while True:
-            share = self._groups.memberships[self._group].share(self._member_id)
-            if share != since:
-                return share
-            await self._groups.next_change()

@@ -4,58 +4,83 @@
     run     write events, put out silent members, heal assignments, dead-letter dead letters, save snapshots
     close   write what waits, save a last snapshot
 
-Its parts: `stream` (members), `offsets` (progress), `queue` (leases), `copies` (retries, dead letters), `event_log`.
-Here is what concerns a group as a whole: lists, settings, deletion, documents.
+Its parts do the work, and what they offer is bound here by name, so that a call goes to them directly:
+
+    stream        members: join, heartbeat, release, leave
+    offsets       progress: commit, lag, reset
+    receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
+    settling      ack, nack, extend, give back, reject
+    dead_letters  what was rejected or failed too often, and its way back
+    copies        records on their way to a retry or a dead-letter topic
+    event_log     the events of all, written and read again
+
+Here is what concerns a group as a whole (lists, settings, deletion, documents), and what one part must know of another
+when an event is applied.
+
+Leases of one partition change under its turn. Events of queue mode, and when they are durable:
+
+    LeasesSet (first use)   flushed: where a group began must not move
+    Leased, LeaseMoved      written: a kill -9 keeps them, a power cut may take the last ones; those records are
+                            delivered again, perhaps under an attempt number that was used before
+    Settled, Rejected       flushed before the answer (C5)
+
+    crash                                        what a restart finds
+    before the first use is durable              no position: nobody has got anything, and the next receive begins anew
+    after it, before a lease is written          the position, in all partitions; the records as they were
+    after the lease, before the answer           the lease; it ends by itself, or is asked for again by attempt_id
+    before an ack is durable                     the lease, or its end: the record is delivered again
+    after it, before the answer                  the ack; acking again is fine
+    between a copy (retry, dead letter) and      both: the copy is durable first, so nothing is lost
+    the settling of its record
+    between a redriven copy and the offset       the copy, and the dead letter to redrive: it comes twice
+    that says so
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
 from gateway.brokers.base import Broker
 from gateway.groups.coordinator.context import Context, OwnTopics, Stats
 from gateway.groups.coordinator.copies import CopyWriter
+from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.coordinator.event_log import EventLog, RunBlocking, snapshot_files
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
-from gateway.groups.coordinator.queue import QueueMode
 from gateway.groups.coordinator.receipt_key import load_or_make_key
+from gateway.groups.coordinator.receiving import Receiving
 from gateway.groups.coordinator.records import RecordReader
+from gateway.groups.coordinator.search import Search
+from gateway.groups.coordinator.settling import Settling
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
 from gateway.groups.machines.broadcast import is_lone
 from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
-from gateway.groups.machines.events import Configured, DocumentPut, Event, Forgotten, LeaseEvent, MembershipEvent
-from gateway.groups.machines.membership import Share
-from gateway.groups.machines.progress import OutOfRange
+from gateway.groups.machines.events import (
+    Configured,
+    DocumentPut,
+    Event,
+    Forgotten,
+    Leased,
+    LeaseEvent,
+    LeaseMoved,
+    LeasesSet,
+    MembershipEvent,
+    Rejected,
+    Settled,
+)
+from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, GroupTable
-from gateway.groups.protocol import (
-    CommittedPosition,
-    GroupDescription,
-    GroupView,
-    MemberKey,
-    MemberView,
-    OffsetCommit,
-    PartitionLag,
-    PlannedMove,
-    Receive,
-    Received,
-    ResetTo,
-    Settled,
-    ShareWatch,
-    StartSpec,
-    TopicPartition,
-)
+from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
 from store.clock import Clock
 from store.errors import StoreError, StoreStopped
@@ -84,18 +109,6 @@ SNAPSHOT_EVENTS_MAX = 200_000
 
 _MEMBERSHIP_EVENTS = get_args(MembershipEvent)
 _LEASE_EVENTS = get_args(LeaseEvent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """A `ShareWatch`."""
-
-    stream: StreamMode
-    group: str
-    member_id: str
-
-    async def changed(self, since: Share) -> Share:
-        return await self.stream.changed(self.group, self.member_id, since)
 
 
 class Coordinator:
@@ -145,11 +158,18 @@ class Coordinator:
         self._files = files
         self._run_blocking = run_blocking
         self._in_flight_max = in_flight_max
-        self.stream = StreamMode(self._context)
-        self._offsets = Offsets(self._context, self.stream)
         self._copies = CopyWriter(self._context)
-        self.queue: QueueMode
-        """Made by `start`, which reads the key of its receipts."""
+        self._search = Search(self._context)
+        self.stream = stream = StreamMode(self._context)
+        self._offsets = offsets = Offsets(self._context, stream)
+        self.dead_letters = DeadLetters(self._context, self._copies)
+
+        # The methods of `Groups` that a part does (those of receiving and settling: see `start`).
+        self.join, self.heartbeat, self.share_changed = stream.join, stream.heartbeat, stream.share_changed
+        self.release, self.leave = stream.release, stream.leave
+        self.committed, self.start_offset, self.commit = offsets.committed, offsets.start_offset, offsets.commit
+        self.lag, self.reset = offsets.lag, offsets.reset
+        self.redrive = self.dead_letters.redrive
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
@@ -162,9 +182,19 @@ class Coordinator:
         """Read what there is. Raises Corrupt, OSError, and what reading raises."""
         keys: list[bytes] = []
         await self._run_blocking(lambda: keys.append(load_or_make_key(self._directory, self._files)))
-        self.queue = QueueMode(
-            self._context, self._offsets, self._copies, Signer(keys), in_flight_max=self._in_flight_max
+        signer = Signer(keys)
+        settling = Settling(self._context, self._copies, self.dead_letters, signer)
+        self._receiving = Receiving(
+            self._context,
+            self._offsets,
+            self._search,
+            signer,
+            give_back=settling.give_back,
+            in_flight_max=self._in_flight_max,
         )
+        self.receive, self.give_back = self._receiving.receive, settling.give_back
+        self.ack, self.ack_up_to, self.extend = settling.ack, settling.ack_up_to, settling.extend
+        self.nack, self.reject = settling.nack, settling.reject
         event_count = await self._log.replay(self._events_lost)
         if self._lossy_replay is not None:
             ended, self._lossy_replay = self._lossy_replay.end(), None
@@ -183,7 +213,7 @@ class Coordinator:
             tasks.create_task(self._log.run(), name="groups events")
             tasks.create_task(self._now_and_then(LOOK_INTERVAL_MS, self.stream.look), name="groups members")
             tasks.create_task(
-                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.queue.dead_letters.dead_letter_all),
+                self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.dead_letters.dead_letter_all),
                 name="groups dead letters",
             )
             tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
@@ -193,7 +223,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Leave a snapshot, so that the next start reads little. Call after `run` has ended."""
-        await self.queue.close()
+        await self._receiving.close()
         await self._log.close()
 
     def topics_changed(self) -> None:
@@ -239,16 +269,40 @@ class Coordinator:
             return
         self._table.apply(event, self._context.monotonic_ms())
         if isinstance(event, _LEASE_EVENTS):
-            self.queue.applied(event)
+            self._leases_changed(event)
         elif isinstance(event, _MEMBERSHIP_EVENTS):
             self.stream.applied(event)
 
+    def _leases_changed(self, event: LeaseEvent) -> None:
+        """Tell who waits for leases to change, and remember where dead letters may be."""
+        context = self._context
+        group, key = event.group, PartitionKey(event.topic_id, event.partition)
+        leases = context.table.leases(group, key)
+        if leases is not None and leases.may_have_dead_letters:
+            self.dead_letters.expect(group, key)
+        match event:
+            case Settled():
+                context.stats.settled_count += len(event.offsets)
+                self._receiving.settled(group)
+            case LeaseMoved():
+                context.leases_changed.happened(group)
+            case LeasesSet():
+                self._search.forget(group, key)
+                context.leases_changed.happened(group)
+            case Leased() | Rejected():
+                pass
+
     def _forget(self, event: Forgotten) -> None:
-        leases = self._table.get(event.group).leases if event.group in self._table else {}
-        ids = event.topic_ids
+        """Leases are gone, with their topics or with the whole group: tell who waits."""
+        group, ids = event.group, event.topic_ids
+        leases = self._table.get(group).leases if group in self._table else {}
         gone = [key for key in leases if ids is None or key.topic_id in ids]
         self._table.apply(event, self._context.monotonic_ms())
-        self.queue.forgotten(event.group, gone, is_deleted=ids is None)
+        for key in gone:
+            self._search.forget(group, key)
+        if ids is None:
+            self._receiving.forget(group)
+        self._context.leases_changed.happened(group)
 
     async def _now_and_then(self, interval_ms: int, work: Callable[[], Awaitable[None]]) -> None:
         """Do something at intervals. What the store refuses is tried again; a stopped store stays stopped."""
@@ -375,121 +429,6 @@ class Coordinator:
             leased_count = sum(leases.leased_count(now_ms) for leases in part.leases.values())
             if leased_count:
                 raise GroupActive(f"group={group} has {leased_count} records on lease; settle them, or wait")
-
-    # ---- members
-
-    async def join(
-        self,
-        group: str,
-        member_id: str | None,
-        subscription: Subscription,
-        *,
-        generation: int | None = None,
-        session_timeout_ms: int | None = None,
-        metadata: bytes = b"",
-    ) -> tuple[str, Share]:
-        """See `Groups.join`."""
-        return await self.stream.join(
-            group,
-            member_id,
-            subscription,
-            generation=generation,
-            session_timeout_ms=session_timeout_ms,
-            metadata=metadata,
-        )
-
-    def heartbeat(self, group: str, member: MemberKey) -> Share:
-        """See `Groups.heartbeat`."""
-        return self.stream.heartbeat(group, member)
-
-    def watch(self, group: str, member_id: str) -> ShareWatch:
-        """See `Groups.watch`."""
-        return _Watch(self.stream, group, member_id)
-
-    async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
-        """See `Groups.release`."""
-        return await self.stream.release(group, member, partitions)
-
-    async def leave(self, group: str, member: MemberKey) -> None:
-        """See `Groups.leave`."""
-        await self.stream.leave(group, member)
-
-    # ---- progress
-
-    async def committed(
-        self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
-    ) -> list[CommittedPosition]:
-        """See `Groups.committed`."""
-        return await self._offsets.committed(group, partitions, member_id=member_id)
-
-    async def start_offset(
-        self,
-        group: str,
-        topic_partition: TopicPartition,
-        start: StartSpec,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
-        *,
-        member_id: str | None = None,
-    ) -> int:
-        """See `Groups.start_offset`."""
-        return await self._offsets.start_offset(group, topic_partition, start, out_of_range, member_id=member_id)
-
-    async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
-        """See `Groups.commit`."""
-        await self._offsets.commit(group, commits, member)
-
-    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
-        """See `Groups.lag`."""
-        return await self._offsets.lag(group, topics)
-
-    async def reset(
-        self,
-        group: str,
-        topic: str,
-        to: ResetTo,
-        *,
-        partitions: Sequence[int] | None = None,
-        dry_run: bool = False,
-        force: bool = False,
-    ) -> list[PlannedMove]:
-        """See `Groups.reset`."""
-        return await self._offsets.reset(group, topic, to, partitions=partitions, dry_run=dry_run, force=force)
-
-    # ---- queue mode
-
-    async def receive(self, group: str, request: Receive) -> Received:
-        """See `Groups.receive`."""
-        return await self.queue.receiving.receive(group, request)
-
-    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
-        """See `Groups.ack`."""
-        return await self.queue.settling.ack(group, receipts)
-
-    async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:
-        """See `Groups.ack_up_to`."""
-        return await self.queue.settling.ack_up_to(group, topic_partition, offset)
-
-    async def nack(
-        self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
-    ) -> list[Settled]:
-        """See `Groups.nack`."""
-        return await self.queue.nack(group, receipts, delay_ms=delay_ms, reason=reason)
-
-    async def give_back(self, group: str, receipts: Sequence[str]) -> None:
-        """See `Groups.give_back`."""
-        await self.queue.settling.give_back(group, receipts)
-
-    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
-        """See `Groups.reject`."""
-        return await self.queue.reject(group, receipts, reason)
-
-    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
-        """See `Groups.extend`."""
-        return await self.queue.settling.extend(group, receipts, invisible_ms)
-
-    async def redrive(self, group: str, max_messages: int) -> int:
-        """See `Groups.redrive`."""
-        return await self.queue.dead_letters.redrive(group, max_messages)
 
     # ---- documents
 

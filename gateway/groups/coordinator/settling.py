@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
+from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.machines.copies import REASON_BYTES_MAX, retry_copy
 from gateway.groups.machines.errors import IllegalRequest
 from gateway.groups.machines.events import Event
@@ -35,12 +36,12 @@ _Receipts = Sequence[Receipt | None]
 
 
 class Settling:
-    """Settles records of all groups of one node. What is finished afterwards (rejected, or nacked for the last time) is
-    the caller's to dead-letter."""
+    """Settles records of all groups of one node."""
 
-    def __init__(self, context: Context, copies: CopyWriter, signer: Signer) -> None:
+    def __init__(self, context: Context, copies: CopyWriter, dead_letters: DeadLetters, signer: Signer) -> None:
         self._context = context
         self._copies = copies
+        self._dead_letters = dead_letters
         self._signer = signer
         self._acks: dict[str, list[tuple[_Receipts, asyncio.Future[Verdicts]]]] = {}
         self._acking: dict[str, asyncio.Task[None]] = {}
@@ -111,20 +112,29 @@ class Settling:
         parsed = self._parsed(group, receipts)
         await to_its_end(self._decide(group, parsed, PartitionLeases.decide_give_back, flushed=False))
 
-    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> tuple[list[Settled], set[PartitionKey]]:
-        """See `Groups.reject`; and where there are dead letters now."""
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+        """See `Groups.reject`."""
+        return await to_its_end(self._reject(group, receipts, reason))
+
+    async def _reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise IllegalRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
         parsed = self._parsed(group, receipts)
         verdicts = await self._decide(
             group, parsed, lambda leases, own, now_ms: leases.decide_reject(own, reason, now_ms), flushed=True
         )
-        return _results(receipts, verdicts), set(_by_key(parsed))
+        await self._dead_letter(group, _by_key(parsed))
+        return _results(receipts, verdicts)
 
     async def nack(
-        self, group: str, receipts: Sequence[str], delay_ms: int | None
-    ) -> tuple[list[Settled], set[PartitionKey]]:
-        """See `Groups.nack`; and where there may be dead letters now."""
+        self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
+    ) -> list[Settled]:
+        """See `Groups.nack`."""
+        if reason:
+            log.debug("nack group=%s count=%s reason=%s", group, len(receipts), reason[:REASON_BYTES_MAX])
+        return await to_its_end(self._nack(group, receipts, delay_ms))
+
+    async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None) -> list[Settled]:
         context = self._context
         parsed = self._parsed(group, receipts)
         by_key = _by_key(parsed)
@@ -149,7 +159,13 @@ class Settling:
                 _note(verdicts, rest, decision.verdicts)
                 events += [*leases.decide_settle(gone), *decision.events]
             await context.write(events, flushed=bool(going))
-        return _results(receipts, verdicts), set(by_key)
+        await self._dead_letter(group, by_key)
+        return _results(receipts, verdicts)
+
+    async def _dead_letter(self, group: str, keys: Iterable[PartitionKey]) -> None:
+        """What is finished now (rejected, or nacked for the last time) goes to the dead letters."""
+        for key in sorted(keys):
+            await self._dead_letters.dead_letter(group, key)
 
     async def _send_off(
         self,

@@ -89,8 +89,8 @@ class StreamMode:
         membership = self._context.table.get(self._joined(group, member.member_id)).membership
         return membership.heartbeat(member.member_id, member.generation, self._context.monotonic_ms())
 
-    async def changed(self, group: str, member_id: str, since: Share) -> Share:
-        """See `ShareWatch.changed`."""
+    async def share_changed(self, group: str, member_id: str, since: Share) -> Share:
+        """See `Groups.share_changed`."""
         context = self._context
         while True:
             name = self._joined(group, member_id)

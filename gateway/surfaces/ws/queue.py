@@ -137,11 +137,6 @@ class Queue:
     def partition_count(self) -> int:
         return 0
 
-    @property
-    def held_count(self) -> int:
-        """Messages that are not settled."""
-        return len(self._leases)
-
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
         return {

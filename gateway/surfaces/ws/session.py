@@ -80,10 +80,6 @@ class Session:
 
     # Connections
 
-    @property
-    def is_attached(self) -> bool:
-        return self._outbox is not None
-
     def attach(self, outbox: Outbox, close: Callable[[CloseCode], None]) -> None:
         """Push through this connection from here on. `close` ends it."""
         assert self._outbox is None

@@ -213,7 +213,7 @@ class Stream:
         while True:
             try:
                 assert self._member_id is not None
-                share = await self._groups.watch(self.group, self._member_id).changed(self._share)
+                share = await self._groups.share_changed(self.group, self._member_id, self._share)
                 # Another process may have joined under this name: then the share is its, and this one is out.
                 self._groups.heartbeat(self.group, self._member())
                 await self._heed(share)

@@ -450,7 +450,6 @@ class Instances:
     async def _followed(self, live: _Live) -> None:
         """Play the member's part while the client is away."""
         instance = live.instance
-        watch = self._groups.watch(instance.group, instance.name)
         try:
             if live.share is None:  # taken up from an earlier run
                 async with live.turn:
@@ -460,7 +459,7 @@ class Instances:
                 is_overdue = False
                 try:
                     async with asyncio.timeout(REVOKE_WAIT_MS / 1000 if instance.revoking else None):
-                        await watch.changed(live.share)
+                        await self._groups.share_changed(instance.group, instance.name, live.share)
                 except TimeoutError:
                     is_overdue = True
                 live.stirred.set()

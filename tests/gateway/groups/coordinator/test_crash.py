@@ -1,6 +1,6 @@
 """Groups at work on a disk that loses power at any moment, in both modes, against a model of a few lines.
 
-Covers gateway.groups.coordinator.service, event_log, queue, copies, stream, offsets. What must hold:
+Covers gateway.groups.coordinator.service, event_log, settling, copies, stream, offsets. What must hold:
 
     Q1  a record whose ack was answered is never handed out again, but for one whose nack the crash interrupted: it and
         its copy may both be there. (A late ack, of a delivery that was nacked or followed by another, is no such ack.)

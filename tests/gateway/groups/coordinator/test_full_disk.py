@@ -8,7 +8,7 @@ from gateway.groups.machines.copies import dead_letter_topic
 from gateway.groups.protocol import OffsetCommit
 from store.errors import DiskFull
 from store.limits import OWN_RESERVE_BYTES_MAX, KiB
-from tests.gateway.groups.coordinator.test_queue import G, committed, receipts, receive
+from tests.gateway.groups.coordinator.test_settling import G, committed, receipts, receive
 from tests.gateway.groups.coordinator.world import World
 from tests.simdisk import SimDisk
 from tests.store.kit import with_settings

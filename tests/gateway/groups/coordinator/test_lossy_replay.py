@@ -19,7 +19,7 @@ from gateway.groups.machines.table import GroupTable
 from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
 from store.files import OsFiles
 from store.offline.repair import repair
-from tests.gateway.groups.coordinator.test_queue import receipts
+from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting
 from tests.store.offline_kit import config_of, entries_of, overwrite
 

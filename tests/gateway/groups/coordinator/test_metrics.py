@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.groups.coordinator.metrics import SERIES_MAX, coordinator_metrics
 from gateway.groups.machines.config import BROADCAST
-from tests.gateway.groups.coordinator.test_queue import receipts
+from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 
 G = "billing"

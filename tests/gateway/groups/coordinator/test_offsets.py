@@ -11,7 +11,7 @@ from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX, COMMITS_
 from gateway.groups.protocol import OffsetCommit, TopicPartition
 from gateway.routing.base import UnknownPartition
 from store.errors import UnknownQueue
-from tests.gateway.groups.coordinator.test_queue import receipts
+from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 
 G = "billing"

@@ -13,7 +13,7 @@ from gateway.groups.machines.errors import GroupActive
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Delivered
 from store.errors import StoreError
-from tests.gateway.groups.coordinator.test_queue import G, receipts, receive, values
+from tests.gateway.groups.coordinator.test_settling import G, receipts, receive, values
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 from tests.waiting import WOKEN_S
 
@@ -204,13 +204,13 @@ async def test_what_is_remembered_of_a_group_goes_with_it(is_deleted: bool) -> N
         await made.tick(1000)
         (again,) = await receive(made)
         await made.groups.ack(G, [again.receipt])
-        queue = made.groups.queue
-        assert queue._search._origins
+        groups = made.groups
+        assert groups._search._origins
         if is_deleted:
             await made.groups.delete(G)
-            assert queue.receiving._next_lane == {}
+            assert groups._receiving._next_lane == {}
         else:
             await made.broker.delete_topic(retry_topic(G))
             await made.groups.stream.topics_changed()
-        assert queue._search._origins == {}
+        assert groups._search._origins == {}
         assert (await made.groups.receive("other", wanting())).messages != ()

@@ -47,7 +47,7 @@ async def test_a_partition_moves_when_its_owner_has_drained_committed_and_releas
         groups = made.groups
         _, first = await groups.join(G, "m1", ORDERS)
         assert places(first.assigned) == [P0, P1]
-        watching = asyncio.ensure_future(groups.watch(G, "m1").changed(first))
+        watching = asyncio.ensure_future(groups.share_changed(G, "m1", first))
         await asyncio.sleep(0)
         _, second = await groups.join(G, "m2", ORDERS)
         assert second.assigned == (), "it waits for the owner"
@@ -55,7 +55,7 @@ async def test_a_partition_moves_when_its_owner_has_drained_committed_and_releas
         (moving,) = places(told.revoking)
         assert groups.groups()[0].state == "rebalancing"
         await groups.commit(G, [OffsetCommit(*moving, 0)], key("m1", told))  # while it drains it may commit
-        waiting = asyncio.ensure_future(groups.watch(G, "m2").changed(second))
+        waiting = asyncio.ensure_future(groups.share_changed(G, "m2", second))
         await groups.release(G, key("m1", told), [TopicPartition(*moving)])
         assert places((await asyncio.wait_for(waiting, WOKEN_S)).assigned) == [moving]
         assert groups.groups()[0].state == "stable"

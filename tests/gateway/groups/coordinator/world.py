@@ -161,7 +161,7 @@ class World:
         self.monotonic_ms += ms
         await self.timer.fire()
         await self.groups.stream.look()
-        await self.groups.queue.dead_letters.dead_letter_all()
+        await self.groups.dead_letters.dead_letter_all()
 
     # What clients do
 

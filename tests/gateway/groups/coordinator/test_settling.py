@@ -1,5 +1,5 @@
-"""gateway.groups.coordinator.queue, with settling and gateway.groups.coordinator.dead_letters: leases, retries and dead
-letters over a real store."""
+"""gateway.groups.coordinator.settling and gateway.groups.coordinator.dead_letters: leases, retries and dead letters
+over a real store."""
 
 from __future__ import annotations
 
