@@ -633,18 +633,30 @@ class Store:
             _wake(waiting)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """Search by store time; see `store.index.base.search_time`. Raises UnknownQueue, Corrupt."""
-        bounds = self.bounds(queue)
+        """Search by store time; see `store.index.base.search_time`. What is not in memory is read in a thread. Raises
+        UnknownQueue, Corrupt."""
+        search = search_time(self.bounds(queue), time_ms, boundary)
+        try:
+            offset = next(search)
+            while True:
+                offset = search.send(await self._store_time_ms(queue, offset))
+        except StopIteration as found:
+            low, high = self.bounds(queue)
+            return min(max(int(found.value), low), high)
 
-        def time_at(offset: int) -> int:
-            if (known := self._queues.store_time_ms(queue, offset)) is not None:
-                return known
-            run = self._queues.runs(queue, offset, 1)[0]
-            entry = self._tail.get(run.position) or self._log.read_entry(run.position)
-            _check_run(queue, run, entry)
-            return entry.store_time_ms
-
-        return search_time(bounds, time_ms, boundary, time_at)
+    async def _store_time_ms(self, queue: QueueKey, offset: int) -> int:
+        """When a record was stored; before all times for one that retention has taken meanwhile."""
+        if offset < self.bounds(queue).min_offset:
+            return -1
+        if (known := self._queues.store_time_ms(queue, offset)) is not None:
+            return known
+        try:
+            [entry] = await self._entries(queue, self._queues.runs(queue, offset, 1))
+        except Corrupt:
+            if offset < self.bounds(queue).min_offset:
+                return -1
+            raise
+        return entry.store_time_ms
 
     async def sources_since(self, position: int) -> set[Source]:
         """The schedules whose records were delivered by entries at or behind a log position (an entry boundary)."""

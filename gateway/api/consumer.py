@@ -1,17 +1,16 @@
 """Reading a partition: every way out (pull, long poll, socket) goes through here, in logical offsets.
 
-A partition may be a chain of queues on several brokers. `routing/` names the queue that holds an offset; entries come
-back with the partition's offsets, so nobody above this file knows about queues.
+A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
+it knows about queues.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.errors import invalid
-from gateway.routing.base import Route, Routes, UnknownPartition
-from store import record_batch
+from gateway.routing.base import Routes, UnknownPartition
+from gateway.routing.reading import PartitionReader
 from store.types import OFFSET_MAX, Boundary, Bounds, Entry, ReadStatus
 
 
@@ -40,6 +39,7 @@ class Consumer:
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
+        self._reader = PartitionReader(routes)
 
     async def fetch(
         self,
@@ -61,38 +61,23 @@ class Consumer:
         StoreError.
         """
         self._check(topic, partition)
-        route = self._routes.readable(topic, partition, offset)
-        read = await route.broker.read(
-            route.queue,
-            route.to_physical(offset),
-            max_bytes=max_bytes,
-            wait_ms=wait_ms,
-            end_offset=None if end_offset is None else route.to_physical(end_offset),
-            tag_hashes=tag_hashes,
+        status, entries, low, high, next_offset = await self._reader.read(
+            topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms, end_offset=end_offset, tag_hashes=tag_hashes
         )
-        to_logical = route.to_logical
-        return Fetched(
-            [_logical(entry, route) for entry in read.entries],
-            read.status,
-            to_logical(read.min_offset),
-            to_logical(read.max_offset),
-            to_logical(read.next_offset),
-        )
+        return Fetched(entries, status, low, high, next_offset)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get. Raises as `fetch`."""
         self._check(topic, partition)
-        first = self._routes.readable(topic, partition, 0)
-        last = self._routes.writable(topic, partition)
-        low = await first.broker.bounds(first.queue)
-        high = low if last.queue == first.queue else await last.broker.bounds(last.queue)
-        return Bounds(first.to_logical(low.min_offset), last.to_logical(high.max_offset))
+        return await self._reader.bounds(topic, partition)
 
-    async def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int:
-        """The offset of the first record stored at or after `time_ms`; the end offset when there is none."""
+    async def offset_for_time(
+        self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """LOWER: the offset of the first record stored at or after `time_ms`, the end offset when there is none. UPPER:
+        of the last one stored at or before it, the first offset when there is none. Raises as `fetch`."""
         self._check(topic, partition)
-        route = self._routes.readable(topic, partition, 0)
-        return route.to_logical(await route.broker.offset_for_time(route.queue, time_ms, Boundary.LOWER))
+        return await self._reader.offset_for_time(topic, partition, time_ms, boundary)
 
     async def resolve_offset(self, topic: str, partition: int, spec: OffsetSpec) -> int:
         """The offset a reader who asked for `spec` begins at. Numbers from 0 on pass as they are, in bounds or not.
@@ -124,12 +109,3 @@ def _parse_offset(text: str) -> int:
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or int(digits) > OFFSET_MAX:
         raise invalid('offset: must be a number, -N for the last N records, "earliest" or "latest"')
     return int(text)
-
-
-def _logical(entry: Entry, route: Route) -> Entry:
-    """The entry with the partition's offsets, in its batch too. With one queue a partition they are the same."""
-    base_offset = route.to_logical(entry.base_offset)
-    if base_offset == entry.base_offset:
-        return entry
-    batch = memoryview(record_batch.with_base_offset(entry.batch, base_offset))
-    return replace(entry, base_offset=base_offset, batch=batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.brokers.base import Broker
@@ -24,12 +25,21 @@ class TopicView(Protocol):
 
 
 class Route(Protocol):
-    """Where a partition is: a queue of a broker, and how its offsets and the partition's translate."""
+    """A segment of a partition: a stretch of a queue of a broker, and how its offsets and the partition's translate."""
 
     @property
     def broker(self) -> Broker: ...
     @property
     def queue(self) -> QueueKey: ...
+    @property
+    def logical_start(self) -> int: ...
+    @property
+    def physical_start(self) -> int: ...
+    @property
+    def physical_end(self) -> int | None:
+        """Exclusive; None while records may be added."""
+        ...
+
     def to_logical(self, offset: int) -> int: ...
     def to_physical(self, offset: int) -> int: ...
 
@@ -43,7 +53,14 @@ class Routes(Protocol):
         ...
 
     def writable(self, topic: str, partition: int) -> Route: ...
-    def readable(self, topic: str, partition: int, offset: int) -> Route: ...
+    def chain(self, topic: str, partition: int) -> Sequence[Route]:
+        """The segments of a partition, in order; only the last one is open. Raises UnknownQueue."""
+        ...
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` with each change of a partition's chain, until the answer is called."""
+        ...
+
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
         """The partition that a queue is part of, and its offset for one of the queue's. Raises UnknownQueue."""
         ...

@@ -11,14 +11,14 @@ logical and physical offsets are the same.
 
     R1  segments of a chain are ordered by logical_start and leave no gap
     R2  only the last segment is open (physical_end None): a partition has one writable queue at a time
-    R3  a chain is replaced as a whole; a reader holds one immutable tuple
+    R3  a chain is replaced as a whole, and who watches it is told; a reader holds one immutable tuple
     R4  the list of topics has those of the dicts, by name: it is asked for often, and never sorted anew
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -68,10 +68,15 @@ class RouteTable:
         self._topics: dict[str, TopicView] = {}
         self._by_name: list[TopicView] = []
         self._chains: dict[str, tuple[Chain, ...]] = {}
+        self._watching: dict[tuple[str, int], dict[object, Callable[[], None]]] = {}
 
     def put(self, topic: TopicView, broker: Broker) -> None:
-        """Add a topic whose partitions all lie on one broker, partition p in queue p."""
-        chains = [(Segment(broker, QueueKey(topic.topic_id, p)),) for p in range(topic.partitions)]
+        """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue
+        of its number."""
+        known = self._topics.get(topic.name)
+        is_known = known is not None and known.topic_id == topic.topic_id
+        chains = list(self._chains[topic.name][: topic.partitions]) if is_known else []
+        chains += [(Segment(broker, QueueKey(topic.topic_id, p)),) for p in range(len(chains), topic.partitions)]
         self.set_chains(topic, chains)
 
     def set_chains(self, topic: TopicView, chains: Sequence[Chain]) -> None:
@@ -83,13 +88,16 @@ class RouteTable:
         at = bisect_left(self._by_name, topic.name, key=_NAME_OF)
         self._by_name[at : at + (topic.name in self._topics)] = [topic]
         self._topics[topic.name] = topic
+        before = self._chains.get(topic.name, ())
         self._chains[topic.name] = tuple(chains)
+        self._wake(topic.name, (p for p, chain in enumerate(before) if p >= len(chains) or chain != chains[p]))
 
     def remove(self, topic: TopicView) -> None:
         """Forget a topic, unless another one has taken its name."""
         if (known := self._topics.get(topic.name)) is not None and known.topic_id == topic.topic_id:
-            del self._topics[topic.name], self._chains[topic.name]
+            del self._topics[topic.name]
             del self._by_name[bisect_left(self._by_name, topic.name, key=_NAME_OF)]
+            self._wake(topic.name, range(len(self._chains.pop(topic.name))))
 
     def __contains__(self, name: str) -> bool:
         return name in self._topics
@@ -107,15 +115,30 @@ class RouteTable:
 
     def writable(self, topic: str, partition: int) -> Segment:
         """The open segment of a partition. Raises UnknownQueue."""
-        return self._chain(topic, partition)[-1]
+        return self.chain(topic, partition)[-1]
 
-    def readable(self, topic: str, partition: int, offset: int) -> Segment:
-        """The segment that holds a logical offset; the first one for offsets before it. Raises UnknownQueue."""
-        chain = self._chain(topic, partition)
-        if len(chain) == 1:
-            return chain[0]
-        at = bisect_right(chain, offset, key=lambda segment: segment.logical_start)
-        return chain[max(at - 1, 0)]
+    def chain(self, topic: str, partition: int) -> Chain:
+        """The segments of a partition. Raises UnknownQueue."""
+        chains = self._chains.get(topic)
+        if chains is None or not 0 <= partition < len(chains):
+            raise UnknownQueue(f"partition {partition} of topic {topic} does not exist")
+        return chains[partition]
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` with each change of a partition's chain, its end included, until the answer is called."""
+        key, token = (topic, partition), object()
+        self._watching.setdefault(key, {})[token] = wake
+
+        def forget() -> None:
+            if (watching := self._watching.get(key)) is not None and watching.pop(token, None) and not watching:
+                del self._watching[key]
+
+        return forget
+
+    def _wake(self, topic: str, partitions: Iterable[int]) -> None:
+        for partition in partitions:
+            for wake in list(self._watching.get((topic, partition), {}).values()):
+                wake()
 
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
         """The partition that a queue is part of, and the partition's offset for one of the queue; a queue that was used
@@ -139,12 +162,6 @@ class RouteTable:
     def failed(self, broker: Broker, now_ms: float) -> None:
         """A broker has refused records for a reason of its own."""
         self.faults.failed(broker.name, now_ms)
-
-    def _chain(self, topic: str, partition: int) -> Chain:
-        chains = self._chains.get(topic)
-        if chains is None or not 0 <= partition < len(chains):
-            raise UnknownQueue(f"partition {partition} of topic {topic} does not exist")
-        return chains[partition]
 
 
 def _check_chain(chain: Chain) -> None:

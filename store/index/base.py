@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from store.types import Boundary, Bounds, Indexed, QueueKey
@@ -139,8 +139,9 @@ class ConsumeQueues(ABC):
         """Release everything. Nothing is flushed."""
 
 
-def search_time(bounds: Bounds, time_ms: int, boundary: Boundary, time_at: Callable[[int], int]) -> int:
-    """Binary search by store time over the offsets of one queue; store times never decrease along a queue.
+def search_time(bounds: Bounds, time_ms: int, boundary: Boundary) -> Generator[int, int, int]:
+    """Binary search by store time over the offsets of one queue; store times never decrease along a queue. Yields the
+    offsets whose times it wants to be sent, and returns the offset found.
 
     LOWER: the first offset with time >= `time_ms`, else max. UPPER: the last offset with time <= `time_ms`, else min.
     Works on offsets, not on files, so runs of equal times may cross anything.
@@ -152,7 +153,7 @@ def search_time(bounds: Bounds, time_ms: int, boundary: Boundary, time_at: Calla
     is_lower = boundary is Boundary.LOWER
     while low < high:
         middle = (low + high) // 2
-        found_ms = time_at(middle)
+        found_ms = yield middle
         if found_ms < time_ms or (not is_lower and found_ms == time_ms):
             low = middle + 1
         else:

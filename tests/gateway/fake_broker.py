@@ -165,9 +165,12 @@ class FakeBroker:
         return Bounds(self.min_offsets.get(queue, 0), entries[-1].next_offset if entries else 0)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        assert boundary is Boundary.LOWER
+        bounds = self._bounds(queue)
+        if boundary is Boundary.UPPER:
+            time_ms += 1
         later = (entry.base_offset for entry in self.entries.get(queue, []) if entry.store_time_ms >= time_ms)
-        return next(later, self._bounds(queue).max_offset)
+        found = max(next(later, bounds.max_offset), bounds.min_offset)
+        return found if boundary is Boundary.LOWER else max(found - 1, bounds.min_offset)
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
         self._raise()

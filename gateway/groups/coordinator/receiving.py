@@ -81,7 +81,7 @@ class Receiving:
         self._signer = signer
         self._give_back = give_back
         self._in_flight_max = in_flight_max
-        self._tail_watcher = TailWatcher()
+        self._tail_watcher = TailWatcher(context.records)
         self._next_lane: dict[str, int] = {}
         self._taking: Counter[str] = Counter()  # records that are about to be opened, by group
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
@@ -364,11 +364,8 @@ class Receiving:
         """Until something may have changed for this request since the round, or its time is over."""
         context = self._context
         now_ms = context.clock.now_ms()
-        watched = []
         for lane in lanes:
-            broker, queue = context.records.tail(lane.topic, lane.partition)
-            self._tail_watcher.listen(broker, queue, done.bounds[lane.key].max_offset, waiter)
-            watched.append((broker, queue))
+            self._tail_watcher.listen(lane.topic, lane.partition, done.bounds[lane.key].max_offset, waiter)
             leases = context.table.leases(group, lane.key)
             due_ms = None if leases is None else leases.next_due_ms()
             if due_ms is not None:
@@ -378,8 +375,8 @@ class Receiving:
             await waiter
         finally:
             timer.cancel()
-            for broker, queue in watched:
-                self._tail_watcher.forget(broker, queue, waiter)
+            for lane in lanes:
+                self._tail_watcher.forget(lane.topic, lane.partition, waiter)
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

@@ -11,12 +11,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.brokers.base import Broker
 from gateway.routing.base import Routes
+from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers
-from store.types import Boundary, Bounds, QueueKey, ReadStatus
+from store.types import Bounds, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
 _READ_BYTES = 256 * 1024
@@ -78,6 +78,7 @@ class RecordReader:
 
     def __init__(self, routes: Routes, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self._routes = routes
+        self._reader = PartitionReader(routes)
         self._bytes_max = bytes_max
         self._bytes = 0
         self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
@@ -85,21 +86,15 @@ class RecordReader:
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get."""
-        first = self._routes.readable(topic, partition, 0)
-        last = self._routes.writable(topic, partition)
-        low = await first.broker.bounds(first.queue)
-        high = low if last.queue == first.queue else await last.broker.bounds(last.queue)
-        return Bounds(first.to_logical(low.min_offset), last.to_logical(high.max_offset))
+        return await self._reader.bounds(topic, partition)
 
     async def offset_at_time(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset of the first record stored at or after a time, the end when there is none."""
-        route = self._routes.readable(topic, partition, 0)
-        return route.to_logical(await route.broker.offset_for_time(route.queue, time_ms, Boundary.LOWER))
+        return await self._reader.offset_for_time(topic, partition, time_ms)
 
-    def tail(self, topic: str, partition: int) -> tuple[Broker, QueueKey]:
-        """Where a partition grows."""
-        route = self._routes.writable(topic, partition)
-        return route.broker, route.queue
+    async def wait_beyond(self, topic: str, partition: int, end: int, wait_ms: int) -> None:
+        """Return when a partition no longer ends at `end`, or after the time."""
+        await self._reader.read(topic, partition, end, max_bytes=1, wait_ms=wait_ms)
 
     async def step(self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None) -> Step:
         """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left."""
@@ -107,16 +102,13 @@ class RecordReader:
         remembered = self._remembered(partition_id, offset)
         if remembered is not None:
             return Step([remembered], remembered.next_offset)
-        route = self._routes.readable(topic, partition, offset)
-        read = await route.broker.read(
-            route.queue, route.to_physical(offset), max_bytes=_READ_BYTES, tag_hashes=tag_hashes
-        )
+        read = await self._reader.read(topic, partition, offset, max_bytes=_READ_BYTES, tag_hashes=tag_hashes)
         if read.status is ReadStatus.TOO_LARGE:
             return Step([], offset)
         entries = []
         for entry in read.entries:
             decoded = Decoded(
-                route.to_logical(entry.base_offset),
+                entry.base_offset,
                 entry.store_time_ms,
                 entry.json_values,
                 list(record_batch.decode(entry.batch)),
@@ -124,7 +116,7 @@ class RecordReader:
             )
             entries.append(decoded)
             self._remember(partition_id, decoded)
-        return Step(entries, route.to_logical(read.next_offset))
+        return Step(entries, read.next_offset)
 
     async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
         """One record; None when retention took it."""

@@ -20,8 +20,10 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import Query, json_object, topic_in
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
+from store.types import Boundary
 
-OFFSETS_QUERY = ("timestamp",)
+OFFSETS_QUERY = ("timestamp", "boundary")
+_BOUNDARIES = tuple(boundary.value for boundary in Boundary)
 
 
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -100,10 +102,15 @@ async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> we
 
 
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The bounds of all partitions. With `timestamp` the offsets of the first records from that time on, too."""
-    time_ms = Query(request, known=OFFSETS_QUERY).time_ms("timestamp")
+    """The bounds of all partitions. With `timestamp` the offsets of the first records from that time on, too; with
+    `boundary=upper` those of the last ones up to it."""
+    query = Query(request, known=OFFSETS_QUERY)
+    time_ms = query.time_ms("timestamp")
+    boundary = query.text("boundary") or Boundary.LOWER.value
+    if boundary not in _BOUNDARIES:
+        raise invalid(f"boundary: must be one of {', '.join(_BOUNDARIES)}")
     view = topic_in(gateway, request)
-    offsets = await _offsets(gateway, view, time_ms)
+    offsets = await _offsets(gateway, view, time_ms, Boundary(boundary))
     return json_answer(request, {"topic": view.name, "epoch": str(view.topic_id), "partitions": offsets})
 
 
@@ -111,14 +118,16 @@ def _native(view: TopicView) -> dict[str, object]:
     return {"topic": view.name, "topic_id": view.topic_id, "partitions": view.partitions, **view.config.chosen()}
 
 
-async def _offsets(gateway: Gateway, view: TopicView, time_ms: int | None) -> list[dict[str, int]]:
+async def _offsets(
+    gateway: Gateway, view: TopicView, time_ms: int | None, boundary: Boundary = Boundary.LOWER
+) -> list[dict[str, int]]:
     consumer = gateway.consumer
     rows: list[dict[str, int]] = []
     for number in range(view.partitions):
         bounds = await consumer.bounds(view.name, number)
         row = {"partition": number, "beginning_offset": bounds.min_offset, "end_offset": bounds.max_offset}
         if time_ms is not None:
-            row["offset_for_time"] = await consumer.offset_for_time(view.name, number, time_ms)
+            row["offset_for_time"] = await consumer.offset_for_time(view.name, number, time_ms, boundary)
         rows.append(row)
     return rows
 

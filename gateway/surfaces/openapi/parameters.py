@@ -68,6 +68,10 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
             "Where to begin: an offset, `earliest` (default), `latest`, -N for the last N.",
         ),
         "timestamp": said(_TIME, "A time instead of an offset: the first record stored at or after it."),
+        "boundary": said(
+            words("lower", "upper"),
+            "With `timestamp`: the first record stored at or after it (default), or the last one at or before it.",
+        ),
         "timeout": said(integer(0, limits.timeout_ms_max), "Milliseconds to wait for a first record at the end."),
         "max_bytes": said(integer(1, OFFSET_MAX), "Where to stop; at least one record is answered if there is any."),
         "max_records": said(integer(1, OFFSET_MAX), "Where to stop."),

@@ -59,7 +59,7 @@ async def test_a_partition_that_moved_is_read_in_its_own_offsets(clock: FakeCloc
     ("spec", "offset"),
     [
         ("earliest", 2), ("latest", 5), ("3", 3), ("0", 0), ("99", 99), (4, 4), ("-1", 4), (-3, 2), ("-99", 2),
-        (AtTime(0), 0), (AtTime(START_MS), 0), (AtTime(START_MS + 1), 5),
+        (AtTime(0), 2), (AtTime(START_MS), 2), (AtTime(START_MS + 1), 5),
     ],
 )  # fmt: skip
 async def test_offsets_are_resolved(gateway: Gateway, broker: FakeBroker, spec: OffsetSpec, offset: int) -> None:

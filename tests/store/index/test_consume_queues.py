@@ -625,11 +625,14 @@ def by_time(queues: ConsumeQueues, log: Log, time_ms: int, boundary: Boundary) -
     """The search as a store does it: from the index to the entry and its store time."""
     positions = [entry.position for entry in log.entries]
 
-    def time_at(offset: int) -> int:
-        [run] = queues.runs(Q, offset, 1)
-        return log.entries[bisect_left(positions, run.position)].store_time_ms
-
-    return search_time(queues.bounds(Q), time_ms, boundary, time_at)
+    search = search_time(queues.bounds(Q), time_ms, boundary)
+    try:
+        offset = next(search)
+        while True:
+            [run] = queues.runs(Q, offset, 1)
+            offset = search.send(log.entries[bisect_left(positions, run.position)].store_time_ms)
+    except StopIteration as found:
+        return int(found.value)
 
 
 @pytest.mark.parametrize("entry_count", [1, 2, 4, 5])

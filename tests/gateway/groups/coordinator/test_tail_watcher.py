@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.coordinator.tail_watcher import TailWatcher
 from tests.gateway.groups.coordinator.world import world
 from tests.waiting import WOKEN_S
@@ -11,14 +12,13 @@ from tests.waiting import WOKEN_S
 
 async def test_all_who_listen_are_woken_by_one_wait_and_nobody_who_has_gone() -> None:
     async with world(partitions=1) as made:
-        watcher = TailWatcher()
-        route = made.routes.writable("orders", 0)
+        watcher = TailWatcher(RecordReader(made.routes))
         loop = asyncio.get_running_loop()
         waiters = [loop.create_future() for _ in range(5)]
         for waiter in waiters:
-            watcher.listen(made.broker, route.queue, 0, waiter)
+            watcher.listen("orders", 0, 0, waiter)
         assert len(watcher._tasks) == 1
-        watcher.forget(made.broker, route.queue, waiters[4])
+        watcher.forget("orders", 0, waiters[4])
         await asyncio.sleep(0)
         await made.send(b"1")
         await asyncio.wait_for(asyncio.gather(*waiters[:4]), WOKEN_S)
@@ -26,21 +26,20 @@ async def test_all_who_listen_are_woken_by_one_wait_and_nobody_who_has_gone() ->
         assert (watcher._tasks, watcher._waiting) == ({}, {})
 
 
-async def test_a_queue_that_goes_away_wakes_too() -> None:
+async def test_a_partition_that_goes_away_wakes_too() -> None:
     async with world(partitions=1) as made:
-        watcher = TailWatcher()
-        route = made.routes.writable("orders", 0)
+        watcher = TailWatcher(RecordReader(made.routes))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await made.broker.delete_topic("orders")
-        watcher.listen(made.broker, route.queue, 0, waiter)
+        watcher.listen("orders", 0, 0, waiter)
         await asyncio.wait_for(waiter, WOKEN_S)
 
 
 async def test_closing_ends_the_waits() -> None:
     async with world(partitions=1) as made:
-        watcher = TailWatcher()
+        watcher = TailWatcher(RecordReader(made.routes))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        watcher.listen(made.broker, made.routes.writable("orders", 0).queue, 0, waiter)
+        watcher.listen("orders", 0, 0, waiter)
         await asyncio.sleep(0)
         await watcher.close()
         assert waiter.done()

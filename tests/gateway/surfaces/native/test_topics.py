@@ -143,9 +143,15 @@ async def test_offsets_by_time(client: Client, broker: FakeBroker) -> None:
         _, _, timed = await get(client, f"/mq/v1/topics/orders/offsets?timestamp={time}")
         assert isinstance(timed, dict)
         assert timed["partitions"][1]["offset_for_time"] == offset
+    for time, offset in ((START_MS - 1, 0), (START_MS, 4), (START_MS + 1, 4)):
+        _, _, timed = await get(client, f"/mq/v1/topics/orders/offsets?timestamp={time}&boundary=upper")
+        assert isinstance(timed, dict)
+        assert timed["partitions"][1]["offset_for_time"] == offset
 
 
-@pytest.mark.parametrize(("query", "status"), [("timestamp=x", 400), ("time=1", 422), ("timestamp=-1", 400)])
+@pytest.mark.parametrize(
+    ("query", "status"), [("timestamp=x", 400), ("time=1", 422), ("timestamp=-1", 400), ("timestamp=1&boundary=x", 422)]
+)
 async def test_bad_times_are_refused(client: Client, query: str, status: int) -> None:
     response = await client.get(f"/mq/v1/topics/orders/offsets?{query}")
     assert response.status == status

@@ -1,0 +1,172 @@
+"""Reading a partition over its chain of segments: what every reader above this file goes through, in the partition's
+offsets.
+
+A partition with one segment that begins at 0 is its queue, and a read of it costs what a read of the queue costs. With
+several, or with a queue that held something else before:
+
+    a read ends at the end of its segment, and the next one goes on in the next
+    first offset   behind it nothing is missing: where retention has taken the front of a segment that is not the
+                   first, what is before that is not shown any more either
+    a time         is searched for segment by segment; the last record up to a time is the one before the first record
+                   behind it
+    a wait         at the end of the open segment ends when the chain is another one, and goes on at its new end
+
+Errors are those of the brokers, and UnknownQueue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+
+from gateway.routing.base import Route, Routes
+from store import record_batch
+from store.errors import UnknownQueue
+from store.types import Boundary, Bounds, Entry, ReadResult, ReadStatus
+
+_START_OF = attrgetter("logical_start")
+
+
+class PartitionReader:
+    """Reads the partitions of the topics in a route table."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+
+    async def read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        end_offset: int | None = None,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        """As `Broker.read`, for a partition and in its offsets, also those in the batches."""
+        if not wait_ms:
+            return await self._read(topic, partition, offset, max_bytes, 0, end_offset, tag_hashes)
+        topic_id = self._routes.topic(topic).topic_id
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_ms / 1000
+        while True:
+            left_ms = max(0, round((until_s - loop.time()) * 1000))
+            waiting = asyncio.timeout(None)
+            try:
+                async with waiting:
+                    forget = self._routes.watch(topic, partition, partial(_end, waiting))
+                    try:
+                        return await self._read(topic, partition, offset, max_bytes, left_ms, end_offset, tag_hashes)
+                    finally:
+                        forget()
+            except TimeoutError:
+                if not waiting.expired():
+                    raise  # the broker's own; else the chain has changed
+            if self._routes.topic(topic).topic_id != topic_id:
+                raise UnknownQueue(f"topic {topic} was deleted") from None
+
+    async def _read(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        max_bytes: int,
+        wait_ms: int,
+        end_offset: int | None,
+        tag_hashes: frozenset[int] | None,
+    ) -> ReadResult:
+        chain = self._routes.chain(topic, partition)
+        segment = _segment_at(chain, offset)
+        shift = segment.logical_start - segment.physical_start
+        end = segment.physical_end
+        if end_offset is not None:
+            end = end_offset - shift if end is None else min(end, end_offset - shift)
+        result: ReadResult | None = None
+        if offset >= segment.logical_start:
+            result = await segment.broker.read(
+                segment.queue,
+                offset - shift,
+                max_bytes=max_bytes,
+                wait_ms=wait_ms if segment.physical_end is None else 0,
+                end_offset=end,
+                tag_hashes=tag_hashes,
+            )
+            if _is_whole(chain):
+                return result
+        low, high = await _bounds(chain)
+        if offset < low or result is None:
+            return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
+        status, entries, _, _, next_offset = result
+        if status is ReadStatus.EMPTY and high:
+            status = ReadStatus.AT_END
+        next_offset += shift
+        if segment.physical_end is not None:
+            next_offset = min(next_offset, segment.physical_end + shift)
+        if shift:
+            entries = [_shifted(entry, shift) for entry in entries]
+        return ReadResult(status, entries, low, max(high, next_offset), next_offset)
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """The first offset from which nothing is missing, and the one the next record gets."""
+        return await _bounds(self._routes.chain(topic, partition))
+
+    async def offset_for_time(
+        self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """Search by store time; see `store.types.Boundary`. The answer lies within the partition's bounds."""
+        chain = self._routes.chain(topic, partition)
+        if _is_whole(chain):
+            return await chain[0].broker.offset_for_time(chain[0].queue, time_ms, boundary)
+        if boundary is Boundary.UPPER:
+            time_ms += 1
+        low, found = (await _bounds(chain)).min_offset, 0
+        for segment in chain:
+            at = await segment.broker.offset_for_time(segment.queue, time_ms, Boundary.LOWER)
+            at = max(at, segment.physical_start)
+            found = segment.to_logical(at)
+            if segment.physical_end is None or at < segment.physical_end:
+                break
+        return max(low, found if boundary is Boundary.LOWER else found - 1)
+
+
+def _end(waiting: asyncio.Timeout) -> None:
+    if not waiting.expired():
+        waiting.reschedule(asyncio.get_running_loop().time())
+
+
+def _segment_at(chain: Sequence[Route], offset: int) -> Route:
+    """The segment that holds an offset; the first one for offsets before it."""
+    if len(chain) == 1:
+        return chain[0]
+    return chain[max(bisect_right(chain, offset, key=_START_OF) - 1, 0)]
+
+
+def _is_whole(chain: Sequence[Route]) -> bool:
+    """Whether the partition is one queue and nothing else, offset for offset."""
+    return len(chain) == 1 and chain[0].logical_start == chain[0].physical_start == 0
+
+
+async def _bounds(chain: Sequence[Route]) -> Bounds:
+    high = 0
+    for segment in reversed(chain):
+        own = await segment.broker.bounds(segment.queue)
+        low = max(own.min_offset, segment.physical_start)
+        if segment.physical_end is None:
+            high = segment.to_logical(max(own.max_offset, segment.physical_start))
+        else:
+            low = min(low, segment.physical_end)
+        if low > segment.physical_start:
+            break
+    return Bounds(segment.to_logical(low), high)
+
+
+def _shifted(entry: Entry, shift: int) -> Entry:
+    """The entry with the partition's offsets, in its batch too."""
+    base_offset = entry.base_offset + shift
+    batch = memoryview(record_batch.with_base_offset(entry.batch, base_offset))
+    return replace(entry, base_offset=base_offset, batch=batch)
