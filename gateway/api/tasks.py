@@ -8,7 +8,8 @@ whole    `finish`, and wait for it; who waits may be cancelled, the work is not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 FINISH_TIMEOUT_S = 10.0
@@ -100,6 +101,26 @@ class Tasks:
                 await unheard()
         finally:
             result.cancel()  # cancelled ourselves
+
+
+@contextmanager
+def when_set(event: asyncio.Event, call: Callable[[], object]) -> Iterator[None]:
+    """Within the block, call something as soon as the event is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    waiting.add_done_callback(lambda task: None if task.cancelled() else call())
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+async def is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Wait until the event is set; False when the time (None: no end) was over before."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 async def stop(task: asyncio.Task[None] | None) -> None:

@@ -186,9 +186,13 @@ class Received:
     backlog: int
 
 
+RECEIPT_ILLEGAL = 40050
+LEASE_OVER = 40951
+
+
 class Settled(NamedTuple):
-    """What became of one receipt, in the order asked. `ok` False: `error_code` 40050 (no receipt of this group) or
-    40951 (the lease is over), and `error`. `new_receipt` after an extend."""
+    """What became of one receipt, in the order asked. `ok` False: `error_code` RECEIPT_ILLEGAL (no receipt of this
+    group) or LEASE_OVER, and `error`. `new_receipt` after an extend."""
 
     receipt: str
     ok: bool

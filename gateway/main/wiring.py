@@ -23,8 +23,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from time import monotonic_ns
 
-from gateway.api.consumer import Consumer
 from gateway.api.producer import Producer
+from gateway.api.read import Consumer
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin
@@ -36,6 +36,7 @@ from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.routing.select import PartitionSelector
+from gateway.routing.tail_watcher import TailWatcher
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.admission import rates_of
 from gateway.surfaces.http.application import uses_c_parser
@@ -163,11 +164,13 @@ def build_gateway(
     limits = config.limits
     stats = GatewayStats()
     draining = asyncio.Event()
+    tail_watcher = TailWatcher(admin.routes)
     groups = Coordinator(
         directory=config.data,
         files=store.files,
         broker=admin.broker,
         routes=admin.routes,
+        tail_watcher=tail_watcher,
         own_topics=admin,
         clock=clock,
         monotonic_ms=lambda: monotonic_ns() // 1_000_000,
@@ -194,7 +197,7 @@ def build_gateway(
         routes_table=admin.routes,
         admin=admin,
         producer=producer,
-        consumer=Consumer(admin.routes),
+        consumer=Consumer(admin.routes, tail_watcher),
         groups=groups,
         rates=rates_of(limits),
         stats=stats,

@@ -130,8 +130,10 @@ class RouteTable:
         self._watching.setdefault(key, {})[token] = wake
 
         def forget() -> None:
-            if (watching := self._watching.get(key)) is not None and watching.pop(token, None) and not watching:
-                del self._watching[key]
+            if (watching := self._watching.get(key)) is not None:
+                watching.pop(token, None)
+                if not watching:
+                    del self._watching[key]
 
         return forget
 

@@ -32,6 +32,7 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import Receive
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
+from gateway.routing.tail_watcher import TailWatcher
 from loadtest.bench import parts as pages
 from loadtest.bench.groups_wire import echoes, over_http, over_websocket
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
@@ -96,6 +97,7 @@ class Bench:
             files=files,
             broker=self.broker,
             routes=self.routes,
+            tail_watcher=TailWatcher(self.routes),
             own_topics=self,
             clock=clock,
             monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,

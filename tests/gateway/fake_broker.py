@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from gateway.api.consumer import Consumer
 from gateway.api.producer import Producer
+from gateway.api.read import Consumer
 from gateway.groups.protocol import Groups
 from gateway.main.metrics import Collector, registry_of
 from gateway.routing.base import TopicView

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import GroupActive, UnknownGroup
 from gateway.groups.machines.events import MembershipEvent

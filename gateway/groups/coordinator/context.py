@@ -17,6 +17,7 @@ from gateway.groups.machines.events import Event
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.table import GroupTable
 from gateway.routing.base import Routes, TopicView, UnknownPartition
+from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
 from store.errors import UnknownQueue
 from store.uncancelled import uncancelled
@@ -115,6 +116,7 @@ class Context:
     log: EventLog
     routes: Routes
     records: RecordReader
+    tail_watcher: TailWatcher
     own_topics: OwnTopics
     clock: Clock
     monotonic_ms: Callable[[], int]

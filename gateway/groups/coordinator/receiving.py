@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator.context import Context
@@ -22,7 +23,6 @@ from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.coordinator.search import Lane, Search, Wanted, lanes_of, text_of
 from gateway.groups.coordinator.start_positions import start_in
-from gateway.groups.coordinator.tail_watcher import TailWatcher
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
@@ -81,14 +81,9 @@ class Receiving:
         self._signer = signer
         self._give_back = give_back
         self._in_flight_max = in_flight_max
-        self._tail_watcher = TailWatcher(context.records)
         self._next_lane: dict[str, int] = {}
         self._taking: Counter[str] = Counter()  # records that are about to be opened, by group
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
-
-    async def close(self) -> None:
-        """End all waits."""
-        await self._tail_watcher.close()
 
     def forget(self, group: str) -> None:
         """The group was deleted."""
@@ -364,8 +359,11 @@ class Receiving:
         """Until something may have changed for this request since the round, or its time is over."""
         context = self._context
         now_ms = context.clock.now_ms()
+        wake = partial(_finish, waiter)
+        call_offs = []
         for lane in lanes:
-            self._tail_watcher.listen(lane.topic, lane.partition, done.bounds[lane.key].max_offset, waiter)
+            end = done.bounds[lane.key].max_offset
+            call_offs.append(context.tail_watcher.watch(lane.topic, lane.partition, end, wake))
             leases = context.table.leases(group, lane.key)
             due_ms = None if leases is None else leases.next_due_ms()
             if due_ms is not None:
@@ -375,8 +373,8 @@ class Receiving:
             await waiter
         finally:
             timer.cancel()
-            for lane in lanes:
-                self._tail_watcher.forget(lane.topic, lane.partition, waiter)
+            for call_off in call_offs:
+                call_off()
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

@@ -92,10 +92,6 @@ class RecordReader:
         """The offset of the first record stored at or after a time, the end when there is none."""
         return await self._reader.offset_for_time(topic, partition, time_ms)
 
-    async def wait_beyond(self, topic: str, partition: int, end: int, wait_ms: int) -> None:
-        """Return when a partition no longer ends at `end`, or after the time."""
-        await self._reader.read(topic, partition, end, max_bytes=1, wait_ms=wait_ms)
-
     async def step(self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None) -> Step:
         """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left."""
         partition_id = (self._routes.topic(topic).topic_id, partition)

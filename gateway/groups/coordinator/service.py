@@ -82,6 +82,7 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, GroupTable
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
+from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
 from store.errors import StoreError, StoreStopped
 from store.files import Files
@@ -124,6 +125,7 @@ class Coordinator:
         files: Files,
         broker: Broker,
         routes: Routes,
+        tail_watcher: TailWatcher,
         own_topics: OwnTopics,
         clock: Clock,
         monotonic_ms: Callable[[], int],
@@ -148,6 +150,7 @@ class Coordinator:
             log=self._log,
             routes=routes,
             records=RecordReader(routes),
+            tail_watcher=tail_watcher,
             own_topics=own_topics,
             clock=clock,
             monotonic_ms=monotonic_ms,
@@ -222,8 +225,9 @@ class Coordinator:
             tasks.create_task(self._drain(), name="groups draining")
 
     async def close(self) -> None:
-        """Leave a snapshot, so that the next start reads little. Call after `run` has ended."""
-        await self._receiving.close()
+        """End all waits, those of others who share the tail watcher too, and leave a snapshot, so that the next start
+        reads little. Call after `run` has ended."""
+        await self._context.tail_watcher.close()
         await self._log.close()
 
     def topics_changed(self) -> None:

@@ -20,14 +20,11 @@ from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Receipt, Signer
-from gateway.groups.protocol import RECEIPTS_MAX, Settled, TopicPartition
+from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX, Settled, TopicPartition
 from store.errors import StoreError, StoreStopped
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
-
-RECEIPT_ILLEGAL = 40050
-LEASE_OVER = 40951
 
 Verdicts = Sequence[Verdict | None]
 """What became of receipts, in their order; None for what was no receipt."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from gateway.api.consumer import Consumer
+from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
-from gateway.api.stream_leases import AllStreamLeases
+from gateway.api.read import Consumer
 from gateway.api.topics import TopicAdmin
 from gateway.auth.authenticator import Anybody, Authenticator
 from gateway.auth.rates import Rates
@@ -101,8 +101,8 @@ class Gateway:
     """Set before that: not ready for more, but all goes on for `drain_delay_ms`."""
 
     authenticator: Authenticator = field(default_factory=Anybody)
-    stream_leases: AllStreamLeases = field(default_factory=AllStreamLeases)
-    """What event streams of groups have handed out."""
+    leases: AllLeases = field(default_factory=AllLeases)
+    """What sockets and event streams have handed out to consumers of groups."""
 
     on_group_deleted: list[Callable[[str], None]] = field(default_factory=list)
     """Called with the name of a group that a request has deleted."""

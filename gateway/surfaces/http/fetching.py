@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 from multidict import istr
 
-from gateway.api.consumer import Fetched
+from gateway.api.read import Fetched, Tail
+from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Permission
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -35,29 +37,20 @@ async def fetch_or_wait(
 
     Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
     """
-    fetch = gateway.consumer.fetch
-    fetched = await fetch(topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes)
-    if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or gateway.draining.is_set():
-        return fetched
-    waiting = asyncio.ensure_future(
-        fetch(
-            topic,
-            partition,
-            offset,
-            max_bytes=max_bytes,
-            wait_ms=timeout_ms,
-            end_offset=end_offset,
-            tag_hashes=tag_hashes,
-        )
+    consumer, draining = gateway.consumer, gateway.draining
+    fetch = partial(
+        consumer.fetch, topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
     )
-    stopping = asyncio.ensure_future(gateway.draining.wait())
+    fetched = await fetch()
+    if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or draining.is_set():
+        return fetched
+    woken = asyncio.Event()
     gateway.stats.long_poll_count += 1
     try:
         async with while_allowed(gateway, request):
-            await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            with consumer.watching([Tail(topic, partition, offset)], woken.set), when_set(draining, woken.set):
+                await is_set_within(woken, timeout_ms / 1000)
         access_of(request).check(Permission.RECEIVE, topic=topic)
-        return await waiting if waiting.done() else fetched
     finally:
         gateway.stats.long_poll_count -= 1
-        waiting.cancel()
-        stopping.cancel()
+    return await fetch()

@@ -201,7 +201,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     group = _group_named(request)
     if "up_to" not in wanted:
         acked = await gateway.groups.ack(group, _receipts(wanted))
-        gateway.stream_leases.settled(group, acked)
+        gateway.leases.settled(group, acked)
         return _settled(request, acked)
     up_to = wanted["up_to"]
     if "receipts" in wanted or not isinstance(up_to, dict) or not up_to.keys() == {"topic", "partition", "offset"}:
@@ -211,7 +211,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     if not _is_whole(partition) or not _is_whole(offset):
         raise invalid("up_to: partition and offset must be whole numbers")
     count = await gateway.groups.ack_up_to(group, TopicPartition(topic, partition), offset)
-    gateway.stream_leases.settled_up_to(group, topic, partition, offset)
+    gateway.leases.settled_up_to(group, topic, partition, offset)
     return json_answer(request, {"acked": count})
 
 
@@ -226,7 +226,7 @@ async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     receipts = _receipts(wanted)
     group = _group_named(request)
     nacked = await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
-    gateway.stream_leases.settled(group, nacked)
+    gateway.leases.settled(group, nacked)
     return _settled(request, nacked)
 
 
@@ -237,7 +237,7 @@ async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
     receipts = _receipts(wanted)
     group = _group_named(request)
     rejected = await gateway.groups.reject(group, receipts, _reason(wanted) or "rejected")
-    gateway.stream_leases.settled(group, rejected)
+    gateway.leases.settled(group, rejected)
     return _settled(request, rejected)
 
 
@@ -251,7 +251,7 @@ async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
     receipts = _receipts(wanted)
     group = _group_named(request)
     extended = await gateway.groups.extend(group, receipts, invisible_ms)
-    gateway.stream_leases.extended(group, extended, gateway.clock.now_ms() + invisible_ms)
+    gateway.leases.extended(group, extended, gateway.clock.now_ms() + invisible_ms)
     return _settled(request, extended)
 
 

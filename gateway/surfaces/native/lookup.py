@@ -13,7 +13,7 @@ import asyncio
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.api.consumer import AtTime
+from gateway.api.read import AtTime
 from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.message_ids import MessageId, parse_message_id

@@ -17,6 +17,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.producer import Receipt
+from gateway.api.render import receipt_as_json
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, TooLong
 from gateway.codec.json_text import parse_json
@@ -34,7 +35,7 @@ from gateway.surfaces.http.reading import BodyStream, Query, read_body
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
-from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER, receipt_fields
+from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER
 
 QUERY = ("acks", "receipts")
 
@@ -49,7 +50,7 @@ class NativeLines:
         return parse_documents(documents)
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
-        return {"i": request_index, **receipt_fields(self._topic_id, receipt)}
+        return {"i": request_index, **receipt_as_json(receipt, self._topic_id)}
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         fields: dict[str, object] = {"i": request_index, "error_code": error.error_code, "error": error.message}

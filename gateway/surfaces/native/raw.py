@@ -22,8 +22,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from aiohttp import hdrs, web
 from multidict import CIMultiDict, istr
 
-from gateway.api.consumer import Fetched
-from gateway.api.producer import Receipt
+from gateway.api.read import Fetched
+from gateway.api.render import receipt_as_json
 from gateway.codec import cloudevents
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
@@ -92,25 +92,12 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
         identity=identity,
         expected_offset=expected_offset(request),
     )
-    answer = {"topic": topic, **receipt_fields(view.topic_id, receipt), "timestamp": receipt.timestamp_ms}
+    answer = {"topic": topic, **receipt_as_json(receipt, view.topic_id), "timestamp": receipt.timestamp_ms}
     response = json_answer(request, answer, status=201 if receipt.schedule_id is None else 202)
     response.headers[MQ_ACKS] = name_of_acks(receipt.acks)
     if identity is not None:
         mark_replayed(response.headers, [receipt])
     return response
-
-
-def receipt_fields(topic_id: int, receipt: Receipt) -> dict[str, object]:
-    """A receipt in the native form."""
-    fields: dict[str, object] = {"partition": receipt.partition, "offset": receipt.offset}
-    if receipt.offset is not None:
-        fields["message_id"] = MessageId(topic_id, receipt.partition, receipt.offset).text
-    if receipt.schedule_id is not None:
-        fields["schedule_id"] = receipt.schedule_id
-        fields["deliver_at"] = receipt.deliver_at_ms
-    if receipt.duplicate:
-        fields["duplicate"] = True
-    return fields
 
 
 async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

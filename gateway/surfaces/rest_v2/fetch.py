@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.api.consumer import AtTime, Fetched, OffsetSpec
 from gateway.api.errors import error_of
+from gateway.api.read import AtTime, Fetched, OffsetSpec
 from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.texts import render_texts

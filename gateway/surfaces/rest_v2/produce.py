@@ -12,6 +12,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.producer import BatchReceipt, Receipt, StoredBatch
+from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.columns import columns_of
 from gateway.codec.records import Format, open_envelope, parse_records
 from gateway.surfaces.http.answers import check_accept
@@ -58,7 +59,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             sequence=sequence,
             expected_offset=expected,
         )
-        offsets = _rendered_batches(batches)
+        offsets = orjson.dumps({"offsets": [batch_receipt_as_json(receipt) for receipt in batches]})
     else:
         sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
         trace = trace_headers(request)
@@ -111,23 +112,5 @@ def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
 
 def rendered_receipts(receipts: Sequence[Receipt]) -> bytes:
     """The answer to records sent as JSON."""
-    offsets: list[dict[str, object]] = []
-    for partition, offset, _, schedule_id, deliver_at_ms, _, duplicate in receipts:
-        item: dict[str, object] = {"partition": partition, "offset": offset, "error_code": None, "error": None}
-        if schedule_id is not None:
-            item["schedule_id"] = schedule_id
-            item["deliver_at"] = deliver_at_ms
-        if duplicate:
-            item["duplicate"] = True
-        offsets.append(item)
+    offsets = [{**receipt_as_json(receipt), "error_code": None, "error": None} for receipt in receipts]
     return orjson.dumps({"offsets": offsets, "key_schema_id": None, "value_schema_id": None})
-
-
-def _rendered_batches(receipts: Sequence[BatchReceipt]) -> bytes:
-    offsets: list[dict[str, object]] = []
-    for partition, offset, record_count, _, duplicate in receipts:
-        item: dict[str, object] = {"partition": partition, "offset": offset, "record_count": record_count}
-        if duplicate:
-            item["duplicate"] = True
-        offsets.append(item)
-    return orjson.dumps({"offsets": offsets})

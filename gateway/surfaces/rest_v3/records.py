@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from gateway.api.producer import Receipt
+from gateway.api.render import fate_as_json
 from gateway.codec.documents import Document, Values
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
@@ -62,12 +63,7 @@ class V3Records:
             offset=receipt.offset,
             timestamp_ms=receipt.timestamp_ms,
         )
-        if receipt.schedule_id is not None:
-            fields["schedule_id"] = receipt.schedule_id
-            fields["deliver_at"] = receipt.deliver_at_ms
-        if receipt.duplicate:
-            fields["duplicate"] = True
-        return {"error_code": STORED, **fields}
+        return {"error_code": STORED, **fields, **fate_as_json(receipt)}
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         self._types.popleft()

@@ -17,8 +17,9 @@ import orjson
 from aiohttp import web
 
 from gateway.api.errors import error_of
+from gateway.api.lease import Leases
 from gateway.api.render import delivered_as_json
-from gateway.api.stream_leases import StreamLeases
+from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
@@ -67,18 +68,18 @@ class GroupStream:
         self._heartbeat_ms = heartbeat_ms
         self._heartbeat_at_s = 0.0
         self._room = asyncio.Event()
-        self._leases = StreamLeases(credit, self._room.set)
+        self._credit = credit
+        self._leases = Leases(lambda _: self._room.set())
 
     async def run(self) -> web.StreamResponse:
         """Stream until the client is gone, its rights end, or the server drains."""
         gateway = self._gateway
-        gateway.stream_leases.add(self._group, self._leases)
-        draining = asyncio.ensure_future(gateway.draining.wait())
-        draining.add_done_callback(lambda _: self._room.set())
+        gateway.leases.add(self._group, self._leases)
         try:
-            await self._write(b"" if self._as_lines else b": connected\n\n")
-            while not gateway.draining.is_set():
-                await self._turn()
+            with when_set(gateway.draining, self._room.set):
+                await self._write(b"" if self._as_lines else b": connected\n\n")
+                while not gateway.draining.is_set():
+                    await self._turn()
             await self._answer.write(self._event("goaway", {"reason": "shutdown"}))
         except ConnectionError:
             return self._answer.gone()
@@ -87,15 +88,15 @@ class GroupStream:
             fields = {"error_code": refusal.error_code, "message": refusal.message, "details": refusal.details}
             await self._answer.write(self._event("error", fields))
         finally:
-            draining.cancel()
-            gateway.stream_leases.remove(self._group, self._leases)
+            gateway.leases.remove(self._group, self._leases)
         return await self._answer.end()
 
     async def _turn(self) -> None:
         """Hand out what there is, or wait for it; after a while without anything, say that all is well."""
         self._room.clear()
         self._check_rights()
-        room = self._leases.room(self._gateway.clock.now_ms())
+        self._leases.sweep(self._gateway.clock.now_ms())
+        room = self._credit - len(self._leases)
         if room:
             messages = await self._received(min(room, PIECE_RECORDS))
             if messages:
@@ -128,18 +129,12 @@ class GroupStream:
             return ()
 
     async def _wait_for_room(self) -> None:
-        next_end_ms = self._leases.next_end_ms
-        assert next_end_ms is not None
-        left_ms = next_end_ms - self._gateway.clock.now_ms()
+        left_ms = self._leases.next_end_ms - self._gateway.clock.now_ms()
         await self._wait(max(1, min(left_ms, self._heartbeat_ms)))
 
     async def _wait(self, wait_ms: int) -> None:
         async with while_allowed(self._gateway, self._request):
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    await self._room.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._room, wait_ms / 1000)
 
     async def _deliver(self, messages: tuple[Delivered, ...]) -> None:
         gateway, group = self._gateway, self._group

@@ -31,13 +31,14 @@ from itertools import pairwise
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.api.consumer import AtTime, OffsetSpec
 from gateway.api.errors import error_of
+from gateway.api.read import AtTime, OffsetSpec, out_of_range
+from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
-from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, OFFSET_OUT_OF_RANGE, TOO_MANY, RequestError, invalid
+from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, TOO_MANY, RequestError, invalid
 from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.progress import Start, StartTime
@@ -73,20 +74,19 @@ RETRY_MS = 2_000
 
 _OFFSET_DIGITS = 12  # room for offsets to grow in the bound on cursors
 _READ_BYTES = 256 * KiB
-_WAIT_MS = 30_000  # of one wait at a partition's end; it is renewed
 
 
 class FollowedPartition:
     """How far one partition has been sent."""
 
-    __slots__ = ("offset", "partition", "topic", "topic_id", "waiting")
+    __slots__ = ("call_off", "offset", "partition", "topic", "topic_id")
 
     def __init__(self, topic: str, topic_id: int, partition: int, offset: int) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
         self.offset = offset
-        self.waiting: asyncio.Task[object] | None = None
+        self.call_off: Callable[[], None] | None = None  # of the end it waits at
 
 
 class EventForm:
@@ -239,13 +239,12 @@ class Stream:
     async def run(self) -> web.StreamResponse:
         """Stream to the end, or until the client is gone."""
         loop = asyncio.get_running_loop()
-        draining = asyncio.ensure_future(self._gateway.draining.wait())
-        draining.add_done_callback(lambda _: self._changed.set())
         unwatch = self._access.watch(self._end_rights)
         expiry = self._expiry(loop)
         try:
-            await self._answer.write(self._form.opening(self.cursor, self._epochs))
-            await self._follow()
+            with when_set(self._gateway.draining, self._changed.set):
+                await self._answer.write(self._form.opening(self.cursor, self._epochs))
+                await self._follow()
         except ConnectionError:
             return self._answer.gone()
         except Exception as error:
@@ -253,13 +252,12 @@ class Stream:
             fields = {"error_code": refusal.error_code, "message": refusal.message, "details": refusal.details}
             await self._answer.write(self._form.event("error", fields, self.cursor))
         finally:
-            draining.cancel()
             unwatch()
             if expiry is not None:
                 expiry.cancel()
             for followed in self._all_followed:
-                if followed.waiting is not None:
-                    followed.waiting.cancel()
+                if followed.call_off is not None:
+                    followed.call_off()
         return await self._answer.end()
 
     async def _follow(self) -> None:
@@ -274,10 +272,7 @@ class Stream:
                     await self._wait_at_end(followed)
                 continue
             self._changed.clear()
-            try:
-                async with asyncio.timeout(HEARTBEAT_MS / 1000):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await is_set_within(self._changed, HEARTBEAT_MS / 1000):
                 await self._answer.write(self._form.heartbeat(self.cursor))
         fields = {"reason": "shutdown", "reconnect_after_ms": RETRY_MS}
         await self._answer.write(self._form.event("goaway", fields, self.cursor))
@@ -295,7 +290,9 @@ class Stream:
         if self._gateway.routes_table.topic(followed.topic).topic_id != followed.topic_id:
             raise RequestError(EPOCH_CHANGED, f"Topic {followed.topic} was deleted and made again.")
         if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
-            raise _out_of_range(followed, fetched.min_offset, fetched.max_offset)
+            raise out_of_range(
+                followed.topic, followed.partition, followed.offset, (fetched.min_offset, fetched.max_offset)
+            )
         for records, high in rendered_pieces(
             followed.topic,
             followed.partition,
@@ -334,24 +331,14 @@ class Stream:
             self._behind.remove(followed)
             if not self._behind:
                 await self._answer.write(self._form.event("caught_up", {}, self.cursor))
-        # The answer is only a wake-up: it is read again when this partition has its turn (E2).
-        waiting = asyncio.ensure_future(
-            self._gateway.consumer.fetch(
-                followed.topic, followed.partition, followed.offset, max_bytes=1, wait_ms=_WAIT_MS
-            )
+        followed.call_off = self._gateway.consumer.watch(
+            followed.topic, followed.partition, followed.offset, lambda: self._wake(followed)
         )
-        followed.waiting = waiting
-        waiting.add_done_callback(self._woken(followed))
 
-    def _woken(self, followed: FollowedPartition) -> Callable[[asyncio.Task[object]], None]:
-        def woken(task: asyncio.Task[object]) -> None:
-            if not task.cancelled():
-                task.exception()  # told by the read that follows
-                followed.waiting = None
-                self._ready.append(followed)
-                self._changed.set()
-
-        return woken
+    def _wake(self, followed: FollowedPartition) -> None:
+        followed.call_off = None
+        self._ready.append(followed)
+        self._changed.set()
 
     def _end_rights(self) -> None:
         self._ends = True
@@ -377,8 +364,8 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: Query) ->
     all_followed: list[FollowedPartition] = []
     for name in names:
         view = gateway.routes_table.topic(name)
-        if cursor is not None and cursor.epochs.get(name, str(view.topic_id)) != str(view.topic_id):
-            raise await _epoch_changed(gateway, name, view.topic_id, view.partitions)
+        if cursor is not None:
+            await gateway.consumer.check_epoch(view, cursor.epochs.get(name))
         for number in range(view.partitions) if numbers is None else numbers:
             if number >= view.partitions:
                 raise UnknownPartition(f"topic={name} has partitions 0 to {view.partitions - 1}, not {number}")
@@ -389,7 +376,7 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: Query) ->
             bounds = await gateway.consumer.bounds(name, number)
             if not bounds.min_offset <= offset <= bounds.max_offset:
                 if reset is None:
-                    raise _out_of_range(FollowedPartition(name, view.topic_id, number, offset), *bounds)
+                    raise out_of_range(name, number, offset, bounds)
                 offset = bounds.min_offset if reset == "earliest" else bounds.max_offset
             all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
     _check_cursor_size(all_followed)
@@ -435,30 +422,3 @@ def _from(query: Query) -> OffsetSpec:
     time_ms = query.time_ms("from")
     assert time_ms is not None
     return AtTime(time_ms)
-
-
-async def _epoch_changed(gateway: Gateway, name: str, topic_id: int, count: int) -> RequestError:
-    bounds = [await gateway.consumer.bounds(name, number) for number in range(count)]
-    details = {
-        "topic": name,
-        "epoch": str(topic_id),
-        "partitions": [
-            {"partition": number, "beginning_offset": low, "end_offset": high}
-            for number, (low, high) in enumerate(bounds)
-        ],
-    }
-    message = f"Topic {name} was deleted and made again since this cursor was written: begin anew, without it."
-    return RequestError(EPOCH_CHANGED, message, details=details)
-
-
-def _out_of_range(followed: FollowedPartition, beginning_offset: int, end_offset: int) -> RequestError:
-    return RequestError(
-        OFFSET_OUT_OF_RANGE,
-        f"Offset {followed.offset} of partition {followed.partition} of {followed.topic} is out of range.",
-        details={
-            "topic": followed.topic,
-            "partition": followed.partition,
-            "beginning_offset": beginning_offset,
-            "end_offset": end_offset,
-        },
-    )

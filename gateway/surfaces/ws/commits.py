@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer
 from gateway.api.tasks import Tasks
 from gateway.errors import INVALID, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember

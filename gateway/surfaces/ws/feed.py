@@ -1,7 +1,7 @@
 """From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
 
-One task goes round the partitions that have something to send. A partition that has come to its end leaves the
-round until `TailWatcher` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
+One task goes round the partitions that have something to send. A partition that has come to its end leaves the round
+until `Consumer.watch` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
 again later, so a client that returns no credit costs no memory.
 
 Partitions come and go while it runs (a rebalance); what of a partition has been put out before it goes is sent before.
@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gateway.api.tail_watcher import TailWatcher
-from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError
+from gateway.api.read import Consumer, out_of_range
+from gateway.errors import RequestError
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form
@@ -50,7 +50,7 @@ class Sources:
     """What all subscriptions of a server share."""
 
     frame_cache: FrameCache
-    tail_watcher: TailWatcher
+    consumer: Consumer
     stats: GatewayStats
 
 
@@ -109,7 +109,7 @@ class Feed:
         self.journal = journal
         self.fed_partitions: dict[TopicPartition, FedPartition] = {}
         self._frame_cache = sources.frame_cache
-        self._tail_watcher = sources.tail_watcher
+        self._consumer = sources.consumer
         self._stats = sources.stats
         self._wanted = wanted
         self._outlives_topics = outlives_topics
@@ -223,7 +223,7 @@ class Feed:
         """Send of one place what is there and fits; then it waits at its end, or for its next turn."""
         key = fed.key
         seq = self.journal.last
-        if self._tail_watcher.is_end(*key, fed.offset):
+        if self._consumer.is_end(*key, fed.offset):
             end: int | None = fed.offset
         else:
             try:
@@ -236,7 +236,7 @@ class Feed:
                     count_max=self._count_max(fed),
                 )
             except OutOfRange as error:
-                raise out_of_range(key, fed.offset, *error.bounds) from None
+                raise out_of_range(*key, fed.offset, error.bounds) from None
             except (UnknownQueue, TopicGone) as error:
                 if self._outlives_topics:
                     self.stop(fed)
@@ -254,7 +254,7 @@ class Feed:
         if end is not None and fed.offset >= end:
             await self._at_end(fed, outbox)
             if fed.is_live and not fed.is_ready:
-                fed.call_off = self._tail_watcher.watch(*key, fed.offset, lambda: self._wake(fed))
+                fed.call_off = self._consumer.watch(*key, fed.offset, lambda: self._wake(fed))
         else:
             self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
@@ -371,17 +371,3 @@ class Feed:
 def epoch_changed(topic: str) -> RequestError:
     """The answer when a topic is not the one that was subscribed to."""
     return RequestError(EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
-
-
-def out_of_range(key: TopicPartition, offset: int, beginning_offset: int, end_offset: int) -> RequestError:
-    """The answer when an offset is not within its partition's bounds (which then are in the details)."""
-    return RequestError(
-        OFFSET_OUT_OF_RANGE,
-        f"Offset {offset} of partition {key.partition} of {key.topic} is out of range.",
-        details={
-            "topic": key.topic,
-            "partition": key.partition,
-            "beginning_offset": beginning_offset,
-            "end_offset": end_offset,
-        },
-    )

@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.api.consumer import Fetched
-from gateway.api.tail_watcher import Fetch
+from gateway.api.read import Consumer, Fetched
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import add_headers, render_records, split_lines
 from gateway.surfaces.ws.commands import Form
@@ -108,9 +107,11 @@ _Key = tuple[int, int, int, Wanted]
 class FrameCache:
     """Reads and encodes for all sockets of a server."""
 
-    def __init__(self, fetch: Fetch, topic_id_of: Callable[[str], int], cache_bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self, consumer: Consumer, topic_id_of: Callable[[str], int], cache_bytes_max: int = CACHE_BYTES_MAX
+    ) -> None:
         """`topic_id_of` raises UnknownQueue for a name that no topic has."""
-        self._fetch = fetch
+        self._consumer = consumer
         self._topic_id_of = topic_id_of
         self._bytes_max = cache_bytes_max
         self._bytes = 0
@@ -141,7 +142,7 @@ class FrameCache:
         if is_shared:
             self._reading[key] = read
         try:
-            fetched = await self._fetch(
+            fetched = await self._consumer.fetch(
                 topic,
                 partition,
                 offset,

@@ -23,9 +23,9 @@ from enum import IntEnum
 
 import orjson
 
-from gateway.errors import STALE_GENERATION, RequestError, bad_request
+from gateway.codec import cursors
+from gateway.errors import CURSOR_ILLEGAL, STALE_GENERATION, RequestError, bad_request
 from gateway.groups.protocol import RECEIVE_MESSAGES_MAX
-from store.types import OFFSET_MAX
 
 SUBPROTOCOL = "mq.v1.json"
 
@@ -40,9 +40,7 @@ CREDIT_DEFAULT = 1_000
 FRAME_BYTES_TARGET = 256 * 1024
 """A `messages` frame is closed before it would grow past this; one larger message goes alone."""
 
-CURSOR_SYNTAX = 40050
 NO_SUCH_SUBSCRIPTION = 40450
-LEASE_OVER = 40951
 ALREADY_SUBSCRIBED = 40960
 CANNOT_RESUME = 40961
 HELLO_ORDER = 40962
@@ -82,26 +80,22 @@ class BadFrame(Exception):
 # ------------------------------------------------------------------------------------------------------- cursors
 
 PARTITION_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-_CURSOR_PART = re.compile(r"([^:;=]+):(0|[1-9][0-9]{0,8})=(0|[1-9][0-9]{0,18})")
 
 
 def parse_cursor(cursor: str) -> dict[str, dict[int, int]]:
-    """Topic -> partition -> next offset. Raises RequestError 400/40050; partitions may not repeat."""
-    next_offsets: dict[str, dict[int, int]] = {}
-    for part in cursor.split(";"):
-        match = _CURSOR_PART.fullmatch(part)
-        if match is None or int(match[3]) > OFFSET_MAX:
-            raise RequestError(CURSOR_SYNTAX, "The cursor is not of the form topic:partition=offset;...")
-        offsets = next_offsets.setdefault(match[1], {})
-        if int(match[2]) in offsets:
-            raise RequestError(CURSOR_SYNTAX, f"The cursor names partition {match[2]} of {match[1]} twice.")
-        offsets[int(match[2])] = int(match[3])
-    return next_offsets
+    """Topic -> partition -> next offset. Raises RequestError 400/40050; partitions may not repeat.
+
+    A cursor with epochs is refused, so that none is ignored: sockets have a field of their own for them.
+    """
+    parsed = cursors.parse_cursor(cursor)
+    if parsed.epochs:
+        raise RequestError(CURSOR_ILLEGAL, "The cursor names epochs: say them in the field epochs, or leave them out.")
+    return parsed.offsets
 
 
 def cursor_of(next_offsets: Iterable[tuple[str, int, int]]) -> str:
     """The cursor of (topic, partition, next offset) triples."""
-    return ";".join(f"{topic}:{partition}={offset}" for topic, partition, offset in next_offsets)
+    return cursors.write_cursor(next_offsets, {})
 
 
 # ---------------------------------------------------------------------------------------------- server to client

@@ -1,7 +1,7 @@
 """Queue mode: records of a group on lease to this subscription, each to be settled by its receipt.
 
-The subscription holds what it was handed and has not settled: by receipt, with the number of the frame it went in. So
-a resumed session knows what the client has not seen (it is given back, its attempt not counted), and an end knows what
+The subscription holds what it was handed and has not settled (`Leases`), with the number of the frame it went in. So a
+resumed session knows what the client has not seen (it is given back, its attempt not counted), and an end knows what
 to release. With automatic credit a message costs credit until it is settled or its lease is over.
 
 Invariants
@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from gateway.api.tasks import Tasks
+from gateway.api.lease import AllLeases, Lease, Leases
+from gateway.api.tasks import Tasks, is_set_within
 from gateway.auth.access import Access, Permission
 from gateway.codec.records import add_headers, render_parts, split_lines
 from gateway.groups.machines.errors import GroupError
@@ -30,7 +31,7 @@ from gateway.surfaces.ws.credit import Ledger
 from gateway.surfaces.ws.frame_cache import FETCH_BYTES, binary_parts
 from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.outbox import Outbox
-from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET, LEASE_OVER, binary_frame, messages_push, partitions_of
+from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET, binary_frame, messages_push, partitions_of
 from gateway.surfaces.ws.stream import start_spec
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
@@ -45,18 +46,6 @@ PATTERN_WAIT_MS = 5_000
 
 GONE_WAIT_S = 0.1
 """How long a topic that has gone may still be in the list that a pattern is matched with."""
-
-
-class Lease(NamedTuple):
-    """One message in the client's hands. `newest`: its receipt, after an extend another than the first one."""
-
-    seq: int
-    topic: str
-    partition: int
-    offset: int
-    byte_count: int
-    until_ms: int
-    newest: str
 
 
 class Queue:
@@ -74,6 +63,7 @@ class Queue:
         groups: Groups,
         routes: Routes,
         access: Callable[[], Access],
+        all_leases: AllLeases,
         tasks: Tasks,
         clock: Clock,
         stats: GatewayStats,
@@ -94,12 +84,11 @@ class Queue:
         self._clock = clock
         self._stats = stats
         self._acks: Merged[str, Settled] = Merged(self._ack_now, tasks)
-        self._leases: dict[str, Lease] = {}  # by their first receipts
-        self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
+        self._all_leases = all_leases
+        self._leases = Leases(self._done)
         self._changed = asyncio.Event()
         self._receiving: asyncio.Task[object] | None = None
         self._next_bytes = 1
-        self._sweep_at_ms = 0  # no lease ends before
         self.seq = 0
         self._delivered_seq = 0
 
@@ -110,16 +99,16 @@ class Queue:
         if self._pattern is not None:
             await self._groups.follow(self.group, self._pattern)
         topics = self._wanted_topics()
+        self._all_leases.add(self.group, self._leases)
         return {"epochs": {topic.name: str(topic.topic_id) for topic in topics}, **self.state()}
 
     async def end(self) -> None:
         """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
         await self._acks.settled()
-        self._sweep()
-        unseen = [lease.newest for lease in self._leases.values() if lease.seq > self._delivered_seq]
-        held = [lease.newest for lease in self._leases.values() if lease.seq <= self._delivered_seq]
-        self._leases.clear()
-        self._first_of.clear()
+        self._leases.sweep(self._clock.now_ms())
+        self._all_leases.remove(self.group, self._leases)
+        unseen = [lease.receipt for lease in self._leases.take_after(self._delivered_seq)]
+        held = [lease.receipt for lease in self._leases.take_after(0)]
         try:
             if unseen:
                 await self._groups.give_back(self.group, unseen)
@@ -159,7 +148,7 @@ class Queue:
     async def push(self, outbox: Outbox) -> NoReturn:
         """Receive and push for ever. Raises RequestError, GroupError, StoreError, OutboxClosed."""
         while True:
-            self._sweep()
+            self._leases.sweep(self._clock.now_ms())
             if not self.ledger.fits(self._next_bytes):
                 await self._credit()
                 continue
@@ -178,15 +167,13 @@ class Queue:
 
     async def rewind(self, seen: int) -> None:
         """Give back what went in frames after `seen`. Raises GroupError, StoreError."""
-        unseen = {first: lease for first, lease in self._leases.items() if lease.seq > seen}
+        unseen = self._leases.take_after(seen)
         # With auto_ack what the transport took is acked, or about to be.
         seen_or_acked = self._delivered_seq if self._command.auto_ack else seen
-        back = [lease.newest for lease in unseen.values() if lease.seq > seen_or_acked]
+        back = [lease.receipt for lease in unseen if lease.frame > seen_or_acked]
         self.seq = min(self.seq, seen)
         self._delivered_seq = min(self._delivered_seq, seen)
-        for first, lease in unseen.items():
-            del self._leases[first]
-            self._first_of.pop(lease.newest, None)
+        for lease in unseen:
             self.ledger.unsent(1, lease.byte_count)
         if back:
             await self._tasks.whole(self._groups.give_back(self.group, back))
@@ -203,11 +190,7 @@ class Queue:
         counts = []
         receipts: list[str] = []
         for topic, partition, next_offset in fed_partitions:
-            mine = [
-                lease.newest
-                for lease in self._leases.values()
-                if (lease.topic, lease.partition) == (topic, partition) and lease.offset < next_offset
-            ]
+            mine = self._leases.up_to(topic, partition, next_offset - 1)
             counts.append(len(mine))
             receipts += mine
         if receipts:
@@ -248,12 +231,8 @@ class Queue:
     async def _credit(self) -> None:
         """Wait until there may be credit: it came, or the oldest lease is over."""
         self._changed.clear()
-        wait_s = max(self._sweep_at_ms - self._clock.now_ms(), 0) / 1000 + 0.001 if self._leases else None
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        wait_s = max(self._leases.next_end_ms - self._clock.now_ms(), 0) / 1000 + 0.001 if self._leases else None
+        await is_set_within(self._changed, wait_s)
 
     async def _receive(self, topics: Sequence[TopicView]) -> Sequence[Delivered]:
         command = self._command
@@ -306,11 +285,7 @@ class Queue:
             self.ledger.sent(count, size_bytes)
             self.seq += 1
             seq = self.seq
-            for one, size in zip(delivered[at:end], sizes[at:end], strict=True):
-                receipt, until_ms = one.receipt, one.until_ms
-                self._leases[receipt] = Lease(seq, one.topic, one.partition, one.offset, size, until_ms, receipt)
-                if until_ms < self._sweep_at_ms:
-                    self._sweep_at_ms = until_ms
+            self._leases.took(delivered[at:end], sizes[at:end], seq)
             receipts = [one.receipt for one in delivered[at:end]]
             left = None if self.ledger.bytes is None else self.ledger.bytes.left
             frame = messages_push(
@@ -377,9 +352,7 @@ class Queue:
 
     def _settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
         """Credit of what is settled, or is not ours any more, returns."""
-        for result in results:
-            if result.error_code is None or result.error_code == LEASE_OVER:
-                self._let_go(result.receipt)
+        self._all_leases.settled(self.group, self._leases.settled(results))
         return results
 
     async def _extend(self, command: Extend) -> Sequence[Settled]:
@@ -388,30 +361,10 @@ class Queue:
             invisible_ms = self._groups.describe(self.group).config.invisible_ms
         results = await self._groups.extend(self.group, command.receipts, invisible_ms)
         until_ms = self._clock.now_ms() + invisible_ms
-        self._sweep_at_ms = min(self._sweep_at_ms, until_ms)
+        self._all_leases.extended(self.group, self._leases.extended(results, until_ms), until_ms)
         self._changed.set()  # whoever waits for a lease to end may wait less
-        for result in results:
-            if result.ok and result.new_receipt is not None:
-                first = self._first_of.pop(result.receipt, result.receipt)
-                if (lease := self._leases.get(first)) is not None:
-                    self._first_of.pop(lease.newest, None)
-                    self._leases[first] = lease._replace(until_ms=until_ms, newest=result.new_receipt)
-                    self._first_of[result.new_receipt] = first
-            elif result.error_code == LEASE_OVER:
-                self._let_go(result.receipt)
         return results
 
-    def _let_go(self, receipt: str) -> None:
-        if (lease := self._leases.pop(self._first_of.pop(receipt, receipt), None)) is not None:
-            self._first_of.pop(lease.newest, None)
-            self.ledger.returned(1, lease.byte_count)
-            self._changed.set()
-
-    def _sweep(self) -> None:
-        """Let go of what is not ours any more, because its time was over."""
-        now_ms = self._clock.now_ms()
-        if now_ms < self._sweep_at_ms:
-            return
-        for receipt in [receipt for receipt, lease in self._leases.items() if lease.until_ms <= now_ms]:
-            self._let_go(receipt)
-        self._sweep_at_ms = min((lease.until_ms for lease in self._leases.values()), default=now_ms)
+    def _done(self, lease: Lease) -> None:
+        self.ledger.returned(1, lease.byte_count)
+        self._changed.set()

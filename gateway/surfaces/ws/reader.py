@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from gateway.api.consumer import AtTime, Consumer, OffsetSpec
+from gateway.api.read import AtTime, Consumer, OffsetSpec, out_of_range
 from gateway.auth.access import Access, Permission
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
 from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
-from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed, out_of_range
+from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed
 from gateway.surfaces.ws.outbox import Outbox
-from gateway.surfaces.ws.protocol import EPOCH_CHANGED, TOO_MANY, assigned_push, partitions_of, revoked_push
+from gateway.surfaces.ws.protocol import TOO_MANY, assigned_push, partitions_of, revoked_push
 from store.errors import UnknownQueue
 
 FOLLOWED_PARTITIONS_MAX = 4096
@@ -63,7 +63,8 @@ class Reader:
         topics = self._wanted_topics()
         if sum(topic.partitions for topic in topics) > self._partitions_left():
             raise too_many_partitions()
-        await self._check_epochs(topics)
+        for topic in topics:
+            await self._consumer.check_epoch(topic, command.epochs.get(topic.name))
         check_all_named(start, {topic.name: topic.partitions for topic in topics}, "from")
         for topic in topics:
             for partition in range(topic.partitions):
@@ -180,26 +181,6 @@ class Reader:
             topics[name] = topic
         return topics
 
-    async def _check_epochs(self, topics: list[TopicView]) -> None:
-        """A cursor is good for the topic it came from, not for a later one of the same name."""
-        for topic in topics:
-            epoch = str(topic.topic_id)
-            if self._command.epochs.get(topic.name, epoch) == epoch:
-                continue
-            bounds = [await self._consumer.bounds(topic.name, partition) for partition in range(topic.partitions)]
-            raise RequestError(
-                EPOCH_CHANGED,
-                f"Topic {topic.name} was created anew: its offsets are not those of the cursor.",
-                details={
-                    "topic": topic.name,
-                    "epoch": epoch,
-                    "partitions": [
-                        {"partition": partition, "beginning_offset": low, "end_offset": high}
-                        for partition, (low, high) in enumerate(bounds)
-                    ],
-                },
-            )
-
 
 def too_many_partitions() -> RequestError:
     """The answer to one partition too many."""
@@ -231,7 +212,7 @@ async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnam
     if isinstance(spec, int):
         bounds = await consumer.bounds(key.topic, key.partition)
         if not bounds.min_offset <= offset <= bounds.max_offset:
-            raise out_of_range(key, offset, bounds.min_offset, bounds.max_offset)
+            raise out_of_range(*key, offset, bounds)
     return offset
 
 

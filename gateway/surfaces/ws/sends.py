@@ -5,7 +5,8 @@ In a binary frame keys and values are in the payload, one behind the other, and 
 
 from __future__ import annotations
 
-from gateway.api.producer import BatchReceipt, Producer, Receipt
+from gateway.api.producer import Producer
+from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.records import BATCH_REFUSED, Format, ProduceRecord, parse_raw_record, parse_records
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.surfaces.ws.commands import Produce
@@ -36,7 +37,7 @@ async def send(producer: Producer, command: Produce, records: Records, *, is_bin
     if isinstance(records, bytes):
         batches = await producer.produce_batches(command.topic, records, partition=command.partition, acks=command.acks)
         reached = min(receipt.acks for receipt in batches)
-        offsets = [_batch_receipt(receipt) for receipt in batches]
+        offsets = [batch_receipt_as_json(receipt) for receipt in batches]
     else:
         receipts = await producer.produce(
             command.topic,
@@ -46,23 +47,8 @@ async def send(producer: Producer, command: Produce, records: Records, *, is_bin
             acks=command.acks,
         )
         reached = min(receipt.acks for receipt in receipts)
-        offsets = [shown_receipt(receipt) for receipt in receipts]
+        offsets = [receipt_as_json(receipt) for receipt in receipts]
     return {"acks": reached.name.lower(), "offsets": offsets}
-
-
-def shown_receipt(receipt: Receipt) -> dict[str, object]:
-    """What became of one record, as frames show it."""
-    shown: dict[str, object] = {"partition": receipt.partition, "offset": receipt.offset}
-    if receipt.schedule_id is not None:
-        shown["schedule_id"] = receipt.schedule_id
-        shown["deliver_at"] = receipt.deliver_at_ms
-    if receipt.duplicate:
-        shown["duplicate"] = True
-    return shown
-
-
-def _batch_receipt(receipt: BatchReceipt) -> dict[str, object]:
-    return {"partition": receipt.partition, "offset": receipt.offset, "record_count": receipt.record_count}
 
 
 def _binary_records(records: object, payload: memoryview) -> list[ProduceRecord]:

@@ -249,6 +249,7 @@ class Session:
             groups=gateway.groups,
             routes=gateway.routes_table,
             access=self._rights,
+            all_leases=gateway.leases,
             tasks=self._tasks,
             clock=gateway.clock,
             stats=gateway.stats,

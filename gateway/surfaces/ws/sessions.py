@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.api.tail_watcher import TailWatcher
 from gateway.api.tasks import Tasks
 from gateway.auth.access import NOBODY, Access
 from gateway.surfaces.http.context import Gateway
@@ -55,10 +54,9 @@ class Sessions:
         self._gateway = gateway
         self._waiting_max = waiting_max
         self._tasks = Tasks(lambda error: log.error("sockets failed", exc_info=error))
-        fetch = gateway.consumer.fetch
         routes = gateway.routes_table
-        frame_cache = FrameCache(fetch, lambda name: routes.topic(name).topic_id)
-        self._sources = Sources(frame_cache, TailWatcher(fetch, self._tasks), gateway.stats)
+        frame_cache = FrameCache(gateway.consumer, lambda name: routes.topic(name).topic_id)
+        self._sources = Sources(frame_cache, gateway.consumer, gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
         self._go_away: dict[object, Callable[[], None]] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.api.errors import error_of
+from gateway.api.render import receipt_as_json
 from gateway.auth.access import NOBODY, Access, Permission
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, invalid
@@ -17,7 +18,6 @@ from gateway.surfaces.ws.commands import Subscribe
 from gateway.surfaces.ws.conversation import Conversation
 from gateway.surfaces.ws.parse import parse_command
 from gateway.surfaces.ws.protocol import error_fields
-from gateway.surfaces.ws.sends import shown_receipt
 from gateway.surfaces.ws.session import REFUSALS, ledger_of
 from store.types import Acks
 
@@ -128,7 +128,7 @@ class Sender:
                 json_values=False,
                 acks=target.acks,
             )
-            answer = {"ok": True, "n": number, "acks": receipt.acks.name.lower(), **shown_receipt(receipt)}
+            answer = {"ok": True, "n": number, "acks": receipt.acks.name.lower(), **receipt_as_json(receipt)}
         except REFUSALS as error:
             answer = {"ok": False, "n": number, **error_fields(error_of(error))}
         await before.wait()

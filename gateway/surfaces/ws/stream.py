@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer
 from gateway.api.tasks import Tasks
 from gateway.auth.access import Access, Permission
 from gateway.errors import RequestError

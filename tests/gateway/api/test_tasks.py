@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.api.tasks import Tasks, stop
+from gateway.api.tasks import Tasks, is_set_within, stop, when_set
+from tests.waiting import WOKEN_S, until
 
 
 class Gate:
@@ -101,3 +102,22 @@ async def test_every_failure_is_told_to_somebody() -> None:
     await stop(caller)
     await tasks.close()
     assert len(failures) == 3
+
+
+async def test_an_event_calls_within_the_block_and_never_behind_it() -> None:
+    event, calls = asyncio.Event(), list[int]()
+    with when_set(event, lambda: calls.append(1)):
+        await asyncio.sleep(0)
+        assert calls == []
+        event.set()
+        assert await is_set_within(event, WOKEN_S)
+        await until(lambda: calls)
+    assert calls == [1]
+    late = asyncio.Event()
+    with when_set(late, lambda: calls.append(2)):
+        await asyncio.sleep(0)
+    late.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert calls == [1]
+    assert not await is_set_within(asyncio.Event(), 0.001)

@@ -1,6 +1,6 @@
 """One read of a consumer instance: gather what is there, and wait for more while it is not enough.
 
-A wait ends with the first record of any partition, at the deadline, or when `must_stop` says so, which is asked every
+A wait ends with the next record of any partition, at the deadline, or when `must_stop` says so, which is asked every
 `LOOK_S` and whenever somebody stirs the poll.
 """
 
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer, Tail
+from gateway.api.tasks import is_set_within, when_set
 from gateway.codec.filters import TagFilter
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.strategies.base import Partition
@@ -62,14 +63,16 @@ class Poller:
         instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
         gathering = self._gathering(instance.settings, poll)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
+        ends: dict[Partition, int] = {}  # of the partitions, when they were last read
         deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
         while True:
             for topic_partition in instance.reading_order():
-                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering):
+                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering, ends):
                     pass
             if gathering.is_full or (gathering.count and gathering.size_bytes >= wanted_bytes):
                 return gathering
-            if not await self._woken(instance, gathering, deadline_s, stirred, must_stop):
+            tails = [Tail(one.topic, one.partition, ends[one]) for one in instance.reading_order() if one in ends]
+            if not await self._woken(tails, deadline_s, stirred, must_stop):
                 return gathering
             if stirred.is_set():
                 stirred.clear()
@@ -86,8 +89,10 @@ class Poller:
             tag_filter=poll.tag_filter,
         )
 
-    async def _gather_from(self, instance: Instance, topic_partition: Partition, gathering: Gathering) -> bool:
-        """One fetch of one partition; whether it has come to its end."""
+    async def _gather_from(
+        self, instance: Instance, topic_partition: Partition, gathering: Gathering, ends: dict[Partition, int]
+    ) -> bool:
+        """One fetch of one partition; whether it has come to its end, which is noted."""
         start = _next_offset(instance, topic_partition, gathering)
         tag_filter = gathering.tag_filter
         try:
@@ -99,7 +104,9 @@ class Poller:
                 tag_hashes=None if tag_filter is None else tag_filter.hashes,
             )
         except UnknownQueue:  # deleted; the next look at group and topics takes the partition away
+            ends.pop(topic_partition, None)
             return True
+        ends[topic_partition] = fetched.max_offset
         if fetched.status in _OUT_OF_RANGE:
             # What retention took is gone; whoever wants the last records still wants all that are left.
             is_behind = fetched.status is ReadStatus.TOO_SMALL or instance.settings.start is Start.FIRST
@@ -124,50 +131,15 @@ class Poller:
         return fetched.next_offset >= fetched.max_offset
 
     async def _woken(
-        self,
-        instance: Instance,
-        gathering: Gathering,
-        deadline_s: float,
-        stirred: asyncio.Event,
-        must_stop: Callable[[], bool],
+        self, tails: Sequence[Tail], deadline_s: float, stirred: asyncio.Event, must_stop: Callable[[], bool]
     ) -> bool:
         """Wait until there may be more to gather; False when this read is to end."""
-        left_s = deadline_s - self._monotonic_s()
-        if left_s <= 0 or must_stop():
-            return False
-        stirring = asyncio.ensure_future(stirred.wait())
-        waits = [
-            asyncio.ensure_future(
-                self._arrived(
-                    topic_partition, _next_offset(instance, topic_partition, gathering), int(left_s * 1000) + 1
-                )
-            )
-            for topic_partition in instance.reading_order()
-        ]
-        waiting = [stirring, *waits]
-        try:
+        woken = asyncio.Event()
+        with self._consumer.watching(tails, woken.set), when_set(stirred, woken.set):
             while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
-                done, _ = await asyncio.wait(waiting, timeout=min(left_s, LOOK_S), return_when=asyncio.FIRST_COMPLETED)
-                if must_stop():
-                    return False
-                if any(task.result() for task in done):
-                    return True
-                waiting = [task for task in waiting if task not in done]
-            return False
-        finally:
-            for task in (stirring, *waits):
-                task.cancel()
-            await asyncio.gather(stirring, *waits, return_exceptions=True)
-
-    async def _arrived(self, topic_partition: Partition, offset: int, wait_ms: int) -> bool:
-        """Whether there is something at this offset, at last."""
-        try:
-            fetched = await self._consumer.fetch(
-                topic_partition.topic, topic_partition.partition, offset, max_bytes=1, wait_ms=wait_ms
-            )
-        except UnknownQueue:
-            return False
-        return bool(fetched.entries) or fetched.status in _OUT_OF_RANGE
+                if await is_set_within(woken, min(left_s, LOOK_S)):
+                    return not must_stop()
+        return False
 
 
 def _next_offset(instance: Instance, topic_partition: Partition, gathering: Gathering) -> int:

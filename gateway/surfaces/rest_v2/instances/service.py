@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer
 from gateway.errors import TOO_MANY, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownGroup, UnknownMember
 from gateway.groups.machines.membership import Share

@@ -8,11 +8,12 @@ import asyncio
 import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
-from gateway.groups.coordinator.settling import LEASE_OVER, RECEIPT_ILLEGAL
 from gateway.groups.machines.copies import REASON_BYTES_MAX, dead_letter_topic
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
 from gateway.groups.machines.progress import Start
 from gateway.groups.protocol import (
+    LEASE_OVER,
+    RECEIPT_ILLEGAL,
     RECEIPTS_MAX,
     RECEIVE_BYTES_MAX,
     RECEIVE_MESSAGES_MAX,

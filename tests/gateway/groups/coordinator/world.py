@@ -17,6 +17,7 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import Receive
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
+from gateway.routing.tail_watcher import TailWatcher
 from store import Store, record_batch
 from store.config import StoreConfig
 from store.errors import TopicExists
@@ -116,6 +117,7 @@ class World:
             files=self.disk,
             broker=self.broker,
             routes=self.routes,
+            tail_watcher=TailWatcher(self.routes),
             own_topics=self,
             clock=self.clock,
             monotonic_ms=lambda: self.monotonic_ms,

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.api.consumer import Consumer
+from gateway.api.read import Consumer
 from gateway.codec.tags import TAG_HEADER
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import StaleGeneration, UnknownMember
@@ -169,8 +169,12 @@ class FakeGroups:
             raise StaleGeneration(member.member_id)
         return known.share
 
-    def watch(self, group: str, member_id: str) -> FakeWatch:
-        return FakeWatch(self, member_id)
+    async def share_changed(self, group: str, member_id: str, since: Share) -> Share:
+        while (member := self.members.get(member_id)) is not None:
+            if member.share != since:
+                return member.share
+            await member.changed.wait()
+        raise UnknownMember(member_id)
 
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         self.heartbeat(group, member)
@@ -343,18 +347,3 @@ class FakeGroups:
 
     async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
         raise NotImplementedError
-
-
-class FakeWatch:
-    def __init__(self, groups: FakeGroups, member_id: str) -> None:
-        self._groups = groups
-        self._member_id = member_id
-
-    async def changed(self, since: Share) -> Share:
-        while True:
-            member = self._groups.members.get(self._member_id)
-            if member is None:
-                raise UnknownMember(self._member_id)
-            if member.share != since:
-                return member.share
-            await member.changed.wait()

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from gateway.api.consumer import Consumer
 from gateway.api.producer import Producer
+from gateway.api.read import Consumer
 from gateway.brokers.base import Broker
 from gateway.routing.table import RouteTable
 from gateway.settings.config import build

@@ -1,6 +1,6 @@
 """What is encoded once for many: cuts, filters, the cache's bound, and one read for all who ask at once.
 
-Covers gateway.api.tail_watcher and gateway.surfaces.ws.merged too: what they share among many.
+Covers gateway.routing.tail_watcher and gateway.surfaces.ws.merged too: what they share among many.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import orjson
 import pytest
 
-from gateway.api.tail_watcher import TailWatcher
 from gateway.api.tasks import Tasks
 from gateway.codec.filters import parse_filter
 from gateway.surfaces.http.context import Gateway
@@ -40,7 +39,7 @@ async def produce(gateway: Gateway, record: dict[str, object]) -> None:
 
 
 def frame_cache_of(gateway: Gateway, cache_bytes_max: int = CACHE_BYTES_MAX) -> FrameCache:
-    return FrameCache(gateway.consumer.fetch, lambda name: gateway.routes_table.topic(name).topic_id, cache_bytes_max)
+    return FrameCache(gateway.consumer, lambda name: gateway.routes_table.topic(name).topic_id, cache_bytes_max)
 
 
 async def read(frame_cache: FrameCache, offset: int, wanted: Wanted = ALL, count_max: int = 1000) -> list[int]:
@@ -124,25 +123,23 @@ async def test_a_filtered_subscription_gets_its_tags_only_and_credit_counts_thos
 
 async def test_all_who_wait_at_an_end_are_woken_by_one_read() -> None:
     gateway, broker = await filled(3)
-    tasks = Tasks(lambda error: None)
-    tail_watcher = TailWatcher(gateway.consumer.fetch, tasks)
+    consumer = gateway.consumer
     woken: list[int] = []
     for n in range(50):
-        call_off = tail_watcher.watch("orders", 0, 3, lambda n=n: woken.append(n))  # type: ignore[misc]
+        call_off = consumer.watch("orders", 0, 3, lambda n=n: woken.append(n))  # type: ignore[misc]
         if n == 7:
             call_off()
     await asyncio.sleep(0)
-    assert tail_watcher.is_end("orders", 0, 3)
+    assert consumer.is_end("orders", 0, 3)
     assert not woken
     before = broker.read_count
     await produce(gateway, {"value": 3})
     await until(lambda: woken)
     assert woken == [n for n in range(50) if n != 7]
     assert broker.read_count <= before + 2
-    tail_watcher.watch("orders", 0, 3, lambda: woken.append(99))
+    consumer.watch("orders", 0, 3, lambda: woken.append(99))
     await until(lambda: woken[-1] == 99)
-    await tasks.close()
-    assert not tail_watcher.is_end("orders", 0, 4)
+    assert not consumer.is_end("orders", 0, 3)
 
 
 async def test_what_is_asked_while_a_call_runs_goes_into_the_next_one() -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.codec import cursors
+from gateway.codec.cursors import write_cursor
 from gateway.errors import RequestError
 from gateway.surfaces.ws import protocol
 from gateway.surfaces.ws.protocol import cursor_of, parse_cursor
@@ -22,6 +24,16 @@ places = st.dictionaries(
 def test_a_cursor_is_read_as_it_was_written(offsets: dict[tuple[str, int], int]) -> None:
     parsed = parse_cursor(cursor_of((topic, partition, offset) for (topic, partition), offset in offsets.items()))
     assert {(topic, partition): offset for topic in parsed for partition, offset in parsed[topic].items()} == offsets
+
+
+def test_sockets_and_streams_write_one_form_of_cursor_and_no_epoch_is_ignored() -> None:
+    places = [("orders", 0, 101), ("orders", 1, 88)]
+    assert parse_cursor(write_cursor(places, {})) == {"orders": {0: 101, 1: 88}}
+    assert cursors.parse_cursor(cursor_of(places)).offsets == {"orders": {0: 101, 1: 88}}
+    for text in (write_cursor(places, {"orders": "16"}), "orders:0=1;orders:0=2", "orders:0"):
+        with pytest.raises(RequestError) as caught:
+            parse_cursor(text)
+        assert caught.value.error_code == 40050
 
 
 def test_frames_are_json() -> None:

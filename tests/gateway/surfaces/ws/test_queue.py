@@ -74,6 +74,21 @@ async def test_credit_comes_back_when_a_message_is_settled() -> None:
         await talk.quiet()
 
 
+async def test_what_is_settled_elsewhere_gives_its_credit_back_too() -> None:
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 3)
+        await talk.ask(subscribe(**QUEUE, credit=1))
+        (first,) = await talk.messages(1)
+        await talk.quiet()
+        results = await talk.groups.ack("g", [first["receipt"]])
+        talk.gateway.leases.settled("g", results)  # as a request by HTTP does
+        (second,) = await talk.messages(1)
+        assert second["offset"] == 1
+        await talk.quiet()
+        await talk.ask({"id": 5, "op": "unsubscribe", "sub": "s"})
+        await until(lambda: not talk.gateway.leases._by_group)
+
+
 async def test_a_lease_that_is_over_gives_its_credit_back() -> None:
     async with talking({"orders": 1}) as talk:
         await talk.fill("orders", 2)

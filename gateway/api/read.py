@@ -1,16 +1,25 @@
-"""Reading a partition: every way out (pull, long poll, socket) goes through here, in logical offsets.
+"""Reading a partition and waiting at its end: every way out (pull, long poll, stream, socket, consumer instance) goes
+through here, in logical offsets.
 
 A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
 it knows about queues.
+
+A read never waits. Whoever has come to the end of partitions is woken by `watch` (one call for one end) or `watching`
+(several ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and
+a server that shuts down are the surface's: it knows what it owes its client. What a wake-up says is only that reading
+is worth another try, so a partition that is gone or fails wakes too, and the read says why.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from gateway.errors import invalid
-from gateway.routing.base import Routes, UnknownPartition
+from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, invalid
+from gateway.routing.base import Routes, TopicView, UnknownPartition
 from gateway.routing.reading import PartitionReader
+from gateway.routing.tail_watcher import TailWatcher, Wake
 from store.types import OFFSET_MAX, Boundary, Bounds, Entry, ReadStatus
 
 
@@ -24,6 +33,14 @@ class Fetched(NamedTuple):
     next_offset: int
 
 
+class Tail(NamedTuple):
+    """A partition, and its end as a reader last saw it."""
+
+    topic: str
+    partition: int
+    end: int
+
+
 class AtTime(NamedTuple):
     """An offset given by time: that of the first record stored at or after it."""
 
@@ -35,11 +52,13 @@ OffsetSpec = int | str | AtTime
 
 
 class Consumer:
-    """Reads partitions of the topics in a route table."""
+    """Reads partitions of the topics in a route table. `tail_watcher` is shared with whoever else waits."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, tail_watcher: TailWatcher | None = None) -> None:
         self._routes = routes
         self._reader = PartitionReader(routes)
+        tail_watcher = tail_watcher or TailWatcher(routes)
+        self.watch, self.is_end = tail_watcher.watch, tail_watcher.is_end
 
     async def fetch(
         self,
@@ -48,23 +67,31 @@ class Consumer:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> Fetched:
         """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`, and
         none that begins at or behind `end_offset`.
 
-        At the partition's end waits up to `wait_ms` for the next entry, else answers at once; the status says why a
-        read came back empty. With `tag_hashes`, entries without a record of such a tag are passed over (NO_MATCH when
-        none had one, `next_offset` says how far was looked). Raises UnknownQueue, UnknownPartition, or another
-        StoreError.
+        The status says why a read came back empty. With `tag_hashes`, entries without a record of such a tag are passed
+        over (NO_MATCH when none had one, `next_offset` says how far was looked). Raises UnknownQueue, UnknownPartition,
+        or another StoreError.
         """
         self._check(topic, partition)
         status, entries, low, high, next_offset = await self._reader.read(
-            topic, partition, offset, max_bytes=max_bytes, wait_ms=wait_ms, end_offset=end_offset, tag_hashes=tag_hashes
+            topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
         )
         return Fetched(entries, status, low, high, next_offset)
+
+    @contextmanager
+    def watching(self, tails: Iterable[Tail], wake: Wake) -> Iterator[None]:
+        """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most."""
+        call_offs = [self.watch(*tail, wake) for tail in tails]
+        try:
+            yield
+        finally:
+            for call_off in call_offs:
+                call_off()
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get. Raises as `fetch`."""
@@ -98,10 +125,39 @@ class Consumer:
         low, high = await self.bounds(topic, partition)
         return max(low, high + spec)
 
+    async def check_epoch(self, topic: TopicView, epoch: str | None) -> None:
+        """Offsets are good for the topic they came from, not for a later one of the same name. `epoch`: that topic's
+        id, None when nobody knows. Raises RequestError 409/40953 with the bounds of the topic there is now."""
+        if epoch in (None, str(topic.topic_id)):
+            return
+        bounds = [await self.bounds(topic.name, partition) for partition in range(topic.partitions)]
+        raise RequestError(
+            EPOCH_CHANGED,
+            f"Topic {topic.name} was deleted and made again: the cursor's offsets are not its own. Begin without it.",
+            details={
+                "topic": topic.name,
+                "epoch": str(topic.topic_id),
+                "partitions": [
+                    {"partition": partition, "beginning_offset": low, "end_offset": high}
+                    for partition, (low, high) in enumerate(bounds)
+                ],
+            },
+        )
+
     def _check(self, topic: str, partition: int) -> None:
         count = self._routes.topic(topic).partitions
         if not 0 <= partition < count:
             raise UnknownPartition(f"topic={topic} has partitions 0 to {count - 1}, not {partition}")
+
+
+def out_of_range(topic: str, partition: int, offset: int, bounds: tuple[int, int]) -> RequestError:
+    """The answer when an offset is not within its partition's bounds (which then are in the details)."""
+    low, high = bounds
+    return RequestError(
+        OFFSET_OUT_OF_RANGE,
+        f"Offset {offset} of partition {partition} of {topic} is out of range.",
+        details={"topic": topic, "partition": partition, "beginning_offset": low, "end_offset": high},
+    )
 
 
 def _parse_offset(text: str) -> int:

@@ -1,10 +1,12 @@
-"""gateway/api/consumer.py"""
+"""gateway/api/read.py"""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from gateway.api.consumer import AtTime, Consumer, OffsetSpec
+from gateway.api.read import AtTime, Consumer, OffsetSpec, Tail
 from gateway.errors import INVALID, RequestError
 from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
@@ -15,6 +17,7 @@ from store.record_batch import Record
 from store.types import Acks, Append, QueueKey, ReadStatus
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, FakeTopic
+from tests.waiting import WOKEN_S, until
 
 QUEUE = QueueKey(16, 0)
 
@@ -88,3 +91,24 @@ async def test_unknown_topics_and_partitions_are_told_apart(gateway: Gateway) ->
             with pytest.raises(error) as caught:
                 await call
             assert type(caught.value) is error
+
+
+async def test_whoever_waits_at_several_ends_is_woken_by_any_and_by_none_behind_the_block(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    consumer, woken = gateway.consumer, asyncio.Event()
+    first, second = Tail("orders", 0, 0), Tail("orders", 1, 0)
+    with consumer.watching([first, second, Tail("nowhere", 0, 0)], woken.set):
+        await asyncio.wait_for(woken.wait(), WOKEN_S)  # by the partition that is not there
+    woken.clear()
+    with consumer.watching([first, second], woken.set):
+        await asyncio.sleep(0)
+        assert not woken.is_set()
+        await send(broker, 1, QueueKey(16, 1))
+        await asyncio.wait_for(woken.wait(), WOKEN_S)
+    woken.clear()
+    with consumer.watching([Tail("orders", 1, 1)], woken.set):
+        await asyncio.sleep(0)
+    await send(broker, 1, QueueKey(16, 1))
+    await until(lambda: consumer.is_end("orders", 1, 2))
+    assert not woken.is_set()

@@ -1,0 +1,150 @@
+"""What consumers of queue mode have in their hands: one ledger for sockets' subscriptions and for event streams. Pure.
+
+Both send records on lease while their client settles earlier ones, and count what is out against its credit. A record
+leaves the ledger when it is settled, or when its lease is over by this server's clock. A client may settle elsewhere
+than where it received (a page that reads an event stream settles by HTTP), so whoever settles tells all consumers of
+the group. An extended lease has two receipts that are good, its first one and its newest.
+
+Invariants
+    H1  after `sweep` every record in a ledger is on lease, as far as this server has been told and its clock goes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
+
+_NEVER_MS = 2**63 - 1
+
+
+class Lease(NamedTuple):
+    """One record in a consumer's hands. `receipt`: the newest; `frame` and `byte_count`: what its consumer noted."""
+
+    topic: str
+    partition: int
+    offset: int
+    until_ms: int
+    receipt: str
+    frame: int
+    byte_count: int
+
+
+class Leases:
+    """The records of one consumer. `on_done` is told each that was settled, or whose lease is over."""
+
+    def __init__(self, on_done: Callable[[Lease], object]) -> None:
+        self._on_done = on_done
+        self._leases: dict[str, Lease] = {}  # by their first receipts
+        self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
+        self.next_end_ms = _NEVER_MS
+        """No lease ends before."""
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def took(self, messages: Sequence[Delivered], sizes: Sequence[int] = (), frame: int = 0) -> None:
+        """These go out, in this frame; `sizes` in bytes, where they count."""
+        for message, size in zip(messages, sizes or [0] * len(messages), strict=True):
+            receipt, until_ms = message.receipt, message.until_ms
+            self._leases[receipt] = Lease(
+                message.topic, message.partition, message.offset, until_ms, receipt, frame, size
+            )
+            if until_ms < self.next_end_ms:
+                self.next_end_ms = until_ms
+
+    def settled(self, results: Iterable[Settled]) -> list[Settled]:
+        """Receipts were settled, or found over. Returns those of them that are not here."""
+        return [
+            result
+            for result in results
+            if not (result.ok or result.error_code == LEASE_OVER)
+            or not self._drop(self._first_of.get(result.receipt, result.receipt))
+        ]
+
+    def extended(self, results: Iterable[Settled], until_ms: int) -> list[Settled]:
+        """Leases go on until then, or were found over. Returns those of them that are not here."""
+        others = []
+        for result in results:
+            if not result.ok or result.new_receipt is None:
+                others += self.settled([result])
+                continue
+            first = self._first_of.pop(result.receipt, result.receipt)
+            if (lease := self._leases.get(first)) is None:
+                others.append(result)
+                continue
+            self._first_of.pop(lease.receipt, None)
+            self._leases[first] = lease._replace(until_ms=until_ms, receipt=result.new_receipt)
+            self._first_of[result.new_receipt] = first
+            self.next_end_ms = min(self.next_end_ms, until_ms)
+        return others
+
+    def up_to(self, topic: str, partition: int, offset: int) -> list[str]:
+        """The receipts of a partition's records up to and including this offset."""
+        return [
+            lease.receipt
+            for lease in self._leases.values()
+            if lease.offset <= offset and (lease.topic, lease.partition) == (topic, partition)
+        ]
+
+    def sweep(self, now_ms: int) -> None:
+        """Let go of those whose leases are over."""
+        if now_ms >= self.next_end_ms:
+            for receipt in [receipt for receipt, lease in self._leases.items() if lease.until_ms <= now_ms]:
+                self._drop(receipt)
+            self.next_end_ms = min((lease.until_ms for lease in self._leases.values()), default=_NEVER_MS)
+
+    def take_after(self, frame: int) -> list[Lease]:
+        """Take out, and return, those of later frames; `on_done` is not told."""
+        taken = {first: lease for first, lease in self._leases.items() if lease.frame > frame}
+        for first, lease in taken.items():
+            del self._leases[first]
+            self._first_of.pop(lease.receipt, None)
+        return list(taken.values())
+
+    def _drop(self, first: str) -> bool:
+        lease = self._leases.pop(first, None)
+        if lease is None:
+            return False
+        self._first_of.pop(lease.receipt, None)
+        self._on_done(lease)
+        return True
+
+
+class AllLeases:
+    """Those of all consumers, by group."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, list[Leases]] = {}
+
+    def add(self, group: str, leases: Leases) -> None:
+        """A consumer has begun."""
+        self._by_group.setdefault(group, []).append(leases)
+
+    def remove(self, group: str, leases: Leases) -> None:
+        """A consumer has ended, if it had begun."""
+        consumers = self._by_group.get(group, [])
+        if leases in consumers:
+            consumers.remove(leases)
+        if not consumers:
+            self._by_group.pop(group, None)
+
+    def settled(self, group: str, results: Sequence[Settled]) -> None:
+        """Receipts were settled, or found over. Each is some one consumer's, or nobody's."""
+        for leases in self._by_group.get(group, ()):
+            if not results:
+                break
+            results = leases.settled(results)
+
+    def extended(self, group: str, results: Sequence[Settled], until_ms: int) -> None:
+        """Leases go on until then, or were found over."""
+        for leases in self._by_group.get(group, ()):
+            if not results:
+                break
+            results = leases.extended(results, until_ms)
+
+    def settled_up_to(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """All of a partition up to and including this offset were settled."""
+        for leases in self._by_group.get(group, ()):
+            leases.settled([Settled(receipt, True) for receipt in leases.up_to(topic, partition, offset)])

@@ -1,0 +1,81 @@
+"""gateway/api/lease.py: what a consumer has in its hands, and who says that there is room again."""
+
+from __future__ import annotations
+
+from gateway.api.lease import AllLeases, Lease, Leases
+from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Delivered, Settled
+
+
+def message(offset: int, *, partition: int = 0, until_ms: int = 100) -> Delivered:
+    return Delivered(
+        "t", partition, offset, None, b"1", (), 0, 0, True, None, None, 1, f"r{partition}-{offset}", until_ms
+    )
+
+
+def holding(*messages: Delivered, frame: int = 0) -> tuple[Leases, list[Lease]]:
+    done: list[Lease] = []
+    leases = Leases(done.append)
+    leases.took(messages, [10] * len(messages), frame)
+    return leases, done
+
+
+def test_a_lease_that_is_over_counts_no_more() -> None:
+    leases, done = holding(message(0), message(1, until_ms=50))
+    assert (len(leases), leases.next_end_ms) == (2, 50)
+    leases.sweep(49)
+    assert len(leases) == 2
+    leases.sweep(50)
+    assert (len(leases), leases.next_end_ms, [lease.offset for lease in done]) == (1, 100, [1])
+
+
+def test_what_is_settled_or_found_over_leaves_and_the_rest_is_for_others() -> None:
+    leases, done = holding(message(0), message(1), message(2))
+    illegal, strange = Settled("r0-2", False, RECEIPT_ILLEGAL), Settled("of nobody", True)
+    assert leases.settled([Settled("r0-0", True), Settled("r0-1", False, LEASE_OVER), illegal, strange]) == [
+        illegal, strange,
+    ]  # fmt: skip
+    assert ([lease.offset for lease in done], len(leases)) == ([0, 1], 1)
+
+
+def test_an_extended_lease_ends_later_and_both_its_receipts_are_good() -> None:
+    for receipt in ("r0-0", "second"):
+        leases, done = holding(message(0))
+        leases.extended([Settled("r0-0", True, new_receipt="first")], 500)
+        assert leases.extended([Settled("first", True, new_receipt="second")], 700) == []
+        leases.sweep(600)
+        assert (len(leases), leases.up_to("t", 0, 0)) == (1, ["second"])
+        assert leases.settled([Settled(receipt, True)]) == []
+        assert ([lease.receipt for lease in done], leases._first_of) == (["second"], {})
+    leases, done = holding(message(0))
+    leases.extended([Settled("r0-0", False, LEASE_OVER)], 500)
+    assert (len(leases), len(done)) == (0, 1)
+
+
+def test_frames_that_were_not_seen_are_taken_back() -> None:
+    leases, done = holding(message(0), frame=1)
+    leases.took([message(1)], [20], frame=2)
+    leases.extended([Settled("r0-1", True, new_receipt="n")], 500)
+    assert [(lease.offset, lease.byte_count, lease.receipt) for lease in leases.take_after(1)] == [(1, 20, "n")]
+    assert (len(leases), done, leases._first_of) == (1, [], {})
+    assert leases.settled([Settled("n", True)]) == [Settled("n", True)]
+
+
+def test_whoever_settles_tells_all_consumers_of_the_group() -> None:
+    everything = AllLeases()
+    first, of_first = holding(message(0), message(1))
+    second, of_second = holding(message(0, partition=1), message(1, partition=1))
+    for leases in (first, second):
+        everything.add("g", leases)
+    everything.settled("other", [Settled("r0-0", True)])
+    assert (len(first), len(second)) == (2, 2)
+    everything.settled("g", [Settled("r1-0", True), Settled("r0-0", True)])
+    assert ([lease.offset for lease in of_first], [lease.partition for lease in of_second]) == ([0], [1])
+    everything.extended("g", [Settled("r1-1", True, new_receipt="n")], 500)
+    assert second.up_to("t", 1, 9) == ["n"]
+    everything.settled_up_to("g", "t", 1, 0)
+    assert len(second) == 1
+    everything.settled_up_to("g", "t", 1, 1)
+    assert len(second) == 0
+    for leases in (first, second, second):
+        everything.remove("g", leases)
+    assert not everything._by_group
