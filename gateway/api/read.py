@@ -125,6 +125,18 @@ class Consumer:
         low, high = await self.bounds(topic, partition)
         return max(low, high + spec)
 
+    async def start_offset(self, topic: str, partition: int, spec: OffsetSpec, reset: str | None = None) -> int:
+        """As `resolve_offset`, within the partition's bounds: an offset outside of them becomes the one that `reset`
+        names ("earliest" or "latest"). Raises RequestError 416/41601 without it, else as `resolve_offset`."""
+        offset = await self.resolve_offset(topic, partition, spec)
+        if isinstance(spec, int):  # anything else was found within the bounds
+            bounds = await self.bounds(topic, partition)
+            if not bounds.min_offset <= offset <= bounds.max_offset:
+                if reset is None:
+                    raise out_of_range(topic, partition, offset, bounds)
+                return bounds.min_offset if reset == "earliest" else bounds.max_offset
+        return offset
+
     async def check_epoch(self, topic: TopicView, epoch: str | None) -> None:
         """Offsets are good for the topic they came from, not for a later one of the same name. `epoch`: that topic's
         id, None when nobody knows. Raises RequestError 409/40953 with the bounds of the topic there is now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
-from gateway.groups.protocol import Delivered
+from gateway.groups.protocol import Delivered, Settled
 
 
 def receipt_as_json(receipt: Receipt, topic_id: int | None = None) -> dict[str, object]:
@@ -62,4 +62,15 @@ def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, obj
     }
     if message.message_group is not None:
         item["message_group"] = message.message_group
+    return item
+
+
+def settled_as_json(settled: Settled) -> dict[str, object]:
+    """What became of one receipt that a consumer settled."""
+    item: dict[str, object] = {"receipt": settled.receipt, "ok": settled.ok}
+    if settled.new_receipt is not None:
+        item["new_receipt"] = settled.new_receipt
+    if not settled.ok:
+        item["error_code"] = settled.error_code
+        item["error"] = settled.error
     return item

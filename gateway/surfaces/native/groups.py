@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from aiohttp import hdrs, web
 
-from gateway.api.render import delivered_as_json
+from gateway.api.render import delivered_as_json, settled_as_json
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.message_ids import MessageId
@@ -382,15 +382,7 @@ def _lag(row: PartitionLag) -> dict[str, object]:
 
 
 def _settled(request: web.Request, outcomes: Sequence[Settled]) -> web.Response:
-    results: list[dict[str, object]] = []
-    for outcome in outcomes:
-        result: dict[str, object] = {"receipt": outcome.receipt, "ok": outcome.ok}
-        if outcome.new_receipt is not None:
-            result["new_receipt"] = outcome.new_receipt
-        if not outcome.ok:
-            result["error_code"] = outcome.error_code
-            result["error"] = outcome.error
-        results.append(result)
+    results = [settled_as_json(outcome) for outcome in outcomes]
     return json_answer(request, {"results": results})
 
 

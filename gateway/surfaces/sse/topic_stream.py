@@ -372,12 +372,7 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: Query) ->
             known = None if cursor is None else cursor.offsets.get(name, {}).get(number)
             # A partition that the cursor does not know was added since it was written: nothing of it was seen.
             begin = known if known is not None else "earliest" if cursor is not None else spec
-            offset = await gateway.consumer.resolve_offset(name, number, begin)
-            bounds = await gateway.consumer.bounds(name, number)
-            if not bounds.min_offset <= offset <= bounds.max_offset:
-                if reset is None:
-                    raise out_of_range(name, number, offset, bounds)
-                offset = bounds.min_offset if reset == "earliest" else bounds.max_offset
+            offset = await gateway.consumer.start_offset(name, number, begin, reset)
             all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
     _check_cursor_size(all_followed)
     return all_followed

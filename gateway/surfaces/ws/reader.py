@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from gateway.api.read import AtTime, Consumer, OffsetSpec, out_of_range
+from gateway.api.read import AtTime, Consumer, OffsetSpec
 from gateway.auth.access import Access, Permission
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
@@ -208,12 +208,7 @@ async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnam
             spec = AtTime(timestamp_ms)
         case FromOffsets(offsets):
             spec = offsets.get(key.topic, {}).get(key.partition, unnamed)
-    offset = await consumer.resolve_offset(key.topic, key.partition, spec)
-    if isinstance(spec, int):
-        bounds = await consumer.bounds(key.topic, key.partition)
-        if not bounds.min_offset <= offset <= bounds.max_offset:
-            raise out_of_range(*key, offset, bounds)
-    return offset
+    return await consumer.start_offset(*key, spec)
 
 
 async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.api.render import settled_as_json
 from gateway.errors import RequestError, invalid
-from gateway.groups.protocol import Settled
 from gateway.surfaces.ws.commands import Ack, Settle, UpTo
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.session import Subscription
@@ -38,18 +38,8 @@ async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[s
         ]
     assert isinstance(subscription, Queue)
     if isinstance(command, Ack):
-        return [_result(settled) for settled in await subscription.ack(command.receipts)]
-    return [_result(settled) for settled in await subscription.settle(command)]
-
-
-def _result(settled: Settled) -> dict[str, object]:
-    shown: dict[str, object] = {"receipt": settled.receipt, "ok": settled.ok}
-    if settled.new_receipt is not None:
-        shown["new_receipt"] = settled.new_receipt
-    if not settled.ok:
-        shown["error_code"] = settled.error_code
-        shown["error"] = settled.error
-    return shown
+        return [settled_as_json(settled) for settled in await subscription.ack(command.receipts)]
+    return [settled_as_json(settled) for settled in await subscription.settle(command)]
 
 
 def _up_to_result(up_to: UpTo, error: RequestError | None) -> dict[str, object]:

@@ -112,3 +112,22 @@ async def test_whoever_waits_at_several_ends_is_woken_by_any_and_by_none_behind_
     await send(broker, 1, QueueKey(16, 1))
     await until(lambda: consumer.is_end("orders", 1, 2))
     assert not woken.is_set()
+
+
+async def test_where_a_reader_begins_is_within_the_bounds_or_where_it_chose_to_be_reset(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    await send(broker, 5)
+    broker.min_offsets[QUEUE] = 2
+    start_offset = gateway.consumer.start_offset
+    begins = [await start_offset("orders", 0, spec) for spec in (2, 5, -1, "earliest", "latest")]
+    assert begins == [2, 5, 4, 2, 5]
+    for offset in (1, 6):
+        assert await start_offset("orders", 0, offset, "earliest") == 2
+        assert await start_offset("orders", 0, offset, "latest") == 5
+        with pytest.raises(RequestError) as caught:
+            await start_offset("orders", 0, offset)
+        assert caught.value.error_code == 41601
+        assert caught.value.details == {
+            "topic": "orders", "partition": 0, "beginning_offset": 2, "end_offset": 5,
+        }  # fmt: skip
