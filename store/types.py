@@ -48,7 +48,7 @@ class Boundary(Enum):
 
 
 class Delay(NamedTuple):
-    """Where and when one record of a `__timer` entry is to be delivered.
+    """When one record of a `__timer` entry is due, and the partition it is for: whose queue, is found when it is due.
 
     `origin_position`/`origin_index` name the entry that first accepted the record; they stay the same
     when the record rolls, so a schedule id stays valid. -1 means: this entry itself.
@@ -56,7 +56,7 @@ class Delay(NamedTuple):
 
     due_ms: int
     topic_id: int
-    queue_id: int
+    partition: int
     origin_position: int = -1
     origin_index: int = 0
 
@@ -113,8 +113,8 @@ class ScheduleKey(NamedTuple):
 
 
 class Original(NamedTuple):
-    """Where an earlier send of a record put it. `queue` is where it is or will be delivered; `offset` None: it was
-    accepted as `schedule`, or (batches of a sequenced producer only) it is so old that its offset is forgotten."""
+    """Where an earlier send of a record put it. `offset` None: it was accepted as `schedule` (`queue` is topic and
+    partition then), or (batches of a sequenced producer only) it is so old that its offset is forgotten."""
 
     queue: QueueKey
     offset: int | None

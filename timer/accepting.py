@@ -16,8 +16,8 @@ import heapq
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended
-from timer.delivery import TIMER_QUEUE
 from timer.errors import TooManySchedules
 from timer.schedule import SLOT_MS
 from timer.state import TimerState

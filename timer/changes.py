@@ -2,7 +2,7 @@
 
 A change is appended to `__timer` as an entry of its own, and is durable as soon as that entry is:
 
-    record 0 .. n-1    tombstones: no key, no value; the delay has topic id 0, the reason as queue id, and due time and
+    record 0 .. n-1    tombstones: no key, no value; the delay has topic id 0, the reason as partition, and due time and
                        origin of what it consumes; sources[i] names the accepted copy that tombstone i consumes
     record n .. n+k-1  the new copies of what was moved or is to fire now: record, new due time, old origin
 
@@ -21,8 +21,8 @@ from enum import Enum, IntEnum
 
 from store import record_batch
 from store.record_batch import Record
+from store.topics import TIMER_QUEUE
 from store.types import Append, Delay, Source
-from timer.delivery import TIMER_QUEUE
 from timer.record_cache import Picked
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, Unit
 
@@ -93,7 +93,7 @@ def encode_changes(changes: Sequence[Change], now_ms: int) -> Append:
             if delay.origin_position < 0:
                 origin = change.source
             records.append(record)
-            delays.append(Delay(change.due_ms, delay.topic_id, delay.queue_id, *origin))
+            delays.append(Delay(change.due_ms, delay.topic_id, delay.partition, *origin))
             tag_hashes.append(moved.tag_hash)
             json_values = json_values and moved.json_values
     return Append(

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from store.errors import Corrupt, DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
-from store.types import Acks, Appended, QueueKey, Source
+from store.types import Acks, Appended, Source
 from timer.accepting import Accepting
 from timer.changes import Change, Reason, Standing, encode_changes
 from timer.errors import TimerBusy
+from timer.ports import Target
 from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
@@ -30,12 +31,12 @@ _CHANGES_PER_GO = 5000
 
 class Outcome(NamedTuple):
     """What a change did. `standing` PENDING: it was done, and `schedule` is the id that names the schedule from now on
-    (of a cancel: the id that named it). DELIVERED or UNKNOWN: it was not. `queue` and `offset` are where a record fired
-    now went."""
+    (of a cancel: the id that named it). DELIVERED or UNKNOWN: it was not. `target` and `offset` are where a record
+    fired now went."""
 
     standing: Standing
     schedule: ScheduleId
-    queue: QueueKey | None = None
+    target: Target | None = None
     offset: int = -1
 
 
@@ -69,14 +70,14 @@ class Changing:
         delivery = self._state.awaited[change.copy]
         try:
             async with asyncio.timeout(PATIENCE_MS / 1000):
-                queue, offset = await delivery
+                target, offset = await delivery
         except TimeoutError:
             raise TimerBusy(
                 "the schedule is due now, and will be delivered behind others that are; ask again what became of it"
             ) from None
         finally:
             self._state.awaited.pop(change.copy, None)
-        return outcome._replace(queue=queue, offset=offset)
+        return outcome._replace(target=target, offset=offset)
 
     async def cancel_all(self, query: Query) -> int:
         """Cancel all pending schedules that are meant, in goes of some thousand; return how many were. Durable on

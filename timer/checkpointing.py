@@ -14,9 +14,9 @@ import asyncio
 import errno
 import logging
 
+from store.topics import TIMER_QUEUE
 from store.uncancelled import to_its_end
 from timer.checkpoint import Checkpoint, CheckpointFile
-from timer.delivery import TIMER_QUEUE
 from timer.pending_file import PendingFile
 from timer.ports import RunBlocking
 from timer.state import TimerState

@@ -1,4 +1,4 @@
-"""From due schedules to appends: one batch for each target queue. Pure.
+"""From due schedules to appends: one batch for each partition. Pure.
 
 A delivered record is the accepted one (key, value, timestamp, headers) plus two headers:
 
@@ -18,17 +18,18 @@ from dataclasses import dataclass, field
 from store import record_batch
 from store.log.entry import packed_sources, unpack_delay
 from store.record_batch import Headers, Record
-from store.types import Append, Delay, QueueKey
+from store.topics import TIMER_QUEUE
+from store.types import Append, Delay
 from timer.items import Item, record_index_of, source_of, source_row, unpack_item
+from timer.ports import Due, Target, append_of
 from timer.record_cache import Body, checked_rows, record_bytes
 from timer.schedule import spell_schedule_id
-
-TIMER_QUEUE = QueueKey(2, 0)
-"""The queue of the system topic `__timer`: every accepted schedule, in the order of acceptance."""
 
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
 _OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER))
+
+_ROLLING = Target(*TIMER_QUEUE)  # of what is delivered nowhere yet; nothing fires into the timer's own queue
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
@@ -71,9 +72,9 @@ class DueRecords:
 
 @dataclass(slots=True)
 class Group:
-    """Due records of one target queue, in order: what becomes one batch."""
+    """Due records of one partition, or records that roll, in order: what becomes one batch."""
 
-    queue: QueueKey
+    target: Target
     size_bytes: int = 0
     items: list[Item] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -83,15 +84,20 @@ class Group:
     json_values: bool = True
 
     def append(self) -> Append:
-        """The append that delivers (or rolls) the group. Raises RecordTooLarge."""
-        return Append(
-            queue=self.queue,
-            batch=record_batch.encode(self.records),
-            record_count=len(self.records),
-            json_values=self.json_values,
-            tag_hashes=self.tag_hashes if self.tagged else (),
-            delays=self.delays,
-            sources=packed_sources(b"".join(map(source_row, self.items))),
+        """The append to `__timer` of a group that rolls. Raises RecordTooLarge."""
+        append = append_of(self.due(), TIMER_QUEUE)
+        append.delays = self.delays
+        return append
+
+    def due(self) -> Due:
+        """What is to be delivered. Raises RecordTooLarge."""
+        return Due(
+            self.target,
+            record_batch.encode(self.records),
+            len(self.records),
+            self.json_values,
+            self.tag_hashes if self.tagged else (),
+            packed_sources(b"".join(map(source_row, self.items))),
         )
 
     def halves(self) -> tuple[Group, Group]:
@@ -101,7 +107,7 @@ class Group:
 
     def _part(self, start: int, stop: int) -> Group:
         return Group(
-            self.queue,
+            self.target,
             self.size_bytes // 2,
             self.items[start:stop],
             self.records[start:stop],
@@ -113,38 +119,38 @@ class Group:
 
 
 class Grouping:
-    """Sorts due records into groups. Groups of one queue follow each other in order."""
+    """Sorts due records into groups. Groups of one partition follow each other in order."""
 
     def __init__(self, *, batch_bytes_max: int) -> None:
         self._batch_bytes_max = batch_bytes_max
-        self._open: dict[QueueKey, Group] = {}
+        self._open: dict[Target, Group] = {}
         self.firing: list[Group] = []
         self.rolling: list[Group] = []
 
     def add(self, due: DueRecords, number: int) -> None:
         """Add one due record."""
         _, position, record_index, _, rolls = unpack_item(item := due.items[number])
-        due_ms, topic_id, queue_id, origin_position, origin_index = unpack_delay(due.delays[number])
+        due_ms, topic_id, partition, origin_position, origin_index = unpack_delay(due.delays[number])
         if origin_position < 0:
             origin_position, origin_index = position, record_index
         headers: Headers = due.headers[number]
         if rolls:
-            queue = TIMER_QUEUE
+            target = _ROLLING
         else:
-            queue = _new(QueueKey, (topic_id, queue_id))
+            target = _new(Target, (topic_id, partition))
             headers = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
             headers.append((DELIVER_AT_HEADER, b"%d" % due_ms))
             headers.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
         size_bytes = due.sizes_bytes[number]
-        group = self._open.get(queue)  # nothing fires into the timer's own queue, so the key is enough
+        group = self._open.get(target)
         if group is None or group.size_bytes + size_bytes > self._batch_bytes_max:
-            group = self._open[queue] = Group(queue)
+            group = self._open[target] = Group(target)
             (self.rolling if rolls else self.firing).append(group)
         group.size_bytes += size_bytes
         group.items.append(item)
         group.records.append(_new(Record, (due.keys[number], due.values[number], due.timestamps_ms[number], headers)))
         if rolls:
-            group.delays.append(Delay(due_ms, topic_id, queue_id, origin_position, origin_index))
+            group.delays.append(Delay(due_ms, topic_id, partition, origin_position, origin_index))
         tag_hash = due.tag_hashes[number]
         group.tag_hashes.append(tag_hash)
         if tag_hash:

@@ -1,8 +1,8 @@
-"""Stages three to five of the timer: from the wheel into the target queues.
+"""Stages three to five of the timer: from the wheel into the partitions.
 
     dequeue get       open the slots the clock comes near, walk their chains
     dequeue message   take what is due, read its records
-    dequeue put       append one batch for each target queue (or again to `__timer`, when it rolls), flushed
+    dequeue put       deliver one batch for each partition (or append it again to `__timer`, when it rolls), flushed
 
 A slot is opened up to `open_ahead_ms` early, so that its first millisecond is on time, and by a loop of its own: what
 is due does not wait until the next, perhaps full, slot has been walked.
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.limits import KiB, MiB
-from store.types import Acks, Append, Appended, QueueKey, Source
+from store.types import Acks, Source
 from store.uncancelled import to_its_end
 from timer.delivery import DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
-from timer.ports import Deliver
+from timer.ports import Partitions, Target
 from timer.schedule import SLOT_MS
 from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DELETE
@@ -55,14 +55,17 @@ _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
 
+_Put = Callable[[list[Group]], Awaitable[list[Sequence[int] | None]]]
+
+
 class Firing:
     """Delivers what is due, oldest first."""
 
-    def __init__(self, state: TimerState, deliver: Deliver | None) -> None:
+    def __init__(self, state: TimerState, partitions: Partitions) -> None:
         self._state = state
-        self._deliver = deliver or self._append_flushed
+        self._partitions = partitions
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
-        self._lost_targets: set[QueueKey] = set()
+        self._lost_targets: set[Target] = set()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -166,7 +169,7 @@ class Firing:
                         left_count -= len(piece)
                         continue
                     grouping = await self._group(records, piece)
-                    for groups, put in ((grouping.rolling, self._append_flushed), (grouping.firing, self._deliver)):
+                    for groups, put in ((grouping.rolling, self._roll), (grouping.firing, self._deliver)):
                         left_count -= await self._put(groups, put)
             state.open.advance(state.clock.now_ms() // SLOT_MS)
         state.room.set()
@@ -260,17 +263,13 @@ class Firing:
                 await self._state.log.yield_to_loop()
         return grouping
 
-    async def _put(self, groups: list[Group], put: Deliver) -> int:
-        """Append groups durably; return how many records have to be tried again later."""
+    async def _put(self, groups: list[Group], put: _Put) -> int:
+        """Store groups durably; return how many records have to be tried again later."""
         if not groups:
             return 0
         state = self._state
         try:
-            appends = []
-            for group in groups:
-                appends.append(group.append())
-                await state.log.yield_to_loop()
-            appendeds = await put(appends)
+            stored = await put(groups)
         except (Overloaded, DiskFull):
             self._blocked = True
             again_count = 0
@@ -289,19 +288,42 @@ class Firing:
             again_count = await self._put(groups[:middle], put)
             return again_count + await self._put(groups[middle:], put)
         now_ms = state.clock.now_ms()
-        for group, appended in zip(groups, appendeds, strict=True):
+        again_count = 0
+        for group, offsets in zip(groups, stored, strict=True):
+            if offsets is None:
+                self._blocked = True
+                state.open.put_back(group.items)
+                again_count += len(group.items)
+                continue
             self._leave(group)
             if group.delays:
                 state.metrics.rolled_count += len(group.items)
             else:
                 state.metrics.fired(now_ms, group.items)
                 if state.awaited:
-                    for index, item in enumerate(group.items):
-                        self._answer(source_of(item), (group.queue, appended.base_offset + index))
+                    for item, offset in zip(group.items, offsets, strict=True):
+                        self._answer(source_of(item), (group.target, offset))
             await state.log.yield_to_loop()
-        return 0
+        return again_count
 
-    def _answer(self, source: Source, delivered: tuple[QueueKey, int] | UnknownQueue) -> None:
+    async def _deliver(self, groups: Sequence[Group]) -> list[Sequence[int] | None]:
+        """Have due groups stored in their partitions."""
+        dues = []
+        for group in groups:
+            dues.append(group.due())
+            await self._state.log.yield_to_loop()
+        return await self._partitions.deliver(dues)
+
+    async def _roll(self, groups: Sequence[Group]) -> list[Sequence[int] | None]:
+        """Copy groups that roll to the head of the log."""
+        appends = []
+        for group in groups:
+            appends.append(group.append())
+            await self._state.log.yield_to_loop()
+        await self._state.log.append(appends, acks=Acks.FLUSHED)
+        return [()] * len(groups)
+
+    def _answer(self, source: Source, delivered: tuple[Target, int] | UnknownQueue) -> None:
         """Tell who had a record fired now where it went, or that it could not be delivered."""
         waiting = self._state.awaited.get(source)
         if waiting is not None and not waiting.done():
@@ -317,16 +339,15 @@ class Firing:
                 source_of(group.items[0]).position,
                 error,
             )
-        elif group.queue not in self._lost_targets:
-            self._lost_targets.add(group.queue)
-            log.warning("timer: dropping records due for a queue that is gone, topic id=%d queue=%d", *group.queue)
+        elif group.target not in self._lost_targets:
+            self._lost_targets.add(group.target)
+            log.warning(
+                "timer: dropping records due for a partition that is gone, topic id=%d partition=%d", *group.target
+            )
         self._leave(group)
         self._state.metrics.dropped_count += len(group.items)
         for item in group.items:
             self._answer(source_of(item), UnknownQueue(str(error)))
-
-    async def _append_flushed(self, appends: Sequence[Append]) -> list[Appended]:
-        return await self._state.log.append(appends, acks=Acks.FLUSHED)
 
     def _leave(self, group: Group) -> None:
         self._state.open.done(group.items)
@@ -336,7 +357,7 @@ class Firing:
             for delay in group.delays:
                 counts[delay.topic_id] -= 1
         else:
-            counts[group.queue.topic_id] -= len(group.items)
+            counts[group.target.topic_id] -= len(group.items)
 
 
 def _pieces(records: DueRecords, numbers: Sequence[int], *, is_late: bool) -> Iterator[Sequence[int]]:

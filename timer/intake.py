@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 
 from store.limits import MiB
+from store.topics import TIMER_QUEUE
 from store.types import Entry, ReadStatus, Source
 from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
-from timer.delivery import TIMER_QUEUE
 from timer.items import item_of, pack_item
 from timer.schedule import LAP_SLOTS, SLOT_MS, slot_for
 from timer.state import TURN_UNITS, TimerState, wait
@@ -136,7 +136,7 @@ class Intake:
                 continue
             due_ms, topic_id, _, origin_position, _ = delay
             if topic_id == TOMBSTONE_TOPIC_ID:
-                self._meet_tombstone(entry.sources[index], Reason(delay.queue_id))
+                self._meet_tombstone(entry.sources[index], Reason(delay.partition))
                 if entry.base_offset + index >= state.queue_end_at_start:
                     state.tombstone_count -= 1
                 arrived = True

@@ -1,9 +1,10 @@
-"""What the timer asks of others: the log it follows and appends to, and who runs its waits for the disk."""
+"""What the timer asks of others: the log it follows and appends to, the partitions it delivers to, and who runs its
+waits for the disk."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, Source
 
@@ -46,8 +47,78 @@ class Log(Protocol):
         ...
 
 
-Deliver = Callable[[Sequence[Append]], Awaitable[list[Appended]]]
-"""Appends due records to their queues, durably; errors as `Log.append`."""
+class Target(NamedTuple):
+    """Where a record goes when it is due: a partition. In which queue that lies, the timer does not know."""
+
+    topic_id: int
+    partition: int
+
+
+class Due(NamedTuple):
+    """Due records of one partition, as one batch. `sources` names for each the copy of the schedule that is consumed,
+    and so says which record it is however often it is sent."""
+
+    target: Target
+    batch: bytearray
+    record_count: int
+    json_values: bool
+    tag_hashes: Sequence[int]
+    sources: Sequence[Source]
+
+
+class Partitions(Protocol):
+    """The partitions that delays name."""
+
+    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+        """Store due records in their partitions, those of one partition in their order; durable on return. The offsets
+        of each batch's records; None: not stored, to be tried again. A record that was stored by an earlier call is not
+        stored again. Raises UnknownQueue, RecordTooLarge, Overloaded or DiskFull when nothing was stored."""
+        ...
+
+    async def offset_for_time(self, target: Target, time_ms: int) -> int:
+        """The offset of the first record stored at or after a time. Raises UnknownQueue, or what reading raises."""
+        ...
+
+    async def read(self, target: Target, offset: int, *, max_bytes: int) -> ReadResult:
+        """As `Log.read`, of a partition."""
+        ...
+
+
+class OwnPartitions:
+    """The partitions of a log whose queues they are, for a timer that nobody stands above. A restart learns from the
+    log which records were stored."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+        """See `Partitions`."""
+        appendeds = await self._log.append([append_of(due, QueueKey(*due.target)) for due in dues], acks=Acks.FLUSHED)
+        return [
+            range(appended.base_offset, appended.base_offset + due.record_count)
+            for due, appended in zip(dues, appendeds, strict=True)
+        ]
+
+    async def offset_for_time(self, target: Target, time_ms: int) -> int:
+        """See `Partitions`."""
+        return await self._log.offset_for_time(QueueKey(*target), time_ms, Boundary.LOWER)
+
+    async def read(self, target: Target, offset: int, *, max_bytes: int) -> ReadResult:
+        """See `Partitions`."""
+        return await self._log.read(QueueKey(*target), offset, max_bytes=max_bytes)
+
+
+def append_of(due: Due, queue: QueueKey) -> Append:
+    """The append that delivers due records to the queue in which their partition lies now."""
+    return Append(
+        queue=queue,
+        batch=due.batch,
+        record_count=due.record_count,
+        json_values=due.json_values,
+        tag_hashes=due.tag_hashes,
+        sources=due.sources,
+    )
+
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function that waits for the disk without holding up the event loop."""

@@ -23,9 +23,9 @@ import logging
 from typing import NamedTuple, Protocol
 
 from store.errors import Corrupt
+from store.topics import TIMER_QUEUE
 from store.types import Bounds, QueueKey, Source
 from timer.checkpoint import Checkpoint
-from timer.delivery import TIMER_QUEUE
 from timer.pending_file import PendingFile
 from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, TimerLog
 from timer.wheel import NOWHERE, Wheel

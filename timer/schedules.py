@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 from store.errors import Corrupt, StoreError
 from store.limits import MiB
-from store.types import Boundary, Delay, QueueKey, Source
+from store.topics import TIMER_QUEUE
+from store.types import Delay, Source
 from timer.changes import Standing
-from timer.delivery import TIMER_QUEUE
 from timer.errors import TimerBusy
+from timer.ports import Partitions, Target
 from timer.record_cache import Picked, pick
 from timer.schedule import ScheduleId
 from timer.state import TimerState
@@ -55,7 +56,7 @@ class Schedule(NamedTuple):
 
     id: ScheduleId
     topic_id: int
-    queue_id: int
+    partition: int
     record: Picked
     accepted_ms: int | None
     size_bytes: int
@@ -87,8 +88,9 @@ class Page(NamedTuple):
 class Schedules:
     """Looks pending schedules up. Changes nothing."""
 
-    def __init__(self, state: TimerState) -> None:
+    def __init__(self, state: TimerState, partitions: Partitions) -> None:
         self._state = state
+        self._partitions = partitions
         self._searching = asyncio.Lock()  # one search over everything at a time
 
     async def show(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
@@ -134,7 +136,7 @@ class Schedules:
         record = picked.record
         size_bytes = len(record.key or b"") + len(record.value or b"")
         return Schedule(
-            ScheduleId(delay.due_ms, *origin), delay.topic_id, delay.queue_id, picked, accepted_ms, size_bytes
+            ScheduleId(delay.due_ms, *origin), delay.topic_id, delay.partition, picked, accepted_ms, size_bytes
         )
 
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
@@ -281,13 +283,13 @@ class Schedules:
         if entry.queue != TIMER_QUEUE or schedule.record_index >= len(entry.delays):
             return False
         delay = entry.delays[schedule.record_index]
-        queue = QueueKey(delay.topic_id, delay.queue_id)
+        target = Target(delay.topic_id, delay.partition)
         written = schedule.text.encode("ascii")
         read_bytes = 0
         try:
-            offset = await self._state.log.offset_for_time(queue, schedule.due_ms, Boundary.LOWER)
+            offset = await self._partitions.offset_for_time(target, schedule.due_ms)
             while read_bytes < _EVIDENCE_BYTES_MAX:
-                result = await self._state.log.read(queue, offset, max_bytes=_EVIDENCE_READ_BYTES)
+                result = await self._partitions.read(target, offset, max_bytes=_EVIDENCE_READ_BYTES)
                 if not result.entries:
                     return False
                 for entry in result.entries:

@@ -7,8 +7,8 @@
     dequeue get      timer/firing.py     open the slots the clock comes near, walk their chains
     prefetch       timer/prefetch.py     read and decode what is due soon
     dequeue message  timer/firing.py     take what is due, read its records
-    dequeue put                              append one batch for each target queue (or again to `__timer`, when it
-                                             rolls), flushed
+    dequeue put                              deliver one batch for each partition (or append it again to `__timer`,
+                                             when it rolls), flushed
     changing         timer/changing.py       cancel, move, fire now
     looking          timer/schedules.py      find one, list, count
     checkpointing    timer/checkpointing.py  all of it durable in the timer's own files
@@ -41,7 +41,7 @@ from timer.intake import Intake
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
-from timer.ports import Deliver, Log, RunBlocking
+from timer.ports import Log, OwnPartitions, Partitions, RunBlocking
 from timer.prefetch import Prefetch
 from timer.record_cache import RecordCache
 from timer.recovery import recover
@@ -55,8 +55,8 @@ from timer.wheel import Wheel
 class TimerService:
     """One broker's timer. `start`, then `run` until cancelled, then `close`.
 
-    `deliver` is where due records go (default: the log itself). `run_blocking` runs what waits for the disk (default:
-    a thread).
+    `partitions` is where due records go (default: the queues of the log itself). `run_blocking` runs what waits for the
+    disk (default: a thread).
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TimerService:
         files: Files,
         clock: Clock,
         *,
-        deliver: Deliver | None = None,
+        partitions: Partitions | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
         self.metrics = TimerMetrics()
@@ -74,7 +74,7 @@ class TimerService:
         self._log = store_log
         self._files = files
         self._clock = clock
-        self._deliver = deliver
+        self._partitions = partitions or OwnPartitions(store_log)
         self._run_blocking = run_blocking
         self._started = False
 
@@ -127,8 +127,8 @@ class TimerService:
         self._accepting = Accepting(state)
         self._intake = Intake(state)
         self._prefetch = Prefetch(state)
-        self._firing = Firing(state, self._deliver)
-        self._schedules = Schedules(state)
+        self._firing = Firing(state, self._partitions)
+        self._schedules = Schedules(state, self._partitions)
         self._changing = Changing(state, self._schedules, self._accepting)
         self._checkpointing = Checkpointing(state, self._checkpoint_file, self._pending_file, self._run_blocking)
         self._started = True

@@ -14,14 +14,14 @@ import asyncio
 from dataclasses import dataclass, field
 
 from store.clock import Clock
-from store.types import QueueKey, Source
+from store.topics import TIMER_QUEUE
+from store.types import Source
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE
 from timer.items import item_of
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
-from timer.ports import Log
+from timer.ports import Log, Target
 from timer.record_cache import RecordCache
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
@@ -60,7 +60,7 @@ class TimerState:
     # Written by changing; given up again by intake, which meets the tombstones.
     changed: dict[Source, Reason] = field(default_factory=dict)  # consumed by changes whose tombstones were not met
     tombstone_count: int = 0  # ... and how many those are
-    awaited: dict[Source, asyncio.Future[tuple[QueueKey, int]]] = field(default_factory=dict)  # copies to fire now
+    awaited: dict[Source, asyncio.Future[tuple[Target, int]]] = field(default_factory=dict)  # copies to fire now
 
     record_bytes: int = 0  # written by firing: of the records read last, on average
 

@@ -503,12 +503,14 @@ class Producer:
         self, view: TopicView, broker: Broker, original: Original, timestamp_ms: int | None, acks: Acks
     ) -> Receipt:
         """The receipt of a record that an earlier send stored."""
-        partition, offset = self._routes.locate(view.name, broker, original.queue, original.offset)
         if timestamp_ms is None:
             timestamp_ms = original.store_time_ms
         if (schedule := original.schedule) is None:
+            partition, offset = self._routes.locate(view.name, broker, original.queue, original.offset)
             return Receipt(partition, offset, timestamp_ms, None, None, acks, True)
-        return Receipt(partition, None, timestamp_ms, encode_schedule_id(*schedule), schedule.due_ms, acks, True)
+        return Receipt(
+            original.queue.queue_id, None, timestamp_ms, encode_schedule_id(*schedule), schedule.due_ms, acks, True
+        )
 
     async def produce_batches(
         self,
@@ -652,7 +654,7 @@ class Producer:
 
     def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part]:
         """The lane encoded as one append, or as several in order when one would break a limit."""
-        partition = lane.delays[0].queue_id if lane.delays else lane.partition
+        partition = lane.delays[0].partition if lane.delays else lane.partition
         route = self._routes.writable(send.view.name, partition)
         for own, batch in _encode(lane):
             if self._compress and not own.delays:
@@ -694,7 +696,7 @@ class Producer:
                 schedule_id = encode_schedule_id(delay.due_ms, answer.position, index)
                 receipts[request_index] = new(
                     Receipt,
-                    (delay.queue_id, None, record.timestamp_ms, schedule_id, delay.due_ms, reached, False),
+                    (delay.partition, None, record.timestamp_ms, schedule_id, delay.due_ms, reached, False),
                 )
             return
         offset = route.to_logical(answer.base_offset)

@@ -21,10 +21,11 @@ BROKER_NAME = "local"
 
 
 class LocalAdmin:
-    """Topics of the embedded broker, and whether it can take and deliver records."""
+    """Topics of the embedded broker, and whether it can take and deliver records. Fills `routes`, which the timer
+    delivers by."""
 
-    def __init__(self, store: Store, timer: TimerService, limits: Limits) -> None:
-        self.routes = RouteTable()
+    def __init__(self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable) -> None:
+        self.routes = routes
         self._quota = TopicQuota(limits, self.routes.topics)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""

@@ -27,7 +27,7 @@ from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
-from gateway.main.admin import LocalAdmin
+from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
@@ -35,7 +35,9 @@ from gateway.main.metrics import Collector, registry_of, store_metrics, timer_me
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
+from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.select import PartitionSelector
+from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.admission import rates_of
@@ -115,9 +117,10 @@ async def run(
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
-            timer = await parts.enter_async_context(_opened_timer(config, store, files, clock))
+            routes = RouteTable()
+            timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock))
             store.pin(lambda: timer.needed_position)
-            admin = LocalAdmin(store, timer, config.limits)
+            admin = LocalAdmin(store, timer, config.limits, routes)
             gateway, groups = build_gateway(config, store, timer, admin, clock)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
         if auth_reloader is not None:
@@ -232,8 +235,11 @@ async def _opened_store(
 
 
 @asynccontextmanager
-async def _opened_timer(config: GatewayConfig, store: Store, files: Files, clock: Clock) -> AsyncIterator[TimerService]:
-    timer = TimerService(config.timer, store, files, clock)
+async def _opened_timer(
+    config: GatewayConfig, store: Store, routes: RouteTable, files: Files, clock: Clock
+) -> AsyncIterator[TimerService]:
+    partitions = RoutedPartitions(routes, own=BROKER_NAME)
+    timer = TimerService(config.timer, store, files, clock, partitions=partitions)
     await timer.start()
     try:
         yield timer

@@ -102,8 +102,8 @@ class PartitionReader:
         if offset < low or result is None:
             return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
         status, entries, _, _, next_offset = result
-        if status is ReadStatus.EMPTY and high:
-            status = ReadStatus.AT_END
+        if status in (ReadStatus.EMPTY, ReadStatus.AT_END):  # the queue may have held something else
+            status = ReadStatus.AT_END if high else ReadStatus.EMPTY
         next_offset += shift
         if segment.physical_end is not None:
             next_offset = min(next_offset, segment.physical_end + shift)

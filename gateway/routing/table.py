@@ -66,6 +66,7 @@ class RouteTable:
     def __init__(self) -> None:
         self.faults = LatencyFaults()
         self._topics: dict[str, TopicView] = {}
+        self._by_id: dict[int, TopicView] = {}
         self._by_name: list[TopicView] = []
         self._chains: dict[str, tuple[Chain, ...]] = {}
         self._watching: dict[tuple[str, int], dict[object, Callable[[], None]]] = {}
@@ -87,7 +88,9 @@ class RouteTable:
             _check_chain(chain)
         at = bisect_left(self._by_name, topic.name, key=_NAME_OF)
         self._by_name[at : at + (topic.name in self._topics)] = [topic]
-        self._topics[topic.name] = topic
+        if (known := self._topics.get(topic.name)) is not None:
+            del self._by_id[known.topic_id]
+        self._topics[topic.name] = self._by_id[topic.topic_id] = topic
         before = self._chains.get(topic.name, ())
         self._chains[topic.name] = tuple(chains)
         self._wake(topic.name, (p for p, chain in enumerate(before) if p >= len(chains) or chain != chains[p]))
@@ -95,7 +98,7 @@ class RouteTable:
     def remove(self, topic: TopicView) -> None:
         """Forget a topic, unless another one has taken its name."""
         if (known := self._topics.get(topic.name)) is not None and known.topic_id == topic.topic_id:
-            del self._topics[topic.name]
+            del self._topics[topic.name], self._by_id[topic.topic_id]
             del self._by_name[bisect_left(self._by_name, topic.name, key=_NAME_OF)]
             self._wake(topic.name, range(len(self._chains.pop(topic.name))))
 
@@ -111,6 +114,13 @@ class RouteTable:
         topic = self._topics.get(name)
         if topic is None:
             raise UnknownQueue(f"topic {name} does not exist")
+        return topic
+
+    def by_id(self, topic_id: int) -> TopicView:
+        """Raises UnknownQueue."""
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            raise UnknownQueue(f"topic id {topic_id} does not exist")
         return topic
 
     def writable(self, topic: str, partition: int) -> Segment:

@@ -31,9 +31,9 @@ from store.clock import SystemClock
 from store.config import StoreConfig
 from store.files import OsFiles
 from store.record_batch import Record, encode
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, QueueKey
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE
 from timer.firing import PIECE_RECORDS_MAX
 from timer.items import Item, fire_ms_of
 from timer.metrics import TimerMetrics

@@ -229,7 +229,7 @@ def row_of(entry: Entry, identity: Identity) -> Row:
         entry.queue,
         identity.message_ids,
         identity.request,
-        b"".join([DELAY.pack(delay.due_ms, delay.topic_id, delay.queue_id) for delay in entry.delays if is_timer]),
+        b"".join([DELAY.pack(delay.due_ms, delay.topic_id, delay.partition) for delay in entry.delays if is_timer]),
     )
 
 

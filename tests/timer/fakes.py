@@ -16,10 +16,10 @@ from store import record_batch
 from store.clock import Clock
 from store.errors import Corrupt, StoreError, UnknownQueue
 from store.record_batch import Record
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE
 from timer.service import TimerService
 
 ROOT = Path("/data/timer")

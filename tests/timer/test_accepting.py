@@ -15,13 +15,13 @@ from store.errors import AlreadyStored
 from store.files import OsFiles
 from store.record_batch import Record
 from store.store import Store
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Delay, Identity
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE
 from timer.errors import TooManySchedules
 from timer.schedule import ScheduleId
 from timer.schedules import Query

@@ -12,13 +12,13 @@ from random import Random
 import pytest
 
 from store.errors import DiskFull, UnknownQueue
-from store.types import Acks, Append, Appended
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.errors import TimerBusy
 from timer.firing import CATCH_UP_RECORDS_MAX
+from timer.ports import Due
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -164,7 +164,7 @@ async def test_fire_now_answers_where_the_record_went(timer: TimerService, log: 
     running = asyncio.create_task(timer.run())
     clock.step(10)
     fired = await timer.fire(far)
-    assert (fired.standing, fired.queue, fired.offset) == (Standing.PENDING, TARGET, 1)
+    assert (fired.standing, fired.target, fired.offset) == (Standing.PENDING, TARGET, 1)
     assert (await timer.fire(near)).offset == 2
     assert (await timer.fire(near)).standing is Standing.DELIVERED
     assert (await timer.cancel(far)).standing is Standing.DELIVERED
@@ -373,13 +373,15 @@ async def test_a_listing_does_not_wait_for_deliveries_and_shows_what_is_not_deli
     clock.step(3_000)
     seen: list[tuple[int, int]] = []
 
-    async def deliver(appends: Sequence[Append]) -> list[Appended]:
-        before = len((await timer.page(Query(), limit=2000)).schedules)
-        appended = await log.append(appends, acks=Acks.FLUSHED)
-        seen.append((before, sum(await timer.histogram(Query(), [0, 1 << 62]))))
-        return appended
+    deliver = timer._firing._partitions.deliver
 
-    timer._firing._deliver = deliver
+    async def watched(dues: Sequence[Due]) -> list[Sequence[int] | None]:
+        before = len((await timer.page(Query(), limit=2000)).schedules)
+        offsets = await deliver(dues)
+        seen.append((before, sum(await timer.histogram(Query(), [0, 1 << 62]))))
+        return offsets
+
+    timer._firing._partitions.deliver = watched  # type: ignore[method-assign]
     assert await timer.firing_step() == 1500
     assert seen == [(left_count, left_count) for left_count in range(1500, 0, -CATCH_UP_RECORDS_MAX)]
     assert sum(await timer.histogram(Query(), [0, 1 << 62])) == 0

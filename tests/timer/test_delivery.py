@@ -8,10 +8,11 @@ import pytest
 
 from store.errors import Corrupt
 from store.record_batch import Record, encode
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, Entry, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.delivery import TIMER_QUEUE, DueRecords
+from timer.delivery import DueRecords
 from timer.items import pack_item
 from timer.record_cache import RecordCache, pick
 

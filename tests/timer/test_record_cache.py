@@ -9,10 +9,10 @@ import pytest
 
 from store.errors import Corrupt
 from store.record_batch import Record, encode, zstd_packed
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.delivery import TIMER_QUEUE
 from timer.record_cache import STARTS_OVERHEAD_BYTES, Body, RecordCache, pick
 
 

@@ -15,12 +15,12 @@ import pytest
 from store import record_batch
 from store.errors import DiskFull, RecordTooLarge
 from store.record_batch import Record
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, Entry, QueueKey
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
-from timer.delivery import TIMER_QUEUE
 from timer.firing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
 from timer.intake import BEHIND_UNITS_MAX, BURST_TURNS
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
@@ -270,7 +270,7 @@ async def test_a_record_for_a_deleted_topic_is_dropped_and_the_others_go_on(
     assert timer.metrics.dropped_count == 2
     assert timer.pending_count == 0
     assert [record.message for record in caplog.records].count(
-        "timer: dropping records due for a queue that is gone, topic id=99 queue=0"
+        "timer: dropping records due for a partition that is gone, topic id=99 partition=0"
     ) == 1
 
 

@@ -12,10 +12,10 @@ from store.files import OsFiles
 from store.limits import MiB
 from store.record_batch import Record
 from store.store import Store
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, QueueKey
 from tests.waiting import PATIENCE_S
 from timer.config import TimerConfig
-from timer.delivery import TIMER_QUEUE
 from timer.service import TimerService
 
 RECORDS = 400

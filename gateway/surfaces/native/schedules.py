@@ -26,6 +26,7 @@ from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import Query
+from store.errors import UnknownQueue
 from timer.changes import Standing
 from timer.changing import Outcome
 from timer.schedule import ScheduleId, decode_schedule_id
@@ -129,9 +130,9 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
     """Deliver a schedule now; answered when it is in its partition."""
     check_accept(request)
     fired = _done(await request.app[SCHEDULES].fire(await _changeable(gateway, request)))
-    assert fired.queue is not None
-    topic = _topic_name(gateway, fired.queue.topic_id)
-    return json_answer(request, {"topic": topic, "partition": fired.queue.queue_id, "offset": fired.offset})
+    assert fired.target is not None
+    topic = _topic_name(gateway, fired.target.topic_id)
+    return json_answer(request, {"topic": topic, "partition": fired.target.partition, "offset": fired.offset})
 
 
 async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -218,7 +219,10 @@ def _topic_ids(
 
 
 def _topic_name(gateway: Gateway, topic_id: int) -> str | None:
-    return next((view.name for view in gateway.routes_table.topics() if view.topic_id == topic_id), None)
+    try:
+        return gateway.routes_table.by_id(topic_id).name
+    except UnknownQueue:
+        return None
 
 
 def _cursor(text: str | None) -> int:
@@ -257,7 +261,7 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
     row: dict[str, object] = {
         "schedule_id": schedule.id.text,
         "topic": _topic_name(gateway, schedule.topic_id),
-        "partition": schedule.queue_id,
+        "partition": schedule.partition,
         **_shown("key", record.key, picked.json_values),
         "tag": None if tag is None else tag.decode(),
         "deliver_at": schedule.id.due_ms,

@@ -72,7 +72,7 @@ class PlainTimer:
                         batch = record_batch.encode(
                             [Record(record.key, record.value, record.timestamp, record.headers)]
                         )
-                        queue = QueueKey(delay.topic_id, delay.queue_id)
+                        queue = QueueKey(delay.topic_id, delay.partition)
                         await self._store.append(
                             [Append(queue=queue, batch=batch, record_count=1, json_values=True, sources=[source])],
                             acks=Acks.FLUSHED,

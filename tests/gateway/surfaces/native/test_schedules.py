@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from gateway.main.admin import LocalAdmin
+from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.wiring import build_gateway
+from gateway.routing.delivery import RoutedPartitions
+from gateway.routing.table import RouteTable
 from gateway.settings.config import build
 from gateway.settings.limits import Limits
 from gateway.surfaces.native.schedules import SCHEDULES
@@ -47,9 +49,10 @@ async def client(
     config = build({"data": tmp_path, **SETTINGS, **settings})
     files = OsFiles()
     store = await Store.open(config.store, files=files, clock=clock)
-    timer = TimerService(config.timer, store, files, clock)
+    routes = RouteTable()
+    timer = TimerService(config.timer, store, files, clock, partitions=RoutedPartitions(routes, own=BROKER_NAME))
     await timer.start()
-    admin = LocalAdmin(store, timer, Limits())
+    admin = LocalAdmin(store, timer, Limits(), routes)
     await admin.create_topic("orders", 2)
     application = build_application(build_gateway(config, store, timer, admin, clock)[0])
     application[SCHEDULES] = timer

@@ -1,0 +1,123 @@
+"""Due records on their way into their partitions: the timer's side of routing (`timer.ports.Partitions`).
+
+A schedule names its partition; in which queue of which broker that lies is looked up when it is due. So a record is
+delivered once, whatever has moved since it was accepted:
+
+    its partition is on the timer's own broker    the delivered entry names the copies that it consumes; a restart of
+                                                  the timer learns them from the same log
+    on another broker                             that log knows nothing of it. The copy, (broker, position, index), is
+                                                  the record's message id there: sent again after a crash, it is found
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from gateway.brokers.base import Broker
+from gateway.routing.base import Route, Routes
+from gateway.routing.reading import PartitionReader
+from store import record_batch
+from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, UnknownQueue
+from store.record_batch import Record
+from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
+from timer.ports import Due, Target, append_of
+
+_SOURCE = struct.Struct(">qI")
+
+_Sent = list[tuple[Due, Route]]
+
+
+class RoutedPartitions:
+    """`timer.ports.Partitions` over a route table, for the timer of the broker called `own`."""
+
+    def __init__(self, routes: Routes, *, own: str) -> None:
+        self._routes = routes
+        self._reader = PartitionReader(routes)
+        self._own = own
+
+    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+        """See `timer.ports.Partitions`. One call a broker; what one refuses does not hold up the others."""
+        by_broker: dict[Broker, list[tuple[int, Due, Route]]] = {}
+        for number, due in enumerate(dues):
+            route = self._routes.writable(self._routes.by_id(due.target.topic_id).name, due.target.partition)
+            by_broker.setdefault(route.broker, []).append((number, due, route))
+        offsets: list[Sequence[int] | None] = [None] * len(dues)
+        refused: StoreError | None = None
+        is_any_stored = False
+        for broker, sent in by_broker.items():
+            try:
+                stored = await self._store(broker, [(due, route) for _, due, route in sent])
+            except (UnknownQueue, RecordTooLarge, Overloaded, DiskFull) as error:
+                refused = error
+                continue
+            is_any_stored = True
+            for (number, _, _), its_offsets in zip(sent, stored, strict=True):
+                offsets[number] = its_offsets
+        if refused is not None and not is_any_stored:
+            raise refused
+        return offsets
+
+    async def offset_for_time(self, target: Target, time_ms: int) -> int:
+        """See `timer.ports.Partitions`."""
+        return await self._reader.offset_for_time(self._routes.by_id(target.topic_id).name, target.partition, time_ms)
+
+    async def read(self, target: Target, offset: int, *, max_bytes: int) -> ReadResult:
+        """See `timer.ports.Partitions`."""
+        name = self._routes.by_id(target.topic_id).name
+        return await self._reader.read(name, target.partition, offset, max_bytes=max_bytes)
+
+    async def _store(self, broker: Broker, sent: _Sent) -> list[Sequence[int]]:
+        try:
+            answers = await broker.append([self._append_of(due, route) for due, route in sent], acks=Acks.FLUSHED)
+        except AlreadyStored as known:
+            return await self._store_rest(broker, sent, known)
+        bases = [route.to_logical(answer.base_offset) for (_, route), answer in zip(sent, answers, strict=True)]
+        return [range(base, base + due.record_count) for (due, _), base in zip(sent, bases, strict=True)]
+
+    async def _store_rest(self, broker: Broker, sent: _Sent, known: AlreadyStored) -> list[Sequence[int]]:
+        """Store what of it is new; where all of it is."""
+        found_offsets: list[dict[int, int]] = []
+        rest: _Sent = []
+        for (due, route), originals in zip(sent, known.originals, strict=True):
+            topic = self._routes.by_id(due.target.topic_id).name
+            found = {}
+            for index, original in originals.items():
+                _, offset = self._routes.locate(topic, broker, original.queue, original.offset)
+                assert offset is not None
+                found[index] = offset
+            found_offsets.append(found)
+            if len(found) < due.record_count:
+                rest.append((_only(due, [index for index in range(due.record_count) if index not in found]), route))
+        stored = iter(await self._store(broker, rest) if rest else ())
+        offsets: list[Sequence[int]] = []
+        for (due, _), found in zip(sent, found_offsets, strict=True):
+            new = iter(next(stored) if len(found) < due.record_count else ())
+            offsets.append([found[index] if index in found else next(new) for index in range(due.record_count)])
+        return offsets
+
+    def _append_of(self, due: Due, route: Route) -> Append:
+        append = append_of(due, route.queue)
+        if route.broker.name == self._own:
+            return append
+        own = self._own.encode()
+        message_ids = [_message_id(own, source) for source in due.sources]
+        return replace(append, sources=(), identity=Identity(message_ids=message_ids))
+
+
+def _message_id(broker: bytes, source: Source) -> bytes:
+    return blake2b(_SOURCE.pack(*source) + broker, digest_size=ID_BYTES, person=b"mq-schedule").digest()
+
+
+def _only(due: Due, indexes: Sequence[int]) -> Due:
+    """Some of the records."""
+    records = list(record_batch.decode(due.batch))
+    some = [records[index] for index in indexes]
+    return due._replace(
+        batch=record_batch.encode([Record(one.key, one.value, one.timestamp, one.headers) for one in some]),
+        record_count=len(indexes),
+        tag_hashes=[due.tag_hashes[index] for index in indexes] if due.tag_hashes else (),
+        sources=[due.sources[index] for index in indexes],
+    )

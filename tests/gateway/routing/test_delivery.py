@@ -1,0 +1,216 @@
+"""gateway.routing.delivery: what is due reaches the queue in which its partition lies then, once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from gateway.brokers.local import LocalBroker
+from gateway.routing.delivery import RoutedPartitions
+from gateway.routing.table import RouteTable, Segment
+from store import Store, record_batch
+from store.errors import Overloaded, UnknownQueue
+from store.record_batch import Record
+from store.topics import TIMER_QUEUE, Topic
+from store.types import Acks, Append, Appended, Delay, Entry, QueueKey, Source
+from tests.clock import START_MS, FakeClock
+from tests.simdisk import SimDisk
+from tests.store.kit import opened
+from tests.timer.fakes import ROOT, run_inline
+from timer.config import TimerConfig
+from timer.ports import Due, Target
+from timer.service import TimerService
+
+PARTITIONS = 3
+HERE, THERE = QueueKey(16, 1), QueueKey(16, 0)
+"""Where partition 2 lies: in another queue of its own broker first, then in one of the other broker."""
+
+
+class Broker(LocalBroker):
+    """A store with a name that refuses when it is told to."""
+
+    error: Exception | None = None
+
+    async def append(self, appends: list[Append], *, acks: Acks) -> list[Appended]:  # type: ignore[override]
+        if self.error is not None:
+            raise self.error
+        return await super().append(appends, acks=acks)
+
+
+@dataclass
+class World:
+    """Two brokers, the timer of the first, and a topic whose partition 2 moves from the first to the second."""
+
+    clock: FakeClock
+    stores: list[Store]
+    brokers: list[Broker]
+    routes: RouteTable
+    partitions: RoutedPartitions
+
+    def move(self) -> None:
+        end = self.stores[0].bounds(HERE).max_offset
+        self.place(
+            (Segment(self.brokers[0], HERE, physical_end=end), Segment(self.brokers[1], THERE, logical_start=end))
+        )
+
+    def place(self, chain: tuple[Segment, ...]) -> None:
+        others = [(Segment(self.brokers[0], QueueKey(16, queue_id)),) for queue_id in (0, 2)]
+        self.routes.set_chains(Topic(16, "orders", PARTITIONS), [*others, chain])
+
+    async def timer(self, root: str) -> TimerService:
+        config = TimerConfig(root=ROOT / root)
+        made = TimerService(
+            config, self.stores[0], SimDisk(), self.clock, partitions=self.partitions, run_blocking=run_inline
+        )
+        await made.start()
+        return made
+
+    async def schedule(self, timer: TimerService, due_ms: int, *values: bytes) -> list[Delay]:
+        """Accept records, the n-th for partition n modulo their number."""
+        delays = [Delay(due_ms, 16, number % PARTITIONS) for number in range(len(values))]
+        batch = record_batch.encode([Record(None, value, START_MS) for value in values])
+        append = Append(queue=TIMER_QUEUE, batch=batch, record_count=len(values), delays=delays)
+        await timer.schedule(append, acks=Acks.FLUSHED)
+        return delays
+
+    async def values(self, number: int, queue: QueueKey) -> list[bytes]:
+        return [record.value or b"" for entry in await self.entries(number, queue) for record in decoded(entry)]
+
+    async def entries(self, number: int, queue: QueueKey) -> list[Entry]:
+        return (await self.stores[number].read(queue, 0, max_bytes=1 << 20)).entries
+
+
+def decoded(entry: Entry) -> list[record_batch.DecodedRecord]:
+    return list(record_batch.decode(entry.batch))
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    clock, routes = FakeClock(), RouteTable()
+    async with AsyncExitStack() as stack:
+        stores, brokers = [], []
+        for name in "ab":
+            store = await stack.enter_async_context(opened(SimDisk(), clock=clock))
+            await store.create_topic("orders", PARTITIONS)
+            stores.append(store)
+            brokers.append(
+                Broker(store, None, name=name, on_topic=lambda _: None, on_deleted=lambda _: None)  # type: ignore[arg-type]
+            )
+        made = World(clock, stores, brokers, routes, RoutedPartitions(routes, own="a"))
+        made.place((Segment(brokers[0], HERE),))
+        yield made
+
+
+async def go(timer: TimerService) -> None:
+    while await timer.intake_step() or await timer.firing_step():
+        pass
+
+
+async def test_what_is_due_goes_where_its_partition_lies_then() -> None:
+    async with world() as made:
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, b"0", b"1", b"2")
+        await made.schedule(timer, START_MS + 5_000, b"3", b"4", b"5")
+        made.clock.step(1_000)
+        await go(timer)
+        assert [await made.values(0, QueueKey(16, queue_id)) for queue_id in range(3)] == [[b"0"], [b"2"], [b"1"]]
+        made.move()
+        made.clock.step(4_000)
+        await go(timer)
+        assert [await made.values(0, QueueKey(16, queue_id)) for queue_id in range(3)] == [
+            [b"0", b"3"],
+            [b"2"],
+            [b"1", b"4"],
+        ]
+        assert await made.values(1, THERE) == [b"5"]
+        assert timer.pending_count == 0
+        await timer.close()
+
+
+async def test_a_timer_that_has_lost_all_its_files_delivers_nothing_again_on_either_broker() -> None:
+    async with world() as made:
+        made.move()
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, *(b"%d" % number for number in range(9)))
+        made.clock.step(1_000)
+        await go(timer)
+        again = await made.timer("another")
+        await made.schedule(again, START_MS + 2_000, b"new")
+        made.clock.step(1_000)
+        await go(again)
+        assert again.pending_count == 0
+        assert await made.values(1, THERE) == [b"2", b"5", b"8"]
+        assert await made.values(0, QueueKey(16, 0)) == [b"0", b"3", b"6", b"new"]
+        for started in (timer, again):
+            await started.close()
+
+
+def due(partition: int, *records: tuple[int, bytes], topic_id: int = 16) -> Due:
+    """Records of some copies of schedules."""
+    batch = record_batch.encode([Record(None, value, START_MS) for _, value in records])
+    sources = [Source(position, 0) for position, _ in records]
+    return Due(Target(topic_id, partition), batch, len(records), False, [position for position, _ in records], sources)
+
+
+async def test_only_what_is_new_of_a_batch_is_stored_on_another_broker() -> None:
+    async with world() as made:
+        made.move()
+        deliver = made.partitions.deliver
+        assert await deliver([due(2, (1, b"1"), (2, b"2")), due(2, (3, b"3"))]) == [range(2), range(2, 3)]
+        [mixed, known, new] = await deliver(
+            [due(2, (0, b"0"), (2, b"2"), (4, b"4")), due(2, (3, b"3")), due(2, (5, b"5"))]
+        )
+        assert (mixed, known, new) == ([3, 1, 4], [2], [5])
+        assert await made.values(1, THERE) == [b"1", b"2", b"3", b"0", b"4", b"5"]
+        tags = [tag for entry in await made.entries(1, THERE) for tag in entry.tag_hashes]
+        assert tags == [1, 2, 3, 0, 4, 5]
+
+
+async def test_a_broker_that_refuses_does_not_hold_up_the_other_and_alone_it_is_heard() -> None:
+    async with world() as made:
+        made.move()
+        dues = [due(2, (1, b"1")), due(0, (2, b"2")), due(2, (3, b"3"))]
+        made.brokers[1].error = Overloaded("full")
+        assert await made.partitions.deliver(dues) == [None, range(1), None]
+        with pytest.raises(Overloaded):
+            await made.partitions.deliver([dues[0], dues[2]])
+        made.brokers[1].error = None
+        assert await made.partitions.deliver([dues[0], dues[2]]) == [range(1), range(1, 2)]
+        assert await made.values(0, QueueKey(16, 0)) == [b"2"]
+
+
+async def test_the_timer_tries_again_what_one_broker_has_refused() -> None:
+    async with world() as made:
+        made.move()
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, b"0", b"1", b"2")
+        made.clock.step(1_000)
+        made.brokers[1].error = Overloaded("full")
+        await timer.intake_step()
+        assert await timer.firing_step() == 2
+        assert timer.pending_count == 1
+        made.brokers[1].error = None
+        await go(timer)
+        assert (timer.pending_count, await made.values(1, THERE)) == (0, [b"2"])
+        await timer.close()
+
+
+async def test_a_topic_that_is_gone_is_told_before_anything_is_stored() -> None:
+    async with world() as made:
+        with pytest.raises(UnknownQueue):
+            await made.partitions.deliver([due(0, (1, b"1")), due(0, (2, b"2"), topic_id=99)])
+        assert await made.values(0, QueueKey(16, 0)) == []
+
+
+async def test_the_partition_is_read_and_searched_over_its_chain() -> None:
+    async with world() as made:
+        await made.partitions.deliver([due(2, (1, b"1"))])
+        made.move()
+        made.clock.step(5)
+        await made.partitions.deliver([due(2, (2, b"2"))])
+        offset = await made.partitions.offset_for_time(Target(16, 2), START_MS + 1)
+        [entry] = (await made.partitions.read(Target(16, 2), offset, max_bytes=1)).entries
+        assert (offset, [record.value for record in decoded(entry)]) == (1, [b"2"])

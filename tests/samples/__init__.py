@@ -1,0 +1,1 @@
+"""Data directories of older versions, and what made them."""
