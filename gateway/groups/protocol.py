@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.membership import Member, Share
-from gateway.groups.machines.progress import OutOfRange, Start, StartTime
+from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import Subscription
 from store.limits import MiB
 from store.record_batch import Headers
@@ -278,7 +278,6 @@ class Groups(Protocol):
         group: str,
         topic_partition: TopicPartition,
         start: StartSpec,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
         member_id: str | None = None,
     ) -> int:
@@ -288,8 +287,9 @@ class Groups(Protocol):
         ...
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
-        """Commit offsets; durable (flushed) on return. With `member` the commit is fenced; without, it is refused
-        while the partition is owned by a member. Raises UnknownMember, StaleGeneration, GroupActive, IllegalRequest."""
+        """Commit offsets, past the end of a partition too; durable (flushed) on return. With `member` the commit is
+        fenced; without, it is refused while the partition is owned by a member. Raises UnknownMember, StaleGeneration,
+        GroupActive, IllegalRequest, UnknownQueue, UnknownPartition."""
         ...
 
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:

@@ -16,7 +16,6 @@ from gateway.groups.machines.membership import Membership, Share
 from gateway.groups.machines.progress import (
     Commit,
     Found,
-    OutOfRange,
     PartitionBounds,
     PartitionKey,
     Progress,
@@ -127,7 +126,6 @@ class FakeGroups:
         group: str,
         place: TopicPartition,
         start: Start | StartTime,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
     ) -> int:
         bounds = await self._consumer.bounds(*place)
         answer = where_to_start(self.progress.lookup(group, self._key(place)), start, PartitionBounds(bounds))
@@ -144,8 +142,7 @@ class FakeGroups:
             raise GroupActive(f"group={group} has members")
         places = [TopicPartition(one.topic, one.partition) for one in commits]
         keyed = [Commit(self._key(place), one.offset, one.metadata) for place, one in zip(places, commits, strict=True)]
-        ends = {self._key(place): (await self._consumer.bounds(*place)).max_offset for place in places}
-        for event in self.progress.decide_commit(group, keyed, ends, self.now_ms):
+        for event in self.progress.decide_commit(group, keyed, self.now_ms):
             self.progress.apply(event)
         self.commits.append(list(commits))
 

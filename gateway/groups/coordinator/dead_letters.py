@@ -110,7 +110,7 @@ class DeadLetters:
                     if following == at:
                         break
                     events = context.table.progress.decide_commit(
-                        group, [Commit(key, following)], {key: high}, context.clock.now_ms()
+                        group, [Commit(key, following)], context.clock.now_ms()
                     )
                     await context.write(events)
                     count += len(copies)

@@ -32,7 +32,6 @@ from gateway.groups.machines.progress import (
     Absent,
     Commit,
     Found,
-    OutOfRange,
     PartitionBounds,
     PartitionKey,
     StartTime,
@@ -89,7 +88,6 @@ class Offsets:
         group: str,
         topic_partition: TopicPartition,
         start: StartSpec,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
         member_id: str | None = None,
     ) -> int:
@@ -97,7 +95,7 @@ class Offsets:
         name = self._stream.name_of(group, member_id)
         if isinstance(self._context.table.stored(name, self._context.key(*topic_partition)), Absent):
             start = await to_its_end(self._begin(name, topic_partition.topic, start))
-        return await self.where(name, topic_partition, start, out_of_range)
+        return await self.where(name, topic_partition, start)
 
     async def _begin(self, name: str, topic: str, start: StartSpec) -> StartSpec:
         """Fix, durably, where the group begins in a topic; what is to be said in place of `start` where nothing can
@@ -127,7 +125,6 @@ class Offsets:
         name: str,
         topic_partition: TopicPartition,
         start: StartSpec,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
     ) -> int:
         """The stored offset, else what `start` says; nothing is fixed by it. `name` as the group's members have it."""
         stored = self._context.table.stored(name, self._context.key(*topic_partition))
@@ -137,7 +134,6 @@ class Offsets:
             stored,
             start,
             await self._bounds(*topic_partition, time_ms),
-            out_of_range=out_of_range,
             is_retry_topic=is_retry_topic,
         )
         if isinstance(found, Unavailable):
@@ -153,12 +149,11 @@ class Offsets:
         wanted = {}
         for commit in commits:
             key = context.key(commit.topic, commit.partition)
-            end = (await context.records.bounds(commit.topic, commit.partition)).max_offset
-            wanted[Partition(commit.topic, *key)] = (Commit(key, commit.offset, commit.metadata), end)
+            wanted[Partition(commit.topic, *key)] = Commit(key, commit.offset, commit.metadata)
         self._committing[name] += 1
         try:
             async with context.turns.of_group(name):
-                keys = [commit.key for commit, _ in wanted.values() if context.table.leases(name, commit.key)]
+                keys = [commit.key for commit in wanted.values() if context.table.leases(name, commit.key)]
                 async with context.leases_of(name, keys):
                     written = context.log.write(self._decide_commit(name, wanted, member))
                     if keys:
@@ -169,10 +164,8 @@ class Offsets:
             if not self._committing[name]:
                 del self._committing[name]
 
-    def _decide_commit(
-        self, name: str, wanted: Mapping[Partition, tuple[Commit, int]], member: MemberKey | None
-    ) -> list[Event]:
-        """The events of a commit. `wanted` has, for each partition, what is committed and where the partition ends."""
+    def _decide_commit(self, name: str, wanted: Mapping[Partition, Commit], member: MemberKey | None) -> list[Event]:
+        """The events of a commit."""
         context = self._context
         membership = context.table.get_or_new(name).membership
         if member is not None:
@@ -181,11 +174,10 @@ class Offsets:
         elif owner := next((owner for p in wanted if (owner := membership.owner(p)) is not None), None):
             raise GroupActive(f"group={name} member={owner.member_id} owns one of these partitions and commits there")
         now_ms = context.clock.now_ms()
-        commits = [commit for commit, _ in wanted.values()]
-        ends = {commit.key: end for commit, end in wanted.values()}
+        commits = list(wanted.values())
         is_alone = self._committing[name] == 1  # else what is known is not the last that was committed
         events: list[Event] = [
-            *context.table.progress.decide_commit(name, commits, ends, now_ms, keep_unchanged=not is_alone)
+            *context.table.progress.decide_commit(name, commits, now_ms, keep_unchanged=not is_alone)
         ]
         return events + self._ends_of_queue_mode(name, commits, now_ms)
 

@@ -8,11 +8,13 @@ A lookup has three answers, and they are different things: `Found`, `Absent` (th
 begins:
 
     stored                 first                last                 a time
-    found, within bounds   the stored offset, whatever the group asks for
-    found, out of bounds   by policy: nearest bound (default), first, last, or refuse
+    found                  the stored offset, whatever the group asks for; min when retention has passed it
     absent                 min                  max                  first stored at or after it; max if none
     absent, retry topic    min                  min                  max
     unavailable            wait and ask again
+
+A stored offset may be past the end, because somebody committed it there: consuming waits for the record that gets it,
+and what comes before that one is not the group's.
 
 Where a group begins is stored at once, for all partitions of the topic, and then found (`coordinator/start_positions`).
 The original begins a retry topic at 0, which its first read moves to min; here it is min at once.
@@ -20,7 +22,6 @@ The original begins a retry topic at 0, which its first read moves to min; here 
 Invariants
     P1  An offset is there from the first start in the topic on, and changes by a commit, a reset, or the deletion of
         group or topic; never by a read.
-    P2  No committed offset is past the end its partition had when it was committed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import NamedTuple, assert_never
 
 from gateway.groups.machines.errors import GroupActive, IllegalRequest
 from gateway.groups.machines.events import CommittedOffset, Forgotten, OffsetsCommitted, ProgressEvent
-from store.types import Bounds
+from store.types import OFFSET_MAX, Bounds
 
 COMMIT_METADATA_BYTES_MAX = 4096
 COMMITS_MAX = 10_000
@@ -83,15 +84,6 @@ class StartTime(NamedTuple):
     time_ms: int
 
 
-class OutOfRange(Enum):
-    """What to do when the committed offset lies outside the partition's bounds."""
-
-    NEAREST = "nearest"
-    FIRST = "first"
-    LAST = "last"
-    REFUSE = "refuse"
-
-
 class PartitionBounds(NamedTuple):
     """What the broker knows of a partition: its bounds, and the answer to a search by time where one was asked for."""
 
@@ -104,12 +96,11 @@ def where_to_start(
     start: Start | StartTime,
     found: PartitionBounds | Unavailable,
     *,
-    out_of_range: OutOfRange = OutOfRange.NEAREST,
     is_retry_topic: bool = False,
 ) -> int | Unavailable:
     """The offset at which to begin; `Unavailable` when that cannot be said now. The table is in the module's docstring.
 
-    A group that starts at a time needs `found.offset_at_time`. Raises IllegalRequest for `OutOfRange.REFUSE`.
+    A group that starts at a time needs `found.offset_at_time`.
     """
     if isinstance(stored, Unavailable):
         return stored
@@ -117,19 +108,7 @@ def where_to_start(
         return found
     low, high = found.bounds
     if isinstance(stored, Found):
-        if low <= stored.offset <= high:
-            return stored.offset
-        match out_of_range:
-            case OutOfRange.NEAREST:
-                return min(max(stored.offset, low), high)
-            case OutOfRange.FIRST:
-                return low
-            case OutOfRange.LAST:
-                return high
-            case OutOfRange.REFUSE:
-                raise IllegalRequest(f"the committed offset {stored.offset} is not within {low} to {high}")
-            case _:
-                assert_never(out_of_range)
+        return max(stored.offset, low)
     if isinstance(start, StartTime):
         if is_retry_topic:
             return high
@@ -212,7 +191,6 @@ class Progress:
         self,
         group: str,
         commits: Sequence[Commit],
-        ends: Mapping[PartitionKey, int],
         now_ms: int,
         *,
         keep_unchanged: bool = False,
@@ -221,15 +199,15 @@ class Progress:
         commit, decided before and not applied yet, may say otherwise. `now_ms` is wall time.
 
         Whether the member may commit is asked of `Membership.check_owner` first. An offset may go back: a member that
-        sought back commits from there. `ends` has the end offset of each partition. Raises IllegalRequest for an
-        offset that is negative or past the end (nobody can have consumed that), and for too much metadata.
+        sought back commits from there. It may be past the end. Raises IllegalRequest for an offset that no record can
+        get, and for too much metadata.
         """
         if len(commits) > COMMITS_MAX:
             raise IllegalRequest(f"at most {COMMITS_MAX} offsets are committed at once")
         for commit in commits:
-            if not 0 <= commit.offset <= ends[commit.key]:
+            if not 0 <= commit.offset <= OFFSET_MAX:
                 raise IllegalRequest(
-                    f"offset {commit.offset} of partition {commit.key.partition} is not within 0 to {ends[commit.key]}"
+                    f"offset {commit.offset} of partition {commit.key.partition} is not within 0 to {OFFSET_MAX}"
                 )
             if len(commit.metadata.encode()) > COMMIT_METADATA_BYTES_MAX:
                 raise IllegalRequest(f"the metadata of a commit has at most {COMMIT_METADATA_BYTES_MAX} bytes")

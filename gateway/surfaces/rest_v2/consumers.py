@@ -24,6 +24,7 @@ from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
 from gateway.codec.times import parse_time_ms
 from gateway.errors import PARTITION_NOT_FOUND, RequestError, invalid
+from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
 from gateway.surfaces.http.answers import check_accept, v2_answer
@@ -244,7 +245,7 @@ async def _committed(request: web.Request, topic_partitions: Sequence[TopicParti
 
 
 async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Go on at offsets, or at the first records from times on: 204."""
+    """Go on at offsets, or at the first records from times on: 204. Past the end, where `auto.offset.reset` says."""
     wanted = _object(body)
     offsets = [
         (_topic_partition(item, "offsets", number), _integer(item, "offset", "offsets", number))
@@ -257,6 +258,11 @@ async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     if not offsets and not times:
         raise invalid('Say where to go on: {"offsets": [...]} or {"timestamps": [...]}.')
     await _check_own(request, [topic_partition for topic_partition, _ in (*offsets, *times)])
+    reset = request.app[INSTANCES].settings(*_instance(request)).start
+    for index, (topic_partition, offset) in enumerate(offsets):
+        low, high = await gateway.consumer.bounds(*topic_partition)
+        if offset > high:
+            offsets[index] = topic_partition, low if reset is Start.FIRST else high
     for topic_partition, time_ms in times:
         offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, time_ms)))
     await request.app[INSTANCES].seek(*_instance(request), offsets)

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from gateway.api.read import Consumer
 from gateway.api.tasks import Tasks
-from gateway.errors import INVALID, RequestError
+from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember
 from gateway.groups.protocol import Groups, MemberKey, OffsetCommit, TopicPartition
 from gateway.surfaces.ws.commands import UpTo
@@ -70,7 +69,6 @@ class Commits:
         *,
         auto: bool,
         groups: Groups,
-        consumer: Consumer,
         tasks: Tasks,
     ) -> None:
         """`owned`, `member`: what the member has, and who it is, at the time."""
@@ -79,7 +77,6 @@ class Commits:
         self._member = member
         self._auto = auto
         self._groups = groups
-        self._consumer = consumer
         self._merged: Merged[UpTo, RequestError | None] = Merged(self._commit, tasks)
 
     async def ask(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
@@ -116,12 +113,9 @@ class Commits:
         for fed in up_to:
             key = TopicPartition(fed.topic, fed.partition)
             answer = None
-            end_offset = await self._end_offset(key)
             owned = self._owned.get(key)
-            if owned is None or end_offset is None or fed.next_offset < owned.begins_at:
+            if owned is None or fed.next_offset < owned.begins_at:
                 answer = _not_owner(key)  # or what it had been sent as an owner before: the group has come further
-            elif fed.next_offset > end_offset:
-                answer = RequestError(INVALID, f"Partition {key.partition} of {key.topic} has not come so far.")
             else:
                 commits[key] = OffsetCommit(*key, fed.next_offset)
             answers.append(answer)
@@ -138,12 +132,12 @@ class Commits:
         ]
 
     async def _write(self, commits: Mapping[TopicPartition, OffsetCommit]) -> set[TopicPartition]:
-        """Write them; those that were refused because they are another's by now."""
+        """Write them; those that were refused because they are another's by now, or their topic has gone."""
         if not commits:
             return set()
         try:
             await self._groups.commit(self._group, list(commits.values()), self._member())
-        except (StaleGeneration, UnknownMember):
+        except (StaleGeneration, UnknownMember, UnknownQueue):
             if len(commits) == 1:
                 return set(commits)
             refused: set[TopicPartition] = set()
@@ -151,13 +145,6 @@ class Commits:
                 refused |= await self._write({key: commit})
             return refused
         return set()
-
-    async def _end_offset(self, key: TopicPartition) -> int | None:
-        """None: its topic has gone."""
-        try:
-            return (await self._consumer.bounds(*key)).max_offset
-        except UnknownQueue:
-            return None
 
 
 def _not_owner(key: TopicPartition) -> RequestError:

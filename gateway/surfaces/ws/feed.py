@@ -254,7 +254,7 @@ class Feed:
         if end is not None and fed.offset >= end:
             await self._at_end(fed, outbox)
             if fed.is_live and not fed.is_ready:
-                fed.call_off = self._consumer.watch(*key, fed.offset, lambda: self._wake(fed))
+                fed.call_off = self._consumer.watch(*key, end, lambda: self._wake(fed))
         else:
             self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn

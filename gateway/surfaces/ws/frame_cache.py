@@ -83,14 +83,15 @@ class EncodedRange(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """What was read for one place: ranges that follow each other, and the partition's end if it was looked at."""
+    """What was read for one place: ranges that follow each other, and the partition's end if it was looked at. The
+    place may be beyond that end: a group may commit an offset that no record has yet."""
 
     ranges: Sequence[EncodedRange]
     end: int | None
 
 
 class OutOfRange(Exception):
-    """The offset is not within the partition's bounds."""
+    """Retention has passed the offset."""
 
     def __init__(self, fetched: Fetched) -> None:
         super().__init__(f"not within {fetched.min_offset} to {fetched.max_offset}")
@@ -151,8 +152,10 @@ class FrameCache:
             )
             if self._topic_id_of(topic) != topic_id:  # names come again, ids do not: so it was, too, when we read
                 raise TopicGone(topic)
-            if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
+            if fetched.status is ReadStatus.TOO_SMALL:
                 raise OutOfRange(fetched)
+            if fetched.status is ReadStatus.TOO_LARGE:
+                return Portion((), fetched.max_offset)
             ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):

@@ -91,7 +91,6 @@ class Stream:
             self._member,
             auto=command.auto_ack,
             groups=groups,
-            consumer=consumer,
             tasks=tasks,
         )
         self._drain_ms = DRAIN_MS

@@ -24,6 +24,7 @@ its client. It is kept as a document with the group, so that it survives a resta
 Invariants
     I1  committed <= confirmed <= next, unless the client itself moves them (seek, commit of any offset)
     I2  partitions have a position if and only if they are the instance's own
+    I3  what the client commits ahead of its reading stays committed until it reads past it, or seeks back
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Position:
     @property
     def is_clean(self) -> bool:
         """Whether nothing would be handed out twice if the partition moved on now."""
-        return self.next_offset == self.confirmed and (self.committed in (None, self.confirmed))
+        return self.next_offset == self.confirmed and (self.committed is None or self.committed >= self.confirmed)
 
 
 class Instance:
@@ -178,6 +179,8 @@ class Instance:
         """Go on at this offset."""
         position = self.positions[topic_partition]
         position.next_offset = position.confirmed = offset
+        if position.committed is not None and position.committed > offset:
+            position.committed = None  # stands no more for what the client has (I3)
 
     def unsaved(self) -> list[OffsetCommit]:
         """What is confirmed and not committed. A position where nothing has been read yet is committed too: a group
@@ -185,7 +188,7 @@ class Instance:
         return [
             OffsetCommit(topic_partition.topic, topic_partition.partition, position.confirmed)
             for topic_partition, position in sorted(self.positions.items())
-            if position.confirmed != position.committed
+            if position.committed is None or position.committed < position.confirmed
         ]
 
     def committed(self, commits: Iterable[OffsetCommit]) -> None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from gateway.api.read import Consumer, Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.codec.filters import TagFilter
-from gateway.groups.machines.progress import Start
 from gateway.groups.machines.strategies.base import Partition
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering
@@ -30,7 +29,6 @@ LOOK_S = 1.0
 """How often a waiting read looks whether its client is still there."""
 
 _FETCH_BYTES = 1 * MiB
-_OUT_OF_RANGE = (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE)
 
 
 class Poll(NamedTuple):
@@ -107,10 +105,11 @@ class Poller:
             ends.pop(topic_partition, None)
             return True
         ends[topic_partition] = fetched.max_offset
-        if fetched.status in _OUT_OF_RANGE:
+        if fetched.status is ReadStatus.TOO_LARGE:  # committed there: the record that gets this offset is waited for
+            return True
+        if fetched.status is ReadStatus.TOO_SMALL:
             # What retention took is gone; whoever wants the last records still wants all that are left.
-            is_behind = fetched.status is ReadStatus.TOO_SMALL or instance.settings.start is Start.FIRST
-            offset = fetched.min_offset if is_behind else fetched.max_offset
+            offset = fetched.min_offset
             log.info(
                 "position out of range group=%s instance=%s topic=%s partition=%s offset=%s new_offset=%s",
                 instance.group,

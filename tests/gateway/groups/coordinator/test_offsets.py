@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
-from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX, COMMITS_MAX, OutOfRange, Start, StartTime
+from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX, COMMITS_MAX, Start, StartTime
 from gateway.groups.protocol import OffsetCommit, TopicPartition
 from gateway.routing.base import UnknownPartition
 from store.errors import UnknownQueue
+from store.types import OFFSET_MAX
 from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 
@@ -55,9 +56,9 @@ async def test_a_commit_that_says_nothing_new_is_not_written() -> None:
         assert made.groups.log.event_count == before
 
 
-async def test_what_cannot_have_been_consumed_is_not_committed() -> None:
+async def test_what_no_record_can_have_is_not_committed() -> None:
     async with world(values=[b"1"]) as made:
-        for offset in (-1, 2):
+        for offset in (-1, OFFSET_MAX + 1):
             with pytest.raises(IllegalRequest):
                 await made.groups.commit(G, [OffsetCommit("orders", 0, offset)])
         with pytest.raises(UnknownPartition):
@@ -110,7 +111,41 @@ async def test_commits_and_receives_at_once_never_write_what_cannot_be_applied()
             assert len((await made.groups.receive(G, wanting())).messages) in (0, 5)
 
 
-async def test_where_to_start_and_a_stored_offset_out_of_range_follow_the_policy() -> None:
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+async def test_a_commit_past_the_end_is_kept_and_the_record_that_gets_the_offset_is_the_next_one(ending: str) -> None:
+    """In both modes; what comes before that record is not the group's. Partition 1 is committed at its end."""
+    async with world(values=[b"0", b"1"]) as made:
+        await made.groups.receive("queue", wanting(start=Start.LAST))
+        for group in (G, "queue"):
+            await made.groups.commit(group, [OffsetCommit("orders", 0, 4), OffsetCommit("orders", 1, 0)])
+        await (made.kill() if ending == "kill" else made.stop())
+        await made.start()
+        for group in (G, "queue"):
+            assert await committed(made, group) == [4, 0]
+            assert [await made.groups.start_offset(group, place, Start.FIRST) for place in (P0, P1)] == [4, 0]
+            assert [(lag.lag, lag.lost) for lag in await made.groups.lag(group)] == [(0, 0), (0, 0)]
+        await made.send(b"2", b"3")
+        assert not (await made.groups.receive("queue", wanting())).messages
+        assert [lag.lag for lag in await made.groups.lag(G)] == [0, 0]
+        await made.send(b"4")
+        (message,) = (await made.groups.receive("queue", wanting())).messages
+        assert (message.offset, message.value) == (4, b"4")
+        assert [lag.lag for lag in await made.groups.lag(G)] == [1, 0]
+        assert await made.groups.start_offset(G, P0, Start.LAST) == 4
+
+
+async def test_a_commit_below_what_retention_left_begins_with_the_first_record_there_is() -> None:
+    async with world(values=[b"0", b"1", b"2"]) as made:
+        await made.groups.commit(G, [OffsetCommit("orders", 0, 1)])
+        await made.broker.configure_topic("orders", {"retention_ms": 1})
+        made.clock.step(120_000)
+        await made.store._hide_expired(made.store.topics())
+        assert made.store.bounds(made.routes.writable("orders", 0).queue) == (3, 3)
+        assert await made.groups.start_offset(G, P0, Start.LAST) == 3
+        assert (await made.groups.lag(G))[0].lost == 2
+
+
+async def test_where_to_start_and_a_stored_offset_wins() -> None:
     async with world(values=[b"1", b"2", b"3"]) as made:
         groups = made.groups
         assert await groups.start_offset("a", P0, Start.FIRST) == 0
@@ -120,7 +155,7 @@ async def test_where_to_start_and_a_stored_offset_out_of_range_follow_the_policy
         assert await groups.start_offset("c", P0, StartTime(made.clock.now_ms())) == 3
         assert await groups.start_offset("d", P0, StartTime(made.clock.now_ms() + 1)) == 4
         await groups.commit(G, [OffsetCommit("orders", 0, 1)])
-        assert await groups.start_offset(G, P0, Start.LAST, OutOfRange.REFUSE) == 1
+        assert await groups.start_offset(G, P0, Start.LAST) == 1
 
 
 async def test_lag_counts_what_is_not_consumed_and_says_since_when() -> None:

@@ -23,7 +23,6 @@ from gateway.groups.machines.progress import (
     Found,
     Lag,
     Move,
-    OutOfRange,
     PartitionBounds,
     PartitionKey,
     Progress,
@@ -34,7 +33,7 @@ from gateway.groups.machines.progress import (
     lag_of,
     where_to_start,
 )
-from store.types import Bounds
+from store.types import OFFSET_MAX, Bounds
 
 K0, K1, GONE = PartitionKey(16, 0), PartitionKey(16, 1), PartitionKey(17, 0)
 BOUNDS = Bounds(40, 900)
@@ -47,7 +46,7 @@ def found(offset: int) -> Found:
 
 def opened(*commits: Commit, group: str = "g") -> Progress:
     progress = Progress()
-    for event in progress.decide_commit(group, commits, {commit.key: 10**9 for commit in commits}, NOW_MS):
+    for event in progress.decide_commit(group, commits, NOW_MS):
         progress.apply(event)
     progress.open()
     return progress
@@ -61,6 +60,9 @@ def opened(*commits: Commit, group: str = "g") -> Progress:
         (found(100), Start.LAST, False, 100),
         (found(100), StartTime(5), False, 100),
         (found(900), Start.FIRST, False, 900),
+        (found(901), Start.FIRST, False, 901),
+        (found(OFFSET_MAX), Start.LAST, False, OFFSET_MAX),
+        (found(39), Start.LAST, False, 40),
         (Absent(), Start.FIRST, False, 40),
         (Absent(), Start.LAST, False, 900),
         (Absent(), StartTime(5), False, 512),
@@ -84,27 +86,6 @@ def test_an_error_never_moves_an_offset() -> None:
     assert isinstance(where_to_start(Absent(), StartTime(5), PartitionBounds(BOUNDS)), Unavailable)
 
 
-@pytest.mark.parametrize(
-    ("offset", "policy", "expected"),
-    [
-        (39, OutOfRange.NEAREST, 40),
-        (901, OutOfRange.NEAREST, 900),
-        (39, OutOfRange.LAST, 900),
-        (901, OutOfRange.FIRST, 40),
-        (40, OutOfRange.REFUSE, 40),
-        (900, OutOfRange.REFUSE, 900),
-    ],
-)
-def test_an_offset_out_of_bounds_goes_where_the_policy_says(offset: int, policy: OutOfRange, expected: int) -> None:
-    assert where_to_start(found(offset), Start.FIRST, PartitionBounds(BOUNDS), out_of_range=policy) == expected
-
-
-@pytest.mark.parametrize("offset", [39, 901])
-def test_an_offset_out_of_bounds_can_be_refused(offset: int) -> None:
-    with pytest.raises(IllegalRequest):
-        where_to_start(found(offset), Start.FIRST, PartitionBounds(BOUNDS), out_of_range=OutOfRange.REFUSE)
-
-
 def test_a_lookup_tells_absent_from_not_known_yet() -> None:
     progress = Progress()
     assert isinstance(progress.lookup("g", K0), Unavailable)
@@ -115,7 +96,7 @@ def test_a_lookup_tells_absent_from_not_known_yet() -> None:
 
 def test_a_commit_changes_nothing_until_it_is_applied() -> None:
     progress = opened(Commit(K0, 7))
-    events = progress.decide_commit("g", [Commit(K0, 8), Commit(K1, 1)], {K0: 8, K1: 5}, NOW_MS + 1)
+    events = progress.decide_commit("g", [Commit(K0, 8), Commit(K1, 1)], NOW_MS + 1)
     assert progress.lookup("g", K0) == found(7)
     assert events == [
         OffsetsCommitted("g", (CommittedOffset(16, 0, 8, "", NOW_MS + 1), CommittedOffset(16, 1, 1, "", NOW_MS + 1)))
@@ -124,24 +105,23 @@ def test_a_commit_changes_nothing_until_it_is_applied() -> None:
 
 def test_a_commit_of_what_is_known_writes_nothing_and_one_back_is_kept() -> None:
     progress = opened(Commit(K0, 7))
-    assert progress.decide_commit("g", [Commit(K0, 7)], {K0: 8}, NOW_MS + 1) == []
-    assert progress.decide_commit("g", [Commit(K0, 7, "m")], {K0: 8}, NOW_MS + 1) != []
-    for event in progress.decide_commit("g", [Commit(K0, 3)], {K0: 8}, NOW_MS):
+    assert progress.decide_commit("g", [Commit(K0, 7)], NOW_MS + 1) == []
+    assert progress.decide_commit("g", [Commit(K0, 7, "m")], NOW_MS + 1) != []
+    for event in progress.decide_commit("g", [Commit(K0, 3)], NOW_MS):
         progress.apply(event)
     assert progress.lookup("g", K0) == found(3)
 
 
 def test_a_commit_has_limits() -> None:
     progress = opened()
-    end = {K0: 8}
-    for good in (Commit(K0, 0), Commit(K0, 8), Commit(K0, 1, "m" * COMMIT_METADATA_BYTES_MAX)):
-        assert progress.decide_commit("g", [good], end, NOW_MS)
-    for bad in (Commit(K0, -1), Commit(K0, 9), Commit(K0, 1, "m" * (COMMIT_METADATA_BYTES_MAX + 1))):
+    for good in (Commit(K0, 0), Commit(K0, OFFSET_MAX), Commit(K0, 1, "m" * COMMIT_METADATA_BYTES_MAX)):
+        assert progress.decide_commit("g", [good], NOW_MS)
+    for bad in (Commit(K0, -1), Commit(K0, OFFSET_MAX + 1), Commit(K0, 1, "m" * (COMMIT_METADATA_BYTES_MAX + 1))):
         with pytest.raises(IllegalRequest):
-            progress.decide_commit("g", [bad], end, NOW_MS)
-    assert progress.decide_commit("g", [Commit(K0, 1)] * COMMITS_MAX, end, NOW_MS)
+            progress.decide_commit("g", [bad], NOW_MS)
+    assert progress.decide_commit("g", [Commit(K0, 1)] * COMMITS_MAX, NOW_MS)
     with pytest.raises(IllegalRequest):
-        progress.decide_commit("g", [Commit(K0, 1)] * (COMMITS_MAX + 1), end, NOW_MS)
+        progress.decide_commit("g", [Commit(K0, 1)] * (COMMITS_MAX + 1), NOW_MS)
 
 
 @pytest.mark.parametrize(

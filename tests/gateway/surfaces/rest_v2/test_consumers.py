@@ -358,6 +358,35 @@ async def test_seeking_to_offsets_bounds_and_times(proxy: Proxy) -> None:
     assert (await proxy.call("POST", f"{place}/positions", {}))[0] == 422
 
 
+@pytest.mark.parametrize("auto_commit", ["true", "false"])
+async def test_a_commit_past_the_end_is_kept_and_reading_waits_there(
+    proxy: Proxy, aiohttp_client: MakeClient, auto_commit: str
+) -> None:
+    await proxy.send(b"0", b"1")
+    ahead = {"offsets": [{"topic": "orders", "partition": 0, "offset": 3}]}
+    one = await proxy.reader(auto_commit_enable=auto_commit)
+    assert await proxy.call("POST", f"{one}/offsets", ahead) == (200, [])
+    assert await proxy.values(one) == [0, 1], "a commit does not move who commits"
+    assert await proxy.values(one) == []
+    assert await proxy.committed(one) == 4
+    assert await proxy.call("DELETE", one) == (204, None)
+    await proxy.start(aiohttp_client)
+    two = await proxy.reader(auto_commit_enable=auto_commit)
+    assert await proxy.values(two) == []
+    await proxy.send(b"2")
+    assert await proxy.values(two) == []
+    reading = asyncio.create_task(proxy.values(two, "timeout=10000"))
+    await proxy.broker.waiting.wait()
+    for value in (b"3", b"4"):
+        assert not reading.done()
+        await proxy.send(value)
+        await asyncio.sleep(0.02)
+    assert await reading == [4]
+    await proxy.send(b"5")
+    assert await proxy.values(two) == [5]
+    assert await proxy.committed(two) == (5 if auto_commit == "true" else 4)
+
+
 # Records
 
 

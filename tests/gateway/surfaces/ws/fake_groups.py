@@ -15,7 +15,7 @@ from gateway.codec.tags import TAG_HEADER
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import StaleGeneration, UnknownMember
 from gateway.groups.machines.membership import Share
-from gateway.groups.machines.progress import OutOfRange, Start
+from gateway.groups.machines.progress import Start
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
@@ -201,7 +201,6 @@ class FakeGroups:
         group: str,
         place: TopicPartition,
         start: StartSpec,
-        out_of_range: OutOfRange = OutOfRange.NEAREST,
         *,
         member_id: str | None = None,
     ) -> int:

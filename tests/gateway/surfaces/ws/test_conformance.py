@@ -80,6 +80,24 @@ async def test_latest_is_the_default_and_an_offset_out_of_range_is_told_with_the
         assert await peer.refused("subscribe", sub="t", topics=["orders"], **{"from": {"orders": {"2": 0}}}) == 40402
 
 
+async def test_an_ack_past_the_end_is_kept_and_the_next_member_waits_for_that_record(server: Whole) -> None:
+    """While it waits it is woken for each record before that one, and says nothing of them."""
+    async with server.peer() as one:
+        await one.subscribe(**STREAM)
+        answer = await one.ok("ack", sub="s", cursor="orders:0=12;orders:1=0")
+        assert [result["ok"] for result in answer["results"]] == [True, True]
+    assert await server.committed("g") == 12
+    async with server.peer() as two:
+        assert (await two.subscribe(**STREAM))["cursor"] == "orders:0=12;orders:1=0"
+        await two.next(op="caught_up")
+        for first in (10, 11):
+            await server.fill(1, first=first)
+            await two.quiet(0.05)
+        await server.fill(2, first=12)
+        assert offsets(await two.messages(2)) == [12, 13]
+    assert await server.committed("g") == 12
+
+
 async def test_stream_shares_partitions_keeps_order_and_ack_is_a_commit(server: Whole) -> None:
     await server.fill(10, partition=1)
     async with server.peer() as one:

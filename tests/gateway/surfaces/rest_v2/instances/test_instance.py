@@ -81,10 +81,26 @@ def test_what_a_commit_names_the_client_has() -> None:
     assert offsets(instance) == (10, 10, 99)
 
 
+def test_a_commit_ahead_of_reading_stays_until_the_client_reads_past_it_or_seeks_back() -> None:
+    instance = subscribed(P0)
+    instance.delivered({P0: 10})
+    instance.committed([OffsetCommit("orders", 0, 20)])
+    instance.confirm()
+    assert instance.unsaved() == []
+    assert instance.positions[P0].is_clean
+    instance.delivered({P0: 21})
+    instance.confirm()
+    assert instance.unsaved() == [OffsetCommit("orders", 0, 21)]
+    commit(instance)
+    instance.seek(P0, 3)
+    assert instance.unsaved() == [OffsetCommit("orders", 0, 3)]
+
+
 def test_a_clean_partition_can_go_and_another_cannot() -> None:
     assert Position(5, 5, 5).is_clean
     assert Position(5, 5, None).is_clean
     assert not Position(6, 5, 5).is_clean
+    assert Position(5, 5, 9).is_clean
     assert not Position(5, 5, 4).is_clean
 
 
