@@ -26,6 +26,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from gateway.api.errors import error_of
 from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
 from gateway.codec.records import ProduceRecord
@@ -350,6 +351,25 @@ class Producer:
         self._count(view.name, 1)
         self.byte_count += len(append.batch)
         return Receipt(target, route.to_logical(answer.base_offset), timestamp_ms, None, None, answer.acks)
+
+    def refusals(self, topic: str, records: Sequence[ProduceRecord]) -> dict[int, RequestError]:
+        """Which of these records `produce` refuses, by index, for what is wrong with them alone: larger than the topic
+        takes, for a partition that is not there, due too late. For those who send the others without them."""
+        view = self._routes.topic(topic)
+        bytes_max = view.config.max_message_bytes
+        now_ms = self._clock.now_ms()
+        refused: dict[int, RequestError] = {}
+        for request_index, record in enumerate(records):
+            try:
+                if bytes_max is not None:
+                    _check_sizes((record,), bytes_max)
+                if record.partition is not None:
+                    _check_partition(view, record.partition)
+                if record.delay_ms is not None or record.deliver_at_ms is not None:
+                    self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
+            except (RequestError, UnknownPartition) as error:
+                refused[request_index] = error_of(error)
+        return refused
 
     def begin(
         self, topic: str, record: ProduceRecord, *, partition: int | None, json_values: bool, acks: Acks | None

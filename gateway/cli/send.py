@@ -194,7 +194,7 @@ async def _send_all(
             except CliError as error:
                 if not sent.records:
                     raise
-                raise CliError(f"{error}; {sent.records} records before it were sent", error.exit_code) from error
+                raise CliError(f"{error}; {sent.records} records were sent", error.exit_code) from error
             if bar is not None and task is not None:
                 rate = sent.records / max(time.monotonic() - started_s, 1e-3)
                 bar.update(task, advance=read_bytes, rate=f"{sent.records:,} records, {rate:,.0f}/s")
@@ -207,8 +207,12 @@ async def _send_one(client: Client, path: str, records: list[bytes], format_: Va
     offsets = answer.get("offsets")
     if not isinstance(offsets, list):
         raise CliError("the server's answer has no offsets; is it an mq server of this version?")
-    sent.records += len(offsets)
+    refused = [offset for offset in offsets if offset.get("error_code") is not None]
+    sent.records += len(offsets) - len(refused)
     sent.scheduled += sum(offset.get("schedule_id") is not None for offset in offsets)
+    if refused:
+        first = f"{refused[0]['error_code']}: {refused[0]['error']}"
+        raise CliError(f"{len(refused)} of {len(offsets)} records of a request were refused, the first with {first}")
     if len(records) == 1:
         sent.offsets = offsets
 

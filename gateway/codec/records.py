@@ -75,7 +75,7 @@ class ProduceRecord(NamedTuple):
     message_group: str | None = None
 
 
-_KNOWN = frozenset(
+RECORD_FIELDS = frozenset(
     (
         "key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group",
     )
@@ -176,8 +176,8 @@ def _check_key(key: bytes) -> None:
 
 def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
     """One record with any of the known fields. Errors say nothing of the record's index."""
-    if not item.keys() <= _KNOWN:
-        raise unrecognized(next(name for name in item if name not in _KNOWN))
+    if not item.keys() <= RECORD_FIELDS:
+        raise unrecognized(next(name for name in item if name not in RECORD_FIELDS))
     field = item.get
     headers = [] if (given := field("headers")) is None else _parse_headers(given)
     _check_size(key, value, headers)

@@ -1,7 +1,8 @@
 """Content negotiation: which format a body has, and which an answer takes.
 
 Grammar of the REST Proxy's media types: `application/vnd.kafka[.<embedded>][.v1|.v2]+json`; embedded is `binary` (also
-when left out on a send or a read), `json`, `text`, or one of the schema formats, which this server does not have.
+when left out on a send or a read), `json`, `text`, or one of the schema formats, which need a schema registry: this
+server has none, and says what to use instead (42202).
 `application/json` and `application/octet-stream` count as binary. Raw RecordBatches have a type of their own.
 
 A send without Content-Type is refused: it is the one kind of body a foreign web page can send unasked.
@@ -14,14 +15,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.codec.records import Format
-from gateway.errors import RequestError, invalid
+from gateway.errors import SCHEMA_FORMAT, RequestError, invalid
 
 BATCH_TYPE = "application/vnd.mq.batch"
 LINES_TYPE = "application/x-ndjson"
 JSON_TYPE = "application/json"
 V2_TYPE = "application/vnd.kafka.v2+json"
 
-_KAFKA = re.compile(r"application/vnd\.kafka(?:\.(json|binary|text|avro|jsonschema|protobuf))?(?:\.v[12])?\+json")
+SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
+_KAFKA = re.compile(rf"application/vnd\.kafka(?:\.(json|binary|text|{'|'.join(SCHEMA_FORMATS)}))?(?:\.v[12])?\+json")
 _FORMATS = {None: Format.BINARY, "binary": Format.BINARY, "json": Format.JSON, "text": Format.TEXT}
 _BY_NAME = {fmt.value: fmt for fmt in Format}
 LINES_TYPES = (LINES_TYPE, "application/ndjson", "application/jsonl")
@@ -38,23 +40,36 @@ class RecordsType(NamedTuple):
 
 
 def format_named(name: str) -> Format:
-    """The format of a `?format=` parameter. Raises RequestError 422."""
+    """The format of a `?format=` parameter. Raises RequestError 422, or 42202 for a schema format."""
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise invalid("Invalid format type.") from None
+        raise no_schemas(name) if name in SCHEMA_FORMATS else invalid("Invalid format type.") from None
+
+
+def no_schemas(name: str) -> RequestError:
+    """The answer to a schema format: what it is used for works without one."""
+    return RequestError(
+        SCHEMA_FORMAT,
+        f"{name} needs a schema registry, which this server does not have. Use the format json for JSON as it is, or "
+        f"binary for bytes that the client serializes with its own {name} library (base64 in JSON): "
+        "application/vnd.kafka.json.v2+json, application/vnd.kafka.binary.v2+json.",
+    )
 
 
 @lru_cache(maxsize=256)
 def sent_format(content_type: str) -> Format | None:
-    """The embedded format of a send's Content-Type; None for raw batches. Raises RequestError 415."""
+    """The embedded format of a send's Content-Type; None for raw batches. Raises RequestError 415, or 42202 for a
+    schema format."""
     media = content_type.partition(";")[0].strip().lower()
     if media == BATCH_TYPE:
         return None
     if media in (JSON_TYPE, "application/octet-stream"):
         return Format.BINARY
     match = _KAFKA.fullmatch(media)
-    if match is not None and match[1] in _FORMATS:
+    if match is not None:
+        if match[1] in SCHEMA_FORMATS:
+            raise no_schemas(match[1])
         return _FORMATS[match[1]]
     raise RequestError(
         415,
@@ -76,7 +91,9 @@ def json_type(accept: str, default: str) -> str:
 
 @lru_cache(maxsize=256)
 def records_type(accept: str) -> RecordsType:
-    """The form of an answer with records, for an Accept header. Raises RequestError 406."""
+    """The form of an answer with records, for an Accept header. Raises RequestError 406, or 42202 where the most wanted
+    of what cannot be is a schema format."""
+    refusal = _not_acceptable()
     for media in preferred_types(accept):
         if media == BATCH_TYPE:
             return RecordsType(BATCH_TYPE, None)
@@ -87,9 +104,12 @@ def records_type(accept: str) -> RecordsType:
         if media == JSON_TYPE:
             return RecordsType(JSON_TYPE, Format.BINARY)
         match = _KAFKA.fullmatch(media)
-        if match is not None and match[1] in _FORMATS:
-            return kafka_records_type(_FORMATS[match[1]])
-    raise _not_acceptable()
+        if match is not None:
+            if match[1] not in SCHEMA_FORMATS:
+                return kafka_records_type(_FORMATS[match[1]])
+            if refusal.error_code != SCHEMA_FORMAT:
+                refusal = no_schemas(match[1])
+    raise refusal
 
 
 def kafka_records_type(fmt: Format) -> RecordsType:

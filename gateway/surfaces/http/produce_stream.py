@@ -28,9 +28,9 @@ from gateway.codec.documents import Document, Splitter
 from gateway.codec.native import Parsed
 from gateway.codec.records import ProduceRecord, render_lines
 from gateway.errors import RequestError, draining
+from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, left_s
-from gateway.surfaces.http.statuses import status_of
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import Headers, traced
 from store.types import Acks
@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 GROUPS_IN_FLIGHT = 4
 GROUP_RECORDS_MAX = 2000
 """Records sent together. Bounds how long one stream keeps the event loop (some 10 ms)."""
-
-_DIVISIBLE = (400, 404, 413, 422)
-"""Statuses that one bad record of a group can cause: the others are sent without it."""
 
 Outcome = Receipt | RequestError
 
@@ -204,6 +201,8 @@ class Sending(NamedTuple):
     json_values: bool
     acks: Acks | None = None
     identity: RequestIdentity | None = None
+    partition: int | None = None
+    selector: str | None = None
 
 
 async def send_each(sending: Sending, parsed: Parsed, *, trace: Headers | None = None) -> list[Outcome]:
@@ -217,9 +216,7 @@ async def send_each(sending: Sending, parsed: Parsed, *, trace: Headers | None =
             is_delayed = one.delay_ms is not None or one.deliver_at_ms is not None
             (later if is_delayed else now).append((request_index, traced(one, trace) if trace else one))
     for indexed in (now, later):
-        for run in [indexed] if sending.identity is None else _runs(indexed):
-            if run:
-                await _send(sending, run, outcomes)
+        await _send_runs(sending, indexed, outcomes)
     return [outcome for outcome in outcomes if outcome is not None]
 
 
@@ -234,28 +231,42 @@ def _runs(indexed: Sequence[tuple[int, ProduceRecord]]) -> list[Sequence[tuple[i
     return runs
 
 
+async def _send_runs(
+    sending: Sending, indexed: Sequence[tuple[int, ProduceRecord]], outcomes: list[Outcome | None]
+) -> None:
+    """Send records in as few goes as their identity allows, in order."""
+    for run in [indexed] if sending.identity is None else _runs(indexed):
+        if run:
+            await _send(sending, run, outcomes)
+
+
 async def _send(sending: Sending, indexed: Sequence[tuple[int, ProduceRecord]], outcomes: list[Outcome | None]) -> None:
-    """Send records together; when one of them spoils the rest, in halves, so that only that one is refused."""
+    """Send records together; when some of them spoil the rest, the others without them."""
     identity = sending.identity
+    producer = sending.gateway.producer
+    records = [record for _, record in indexed]
     try:
-        receipts = await sending.gateway.producer.produce(
+        receipts = await producer.produce(
             sending.topic,
-            [record for _, record in indexed],
+            records,
+            partition=sending.partition,
             json_values=sending.json_values,
             acks=sending.acks,
+            selector=sending.selector,
             identity=None if identity is None else identity.at(identity.first_index + indexed[0][0]),
         )
     except Exception as error:
         refusal = error_of(error)
         if refusal.hides_cause:
             log.error("streamed send failed topic=%s", sending.topic, exc_info=error)
-        if status_of(refusal.error_code) not in _DIVISIBLE or len(indexed) == 1:
-            for request_index, _ in indexed:
-                outcomes[request_index] = refusal
-            return
-        half = len(indexed) // 2
-        await _send(sending, indexed[:half], outcomes)
-        await _send(sending, indexed[half:], outcomes)
+        refused = (
+            producer.refusals(sending.topic, records) if isinstance(error, RequestError | UnknownPartition) else {}
+        )
+        for index, (request_index, _) in enumerate(indexed):
+            if index in refused or not refused:
+                outcomes[request_index] = refused.get(index, refusal)
+        rest = [one for index, one in enumerate(indexed) if index not in refused] if refused else []
+        await _send_runs(sending, rest, outcomes)
         return
     for (request_index, _), receipt in zip(indexed, receipts, strict=True):
         outcomes[request_index] = receipt

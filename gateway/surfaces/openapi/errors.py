@@ -54,6 +54,7 @@ MEANINGS: dict[int, str] = {
     41250: "`If-Match`: the partition ends elsewhere by now; `details` has where. Nothing was stored.",
     41350: "One record or batch is too large.",
     41601: "The offset is out of range; `details` has the bounds.",
+    42202: "Avro, Protobuf and JSON Schema need a schema registry, which is not here: use json or binary.",
     42204: "A setting of a consumer instance is illegal.",
     42208: "Too many records, or not a batch of entries with ids.",
     42250: "A delay or due time is illegal: negative, no integer, too far, both given.",

@@ -165,7 +165,7 @@ _PRODUCE = Operation(
     headers=("Idempotency-Key", "Mq-Producer", "Mq-Sequence", "If-Match"),
     answers={
         200: Answer(
-            description="Every record is as safe as asked for.",
+            description="Every record without an `error_code` is as safe as asked for.",
             content={
                 V2_TYPE: {"anyOf": [ref("Offsets"), ref("BatchOffsets")]},
                 JSON_TYPE: {"anyOf": [ref("Offsets"), ref("BatchOffsets")]},
@@ -173,7 +173,7 @@ _PRODUCE = Operation(
             headers=("Mq-Acks", "Idempotent-Replayed"),
         )
     },
-    errors=(400, 415, 42208, 40956, 41250, *TOPIC, *RECORDS, *IDEMPOTENCY, *WRITES),
+    errors=(400, 415, 42202, 42208, 40956, 41250, *TOPIC, *RECORDS, *IDEMPOTENCY, *WRITES),
 )
 
 _OPS: dict[str, Operation] = {
@@ -303,7 +303,7 @@ _READ: dict[str, Operation] = {
                 headers=PULL_HEADERS,
             )
         },
-        errors=(*QUERY, *PARTITION, 41601, 42252, *READS),
+        errors=(*QUERY, *PARTITION, 41601, 42202, 42252, *READS),
     ),
     "read_raw": Operation(
         tag="Read",
@@ -457,7 +457,7 @@ _INSTANCES: dict[str, Operation] = {
         tag="Consumer instances",
         body=_body(either(ref("NewInstance"), {"type": "null"}), is_required=False, types=(V2_TYPE, JSON_TYPE)),
         answers={200: _v2("Created.", ref("Instance"))},
-        errors=(*INSTANCE, 40001, 40902, 42204),
+        errors=(*INSTANCE, 40001, 40902, 42202, 42204),
     ),
     "delete_instance": Operation(tag="Consumer instances", answers={204: _nothing("Forgotten.")}, errors=INSTANCE),
     "subscribe": Operation(
@@ -486,12 +486,12 @@ _INSTANCES: dict[str, Operation] = {
     "instance_records": Operation(
         tag="Consumer instances",
         answers=_READ_RECORDS,
-        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40903, 42252, 42253, 40959, 40952),
+        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40903, 42202, 42252, 42253, 40959, 40952),
     ),
     "v1_records": Operation(
         tag="Consumer instances",
         answers=_READ_RECORDS,
-        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40901, 40903, 42252, 42253, 40959, 40952),
+        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40901, 40903, 42202, 42252, 42253, 40959, 40952),
     ),
     "commit_offsets": Operation(
         tag="Consumer instances",
@@ -531,7 +531,7 @@ _INSTANCES: dict[str, Operation] = {
         answers=_DONE,
         errors=(*INSTANCE, 40401, 40402, 40903),
     ),
-    "v1_messages": Operation(tag="Read", answers=_READ_RECORDS, errors=(*QUERY, *PARTITION, *READS)),
+    "v1_messages": Operation(tag="Read", answers=_READ_RECORDS, errors=(*QUERY, 42202, *PARTITION, *READS)),
 }
 
 

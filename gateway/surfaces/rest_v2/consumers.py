@@ -23,7 +23,7 @@ from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
 from gateway.codec.times import parse_time_ms
-from gateway.errors import PARTITION_NOT_FOUND, RequestError, invalid
+from gateway.errors import PARTITION_NOT_FOUND, SCHEMA_FORMAT, RequestError, invalid
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
@@ -327,25 +327,27 @@ def _host_of(request: web.Request) -> str:
 
 
 def _records_type(request: web.Request, fmt: Format) -> str:
-    """The Content-Type of records. Raises RequestError 406: 40601 when the client wants another format."""
+    """The Content-Type of records. Raises RequestError 406: 40601 when the client wants another format; 42202 when it
+    wants a schema format."""
     own = kafka_records_type(fmt).content_type
-    differs = False
+    refusal = RequestError(406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
     for media in preferred_types(request.headers.get(hdrs.ACCEPT, "*/*")):
         if media in _NEUTRAL or media in _WITHOUT_FORMAT:
             return own
         try:
             kind = records_type(media)
-        except RequestError:
+        except RequestError as error:
+            if error.error_code == SCHEMA_FORMAT and refusal.error_code == 406:
+                refusal = error
             continue
         if kind.fmt is fmt:
             return own
-        differs = True
-    if not differs:
-        raise RequestError(406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
-    raise RequestError(
-        FORMAT_DIFFERS,
-        f"The requested embedded data format does not match the deserializer for this consumer instance: accept {own}.",
-    )
+        refusal = RequestError(
+            FORMAT_DIFFERS,
+            "The requested embedded data format does not match the deserializer for this consumer instance: "
+            f"accept {own}.",
+        )
+    raise refusal
 
 
 def _poll(query: Query, gateway: Gateway) -> Poll:

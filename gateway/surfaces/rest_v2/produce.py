@@ -2,27 +2,39 @@
 
 Safe to repeat with an `Idempotency-Key`, a `msg_id` in the records, or a producer's sequence: what was stored before
 is answered with its original offset and `"duplicate": true`.
+
+Invariants
+    V1  a JSON record that is refused for itself (its size, partition, encoding, delay, ...) has an error in its own
+        place of the answer, as REST Proxy has it, and the others are stored
+    V2  the whole request is refused when no record is left, when what is wrong is not one record's (the envelope; an
+        unknown field: a misspelt `delay_ms` must never send at once), and when it is to be stored whole or not at all
+        (`Idempotency-Key`, `Mq-Sequence`, `If-Match`)
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import orjson
 from aiohttp import hdrs, web
 
-from gateway.api.producer import BatchReceipt, Receipt, StoredBatch
+from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.columns import columns_of
-from gateway.codec.records import Format, open_envelope, parse_records
+from gateway.codec.native import Parsed
+from gateway.codec.records import RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
+from gateway.errors import RequestError
+from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answers import check_accept
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.surfaces.http.media import format_named, sent_format
+from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
 from gateway.surfaces.http.reading import Query, partition_in
 from gateway.surfaces.http.send_options import MQ_ACKS, acks_named, name_of_acks, selector_named
-from gateway.surfaces.http.tracing import trace_headers, traced
+from gateway.surfaces.http.tracing import Headers, trace_headers, traced
 from store.types import Acks
 
 QUERY = ("acks", "format", "selector")
@@ -47,7 +59,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     identity = request_identity(request, topic_id, body)
     sequence = producer_sequence(request)
     expected = expected_offset(request)
-    receipts: Sequence[Receipt] | Sequence[BatchReceipt]
+    receipts: Sequence[Outcome] | Sequence[BatchReceipt]
     if fmt is None:
         batches = receipts = await gateway.producer.produce_batches(
             topic,
@@ -63,38 +75,74 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     else:
         sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
         trace = trace_headers(request)
-        is_plain = not (trace or selector or identity or sequence or expected is not None)
-        if is_plain and (columns := columns_of(sent, fmt)) is not None:
+        is_whole = bool(identity or sequence or expected is not None)
+        if not (is_whole or trace or selector) and (columns := columns_of(sent, fmt)) is not None:
             stored = await gateway.producer.produce_columns(
                 topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
             )
             if stored is not None:
                 return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
-        records = parse_records(sent, fmt)
-        if trace:
-            records = [traced(record, trace) for record in records]
-        singles = receipts = await gateway.producer.produce(
-            topic,
-            records,
-            partition=partition,
-            json_values=fmt is Format.JSON,
-            acks=acks,
-            selector=selector,
-            identity=identity,
-            sequence=sequence,
-            expected_offset=expected,
-        )
+        singles: Sequence[Outcome]
+        try:
+            records = parse_records(sent, fmt)
+            if trace:
+                records = [traced(record, trace) for record in records]
+            singles = await gateway.producer.produce(
+                topic,
+                records,
+                partition=partition,
+                json_values=fmt is Format.JSON,
+                acks=acks,
+                selector=selector,
+                identity=identity,
+                sequence=sequence,
+                expected_offset=expected,
+            )
+        except (RequestError, UnknownPartition):  # nothing was stored
+            if is_whole or not isinstance(sent, list) or len(sent) < 2:
+                raise
+            sending = Sending(gateway, topic, fmt is Format.JSON, acks, partition=partition, selector=selector)
+            singles = await _send_each(sending, sent, fmt, trace)
+        receipts = singles
         offsets = rendered_receipts(singles)
     response = _answer(content_type, offsets, receipts)
     if identity is not None or sequence is not None:
-        mark_replayed(response.headers, receipts)
+        mark_replayed(response.headers, [receipt for receipt in receipts if not isinstance(receipt, RequestError)])
     return response
 
 
+async def _send_each(sending: Sending, sent: Sequence[object], fmt: Format, trace: Headers) -> list[Outcome]:
+    """Send what is good of a request that was refused: a receipt or a refusal for each record (V1). Raises RequestError
+    (V2)."""
+    parsed: list[ProduceRecord | RequestError] = []
+    for request_index, item in enumerate(sent):
+        try:
+            parsed += parse_records([item], fmt)
+        except RequestError as refusal:
+            if not isinstance(item, dict) or not item.keys() <= RECORD_FIELDS:
+                at = f"records[{request_index}]: {refusal.message}"
+                raise RequestError(refusal.error_code, refusal.message, validation_errors=[at]) from None
+            parsed.append(refusal)
+        if request_index % _TURN_RECORDS == 0:
+            await asyncio.sleep(0)
+    outcomes = await send_each(sending, Parsed(parsed, sending.json_values), trace=trace)
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, RequestError)]
+    if len(refusals) == len(outcomes):
+        first = next((one for one in refusals if one.retriable), refusals[0])
+        first.details = {"offsets": [_refused(one) for one in refusals]}
+        raise first
+    return outcomes
+
+
+_TURN_RECORDS = 256  # parsed one by one between two turns of the event loop
+
+
 def _answer(
-    content_type: str, body: bytes, receipts: Sequence[Receipt] | Sequence[BatchReceipt] | Sequence[StoredBatch]
+    content_type: str,
+    body: bytes,
+    receipts: Sequence[Outcome] | Sequence[BatchReceipt] | Sequence[StoredBatch],
 ) -> web.Response:
-    reached = min(receipt.acks for receipt in receipts)
+    reached = min(receipt.acks for receipt in receipts if not isinstance(receipt, RequestError))
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type, MQ_ACKS: name_of_acks(reached)})
 
 
@@ -110,7 +158,16 @@ def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
     return f'{{"offsets":[{",".join(items)}],"key_schema_id":null,"value_schema_id":null}}'.encode()
 
 
-def rendered_receipts(receipts: Sequence[Receipt]) -> bytes:
+def rendered_receipts(receipts: Sequence[Outcome]) -> bytes:
     """The answer to records sent as JSON."""
-    offsets = [{**receipt_as_json(receipt), "error_code": None, "error": None} for receipt in receipts]
+    offsets = [
+        _refused(receipt)
+        if isinstance(receipt, RequestError)
+        else {**receipt_as_json(receipt), "error_code": None, "error": None}
+        for receipt in receipts
+    ]
     return orjson.dumps({"offsets": offsets, "key_schema_id": None, "value_schema_id": None})
+
+
+def _refused(refusal: RequestError) -> dict[str, object]:
+    return {"partition": None, "offset": None, "error_code": refusal.error_code, "error": refusal.message}

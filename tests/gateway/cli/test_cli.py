@@ -180,6 +180,14 @@ def test_stdin_is_sent_by_line_and_a_bad_line_is_named(server: Server) -> None:
     assert bad.returncode == 2
     assert "line 2" in bad.stderr
     assert len(rows(mq("tail", "numbers", "--no-follow", "--json", url=url))) == 3, "the bad request stored nothing"
+    lines = "".join(f'{{"k":"{key}"}}\n' for key in ("a", "b" * 1100, "c"))
+    refused = mq("send", "numbers", "-", "--key-field", "k", url=url, stdin=lines)
+    assert refused.returncode == 1
+    assert "1 of 3 records" in refused.stderr
+    assert "42251" in refused.stderr
+    assert "2 records were sent" in refused.stderr
+    messages = rows(mq("tail", "numbers", "--no-follow", "--json", url=url))
+    assert [message["key"] for message in messages[3:]] == ["a", "c"]
 
 
 def test_a_delay_gives_a_schedule_and_delivers(server: Server) -> None:

@@ -116,14 +116,25 @@ def receipts() -> dict[str, Schema]:
         "Offsets": obj(
             {
                 "offsets": array(
-                    obj(
-                        {
-                            "partition": PARTITION,
-                            "offset": offset,
-                            "error_code": {"type": "null"},
-                            "error": {"type": "null"},
-                        },
-                        {**_DELAYED, **_DUPLICATE},
+                    either(
+                        obj(
+                            {
+                                "partition": PARTITION,
+                                "offset": offset,
+                                "error_code": {"type": "null"},
+                                "error": {"type": "null"},
+                            },
+                            {**_DELAYED, **_DUPLICATE},
+                        ),
+                        obj(
+                            {
+                                "partition": {"type": "null"},
+                                "offset": {"type": "null"},
+                                "error_code": integer(400, 50_999),
+                                "error": STRING,
+                            },
+                            description="This record was refused; the others were not touched.",
+                        ),
                     )
                 ),
                 "key_schema_id": {"type": "null"},

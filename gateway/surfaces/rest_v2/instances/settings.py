@@ -25,6 +25,7 @@ from gateway.codec.records import Format
 from gateway.errors import CONFIG_CONSTRAINT, RequestError, invalid
 from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
 from gateway.groups.machines.progress import Start
+from gateway.surfaces.http.media import SCHEMA_FORMATS, no_schemas
 
 CONFIG_ILLEGAL = 42204
 
@@ -38,7 +39,6 @@ _STRIMZI_COMMIT = "enable.auto.commit"
 _RESETS = {"latest": Start.LAST, "earliest": Start.FIRST, "largest": Start.LAST, "smallest": Start.FIRST}
 _BOOLEANS = {"true": True, "false": False}
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-_SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
 
 
 class OnDecodeError(Enum):
@@ -68,7 +68,8 @@ class InstanceSettings:
 def parse_settings(body: Mapping[str, object]) -> tuple[str | None, InstanceSettings]:
     """The name asked for and the settings of a creation request.
 
-    Raises RequestError 422: 422 for an unknown format, 40001 for `fetch.min.bytes`, 42204 for the rest.
+    Raises RequestError 422: 422 for an unknown format, 42202 for a schema format, 40001 for `fetch.min.bytes`, 42204
+    for the rest.
     """
     name = _parse_name(body)
     return name, InstanceSettings(
@@ -122,8 +123,9 @@ def _parse_format(value: object) -> Format:
     try:
         return Format(value.lower() if isinstance(value, str) else value)
     except ValueError:
-        hint = " This server has no schema registry." if value in _SCHEMA_FORMATS else ""
-        raise invalid(f"Invalid format type. It must be binary, json or text.{hint}") from None
+        if isinstance(value, str) and value.lower() in SCHEMA_FORMATS:
+            raise no_schemas(value.lower()) from None
+        raise invalid("Invalid format type. It must be binary, json or text.") from None
 
 
 def _parse_auto_commit(body: Mapping[str, object]) -> bool:

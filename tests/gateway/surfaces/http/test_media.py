@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.codec.records import Format
-from gateway.errors import RequestError
+from gateway.errors import SCHEMA_FORMAT, RequestError
 from gateway.surfaces.http.media import V2_TYPE, format_named, json_type, prefers, records_type, sent_format
 
 
@@ -44,8 +44,6 @@ def test_accepted_content_types(content_type: str, fmt: Format | None) -> None:
         "",
         "text/plain",
         "application/x-www-form-urlencoded",
-        "application/vnd.kafka.avro.v2+json",  # well-formed, but there is no schema registry here
-        "application/vnd.kafka.protobuf.v2+json",
         "xapplication/json",
     ],
 )
@@ -53,6 +51,18 @@ def test_refused_content_types(content_type: str) -> None:
     with pytest.raises(RequestError) as caught:
         sent_format(content_type)
     assert caught.value.error_code == 415
+
+
+@pytest.mark.parametrize("name", ["avro", "protobuf", "jsonschema"])
+def test_a_schema_format_is_told_what_to_use_instead(name: str) -> None:
+    media = f"application/vnd.kafka.{name}.v2+json"
+    for ask in (lambda: sent_format(media), lambda: records_type(f"text/html, {media}"), lambda: format_named(name)):
+        with pytest.raises(
+            RequestError, match=f"^{name} needs a schema registry.*kafka.json.v2.json.*binary"
+        ) as caught:
+            ask()
+        assert caught.value.error_code == SCHEMA_FORMAT
+    assert records_type(f"{media}, application/json;q=0.1").fmt is Format.BINARY
 
 
 @pytest.mark.parametrize(
@@ -124,4 +134,4 @@ def test_the_most_wanted_of_some_types() -> None:
 def test_formats_by_name() -> None:
     assert [format_named(fmt.value) for fmt in Format] == list(Format)
     with pytest.raises(RequestError, match="Invalid format type"):
-        format_named("avro")
+        format_named("xml")

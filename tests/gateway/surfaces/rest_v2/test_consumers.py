@@ -180,7 +180,8 @@ async def test_an_instance_without_a_name_gets_one_and_needs_no_body(proxy: Prox
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        ({"format": "avro"}, 422, 422),
+        ({"format": "avro"}, 422, 42202),
+        ({"format": "xml"}, 422, 422),
         ({"format": 1}, 422, 422),
         ({"auto.offset.reset": "bad-config"}, 422, 42204),
         ({"fetch.min.bytes": -10}, 422, 40001),
@@ -418,6 +419,9 @@ async def test_records_come_in_the_format_of_the_instance(proxy: Proxy, fmt: str
         ("application/vnd.kafka.binary.v2+json", 406, FORMAT_DIFFERS),
         ("application/vnd.mq.batch", 406, FORMAT_DIFFERS),
         ("text/html", 406, 406),
+        ("text/html, application/vnd.kafka.protobuf.v2+json", 422, 42202),
+        ("application/vnd.kafka.avro.v2+json, application/vnd.kafka.binary.v2+json", 406, FORMAT_DIFFERS),
+        ("application/vnd.kafka.avro.v2+json, */*;q=0.1", 200, None),
     ],
 )
 async def test_the_format_is_fixed_when_the_instance_is_made(

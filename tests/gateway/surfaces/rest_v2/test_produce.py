@@ -13,6 +13,7 @@ from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
 from store.record_batch import Record
 from store.types import Acks, QueueKey
 from tests.clock import START_MS
+from tests.contract import bad_records
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
 
@@ -133,8 +134,15 @@ async def test_raw_batches(client: Client, broker: FakeBroker) -> None:
         ("/topics/orders", JSON, b"{}", 422, 422),
         ("/topics/orders", JSON, body({"value": 1, "dealy_ms": 5}), 422, 422),
         ("/topics/orders", JSON, body(*[{}] * 10_001), 422, 42208),
-        ("/topics/orders", JSON, body({"value": 1}, {"value": 1, "delay_ms": -1}), 422, 42250),
-        ("/topics/orders", JSON, body({"value": 1}, {"value": 1, "delay_ms": 365 * 86_400_000 + 1}), 422, 42250),
+        ("/topics/orders", JSON, body({"value": 1}, {"value": 1, "dealy_ms": 5}), 422, 422),
+        ("/topics/orders", JSON, body({"value": 1}, 1), 400, 400),
+        ("/topics/orders", JSON, body({"value": 1, "delay_ms": -1}), 422, 42250),
+        ("/topics/orders", JSON, body({"value": 1, "delay_ms": 365 * 86_400_000 + 1}), 422, 42250),
+        ("/topics/orders", JSON, body({"value": 1, "delay_ms": -1}, {"value": 1, "partition": 4}), 422, 42250),
+        ("/topics/orders/partitions/4", JSON, body({"value": 1}, {"value": 1, "tag": "|"}), 404, 40402),
+        ("/topics/orders", {**JSON, "Idempotency-Key": "k"}, body({"value": 1}, {"partition": 4}), 404, 40402),
+        ("/topics/orders", {**JSON, "Mq-Producer": "p", "Mq-Sequence": "1"}, body({}, {"partition": 4}), 404, 40402),
+        ("/topics/orders/partitions/0", {**JSON, "If-Match": '"0"'}, body({}, {"tag": "|"}), 422, 42251),
         ("/topics/orders", JSON, b'{"records":[{"value":1,"delay_ms":1e400}]}', 400, 400),
         ("/topics/orders", JSON, b'{"records":[{"value":1,"delay_ms":NaN}]}', 400, 400),
         ("/topics/orders", JSON, body({"value": 1, "deliver_at": "soon"}), 422, 42250),
@@ -142,7 +150,8 @@ async def test_raw_batches(client: Client, broker: FakeBroker) -> None:
         ("/topics/orders", JSON, body({"key": "k" * 1023}), 422, 42251),
         ("/topics/orders", JSON, body({"value": "v" * (4 * 1024 * 1024 - 1)}), 413, 41350),
         ("/topics/orders?acks=none", JSON, body({"value": 1}), 422, 422),
-        ("/topics/orders?format=avro", JSON, body({"value": 1}), 422, 422),
+        ("/topics/orders?format=avro", JSON, body({"value": 1}), 422, 42202),
+        ("/topics/orders", {"Content-Type": "application/vnd.kafka.avro.v2+json"}, b"{}", 422, 42202),
         ("/topics/orders?acks=written&acks=flushed", JSON, body({"value": 1}), 400, 400),
         ("/topics/orders", BATCH, b"", 422, 422),
         ("/topics/orders", BATCH, b"x" * 100, 400, 400),
@@ -161,6 +170,66 @@ async def test_bad_requests_are_told_why_and_store_nothing(
     assert answer["request_id"] == response.headers["X-Request-Id"]
     assert answer["retriable"] is False
     assert broker.stored_count == 0
+
+
+BAD = (
+    ({"value": 1, "partition": 4}, 40402),
+    ({"value": 1, "partition": -1}, 40402),
+    ({"value": 1, "partition": "a"}, 400),
+    ({"value": "v" * 101}, 41350),
+    ({"key": "k" * 1023}, 42251),
+    ({"value": 1, "tag": "a|b"}, 42251),
+    ({"value": 1, "headers": [{"key": "mq-tag", "text": "x"}]}, 42251),
+    ({"value": 1, "headers": [{"key": "a", "value": "&"}]}, 400),
+    ({"value": 1, "delay_ms": -1}, 42250),
+    ({"value": 1, "deliver_at": "soon"}, 42250),
+    ({"value": 1, "delay_ms": 365 * 86_400_000 + 1}, 42250),
+    ({"value": 1, "timestamp": -1}, 422),
+    ({"value": 1, "msg_id": ""}, 42251),
+)
+
+
+async def test_a_bad_record_fails_in_its_own_place_and_the_others_are_stored(
+    client: Client, broker: FakeBroker
+) -> None:
+    """Among two good ones each, one of them delayed. A request of bad ones alone is refused, and says all of it."""
+    await client.put("/mq/v1/topics/small", json={"partitions": 4, "max_message_bytes": 100})
+    response = await client.post("/topics/small", data=body(*[record for record, _ in BAD]), headers=JSON)
+    answer = await response.json()
+    codes = [code for _, code in BAD]
+    assert (response.status, [item["error_code"] for item in answer["details"]["offsets"]]) == (404, codes)
+    assert broker.stored_count == 0
+    sent: list[object] = []
+    for number, (record, _) in enumerate(BAD):
+        sent += [{"key": "a", "value": number}, record, {"value": number, "partition": 3, "delay_ms": 5}]
+    with bad_records():
+        response = await client.post("/topics/small", data=body(*sent), headers=JSON)
+    offsets = (await response.json(content_type=None))["offsets"]
+    assert (response.status, response.headers["Mq-Acks"]) == (200, "flushed")
+    assert [item["offset"] for item in offsets[0::3]] == list(range(len(BAD)))
+    assert len({item["schedule_id"] for item in offsets[2::3]}) == len(BAD)
+    assert all(item["error_code"] is item["error"] is None for item in offsets[0::3] + offsets[2::3])
+    for item, code in zip(offsets[1::3], codes, strict=True):
+        assert (item["partition"], item["offset"], item["error_code"]) == (None, None, code)
+        assert item["error"]
+    assert broker.stored_count == 2 * len(BAD)
+
+
+@pytest.mark.parametrize("fmt", ["binary", "text"])
+async def test_a_value_that_is_not_in_the_format_fails_alone(client: Client, broker: FakeBroker, fmt: str) -> None:
+    headers = {"Content-Type": f"application/vnd.kafka.{fmt}.v2+json", "traceparent": f"00-{'1' * 32}-{'1' * 16}-01"}
+    with bad_records():
+        response = await client.post("/topics/orders", data=body({"value": "AA=="}, {"value": 1}), headers=headers)
+    offsets = (await response.json(content_type=None))["offsets"]
+    assert [item["error_code"] for item in offsets] == [None, 400]
+    (append,) = broker.appends
+    assert [name for name, _ in next(record_batch.decode(append.batch)).headers] == ["traceparent"]
+
+
+async def test_an_error_of_the_store_still_fails_the_whole_request(client: Client, broker: FakeBroker) -> None:
+    broker.error = DiskFull("x")
+    response = await client.post("/topics/orders", data=body({"value": 1}, {"partition": 9}), headers=JSON)
+    assert response.status == 507
 
 
 async def test_a_send_without_content_type_is_refused(client: Client, broker: FakeBroker) -> None:

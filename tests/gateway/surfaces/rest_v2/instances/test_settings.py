@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.codec.records import Format
-from gateway.errors import RequestError
+from gateway.errors import SCHEMA_FORMAT, RequestError
 from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
 from gateway.groups.machines.progress import Start
 from gateway.surfaces.rest_v2.instances.settings import (
@@ -57,7 +57,7 @@ def test_what_can_be_said(body: dict[str, object], expected: InstanceSettings) -
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        ({"format": "avro"}, 422),
+        ({"format": "Avro"}, SCHEMA_FORMAT),
         ({"format": ["json"]}, 422),
         ({"auto.offset.reset": "none"}, CONFIG_ILLEGAL),
         ({"auto.offset.reset": 0}, CONFIG_ILLEGAL),
