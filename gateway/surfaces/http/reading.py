@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from aiohttp import web
 from multidict import istr
 
+from gateway.api.shapes.base import AnyShape, load
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
 from gateway.codec.json_text import parse_json
 from gateway.codec.times import parse_time_ms
@@ -199,6 +200,11 @@ def partition_in(request: web.Request) -> int | None:
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise RequestError(404, "HTTP 404 Not Found")
     return int(text)
+
+
+def read_shape(shape: type[AnyShape], body: bytes, gateway: Gateway) -> AnyShape:
+    """The struct of a JSON body; no body is an empty object. Raises RequestError 400, 422."""
+    return load(shape, json_object(body) if body.strip() else {}, gateway.limits)
 
 
 def json_object(body: bytes, example: str = "") -> dict[str, object]:

@@ -17,74 +17,56 @@ from dataclasses import asdict
 from aiohttp import hdrs, web
 
 from gateway.api.render import delivered_as_json, settled_as_json
+from gateway.api.shapes.base import load
+from gateway.api.shapes.groups import (
+    AckReceipts,
+    AckUpTo,
+    ExtendBody,
+    NackBody,
+    ReceiveBody,
+    RedriveBody,
+    RejectBody,
+    ResetBody,
+)
 from gateway.auth.access import Permission
-from gateway.codec.filters import parse_filter
 from gateway.codec.message_ids import MessageId
-from gateway.codec.records import render_parts, unrecognized
-from gateway.codec.times import parse_time_ms
-from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, invalid
-from gateway.groups.machines.config import INVISIBLE_MS_MAX, GroupConfig
+from gateway.codec.records import render_parts
+from gateway.errors import LIMIT_ILLEGAL, RequestError
+from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.copies import (
     DEAD_LETTERED_AT,
     REASON,
-    REASON_BYTES_MAX,
     check_group_name,
     dead_letter_topic,
     origin_of,
     shown_headers,
 )
-from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
-from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.strategies.base import Partition
-from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import (
-    RECEIPTS_MAX,
-    RECEIVE_BYTES_MAX,
-    RECEIVE_MESSAGES_MAX,
     REDRIVE_MAX,
     Delivered,
     GroupView,
     MemberView,
     PartitionLag,
-    Receive,
-    ResetTo,
     Settled,
-    StartSpec,
     TopicPartition,
 )
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
-from gateway.surfaces.http.reading import Query, json_object
+from gateway.surfaces.http.reading import Query, json_object, read_shape
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
-from store.limits import MiB
 from store.types import RECORD_OFFSET_MAX
-
-TEXT_BYTES_MAX = ATTEMPT_ID_BYTES_MAX
-"""Of `attempt_id` and `consumer`."""
 
 DEAD_LETTERS_MAX = 1000
 """Dead letters of one page."""
 
 LAG_QUERY = ("topics",)
 DEAD_LETTERS_QUERY = ("offset", "limit")
-
-_RECEIVE = (
-    "topics",
-    "max_messages",
-    "max_bytes",
-    "wait_ms",
-    "invisible_ms",
-    "filter",
-    "attempt_id",
-    "consumer",
-    "start",
-)
-_STARTS = {"earliest": Start.FIRST, "latest": Start.LAST}
 
 
 # Groups
@@ -120,7 +102,7 @@ async def delete_group(gateway: Gateway, request: web.Request, _: bytes) -> web.
 async def configure_group(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Change a group's settings; null takes one back to its default. Answers all of them, durably changed."""
     check_accept(request)
-    changes = _object(body)
+    changes = json_object(body) if body.strip() else {}
     if "backoff" in changes:
         changes["backoff_ms"] = changes.pop("backoff")
     return json_answer(request, _config(await gateway.groups.configure(request.match_info["group"], changes)))
@@ -143,24 +125,18 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
 async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Move the group to another place in a topic: what was committed, and what is committed now (or would be)."""
     check_accept(request)
-    wanted = _object(body, ("topic", "to", "partitions", "dry_run", "force"))
-    topic = _topic(request, wanted.get("topic"), "topic")
-    partitions = wanted.get("partitions")
-    if partitions is not None and not (
-        isinstance(partitions, list) and partitions and all(_is_whole(number) for number in partitions)
-    ):
-        raise invalid("partitions: must be an array of partition numbers")
-    dry_run = _flag(wanted, "dry_run")
+    wanted = read_shape(ResetBody, body, gateway)
+    access_of(request).check(Permission.RECEIVE, topic=wanted.topic)
     moves = await gateway.groups.reset(
         request.match_info["group"],
-        topic,
-        _reset_to(wanted.get("to")),
-        partitions=partitions,
-        dry_run=dry_run,
-        force=_flag(wanted, "force"),
+        wanted.topic,
+        wanted.target(),
+        partitions=wanted.partitions,
+        dry_run=wanted.dry_run,
+        force=wanted.force,
     )
     rows = [{"partition": move.partition, "from": move.before, "to": move.after} for move in moves]
-    return json_answer(request, {"topic": topic, "dry_run": dry_run, "partitions": rows})
+    return json_answer(request, {"topic": wanted.topic, "dry_run": wanted.dry_run, "partitions": rows})
 
 
 # Queue mode
@@ -171,17 +147,19 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     wants_raw = _wants_raw(request)
     if not wants_raw:
         check_accept(request)
-    asked = _receive(gateway, request, _object(body, _RECEIVE))
+    asked = read_shape(ReceiveBody, body, gateway).request()
     if wants_raw and asked.max_messages != 1:
         raise RequestError(LIMIT_ILLEGAL, "max_messages: must be 1 for an answer without JSON")
     group = request.match_info["group"]
+    access = access_of(request)
+    for topic in asked.topics:
+        access.check(Permission.RECEIVE, topic=topic)
     gateway.stats.long_poll_count += 1
     try:
         async with while_allowed(gateway, request):  # who is cancelled gives back what it had leased
             received = await gateway.groups.receive(group, asked)
     finally:
         gateway.stats.long_poll_count -= 1
-    access = access_of(request)
     is_allowed = all(access.allows(Permission.RECEIVE, topic=topic, group=group) for topic in asked.topics)
     if received.messages and not (is_allowed and request.transport is not None):  # who asked has gone, or may no more
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
@@ -197,35 +175,25 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Done with records: by receipt, or all that are on lease in a partition up to an offset. Durable when answered."""
     check_accept(request)
-    wanted = _object(body, ("receipts", "up_to"))
+    wanted = json_object(body) if body.strip() else {}
     group = _group_named(request)
     if "up_to" not in wanted:
-        acked = await gateway.groups.ack(group, _receipts(wanted))
+        acked = await gateway.groups.ack(group, load(AckReceipts, wanted, gateway.limits).receipts)
         gateway.leases.settled(group, acked)
         return _settled(request, acked)
-    up_to = wanted["up_to"]
-    if "receipts" in wanted or not isinstance(up_to, dict) or not up_to.keys() == {"topic", "partition", "offset"}:
-        raise invalid('Say what is done: {"receipts": [...]}, or {"up_to": {"topic", "partition", "offset"}}.')
-    topic = _topic(request, up_to["topic"], "up_to.topic")
-    partition, offset = up_to["partition"], up_to["offset"]
-    if not _is_whole(partition) or not _is_whole(offset):
-        raise invalid("up_to: partition and offset must be whole numbers")
-    count = await gateway.groups.ack_up_to(group, TopicPartition(topic, partition), offset)
-    gateway.leases.settled_up_to(group, topic, partition, offset)
+    up_to = load(AckUpTo, wanted, gateway.limits).up_to
+    access_of(request).check(Permission.RECEIVE, topic=up_to.topic)
+    count = await gateway.groups.ack_up_to(group, TopicPartition(up_to.topic, up_to.partition), up_to.offset)
+    gateway.leases.settled_up_to(group, up_to.topic, up_to.partition, up_to.offset)
     return json_answer(request, {"acked": count})
 
 
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Give records back: to be handed out again after `delay_ms`, or as the group's back-off table says."""
     check_accept(request)
-    wanted = _object(body, ("receipts", "delay_ms", "reason"))
-    delay_ms = wanted.get("delay_ms")
-    delay_ms_max = gateway.limits.delay_ms_max
-    if not isinstance(delay_ms, int | None) or isinstance(delay_ms, bool) or not 0 <= (delay_ms or 0) <= delay_ms_max:
-        raise RequestError(DELAY_ILLEGAL, f"delay_ms: must be an integer from 0 to {delay_ms_max}")
-    receipts = _receipts(wanted)
+    wanted = read_shape(NackBody, body, gateway)
     group = _group_named(request)
-    nacked = await gateway.groups.nack(group, receipts, delay_ms=delay_ms, reason=_reason(wanted) or "")
+    nacked = await gateway.groups.nack(group, wanted.receipts, delay_ms=wanted.delay_ms, reason=wanted.reason or "")
     gateway.leases.settled(group, nacked)
     return _settled(request, nacked)
 
@@ -233,10 +201,9 @@ async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
 async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Never hand records out again: they go to the dead-letter topic. Durable when answered."""
     check_accept(request)
-    wanted = _object(body, ("receipts", "reason"))
-    receipts = _receipts(wanted)
+    wanted = read_shape(RejectBody, body, gateway)
     group = _group_named(request)
-    rejected = await gateway.groups.reject(group, receipts, _reason(wanted) or "rejected")
+    rejected = await gateway.groups.reject(group, wanted.receipts, wanted.reason or "rejected")
     gateway.leases.settled(group, rejected)
     return _settled(request, rejected)
 
@@ -244,14 +211,10 @@ async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Keep records longer: the leases end `invisible_ms` from now, under new receipts."""
     check_accept(request)
-    wanted = _object(body, ("receipts", "invisible_ms"))
-    if wanted.get("invisible_ms") is None:
-        raise invalid("invisible_ms: must be given")
-    invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
-    receipts = _receipts(wanted)
+    wanted = read_shape(ExtendBody, body, gateway)
     group = _group_named(request)
-    extended = await gateway.groups.extend(group, receipts, invisible_ms)
-    gateway.leases.extended(group, extended, gateway.clock.now_ms() + invisible_ms)
+    extended = await gateway.groups.extend(group, wanted.receipts, wanted.invisible_ms)
+    gateway.leases.extended(group, extended, gateway.clock.now_ms() + wanted.invisible_ms)
     return _settled(request, extended)
 
 
@@ -294,8 +257,8 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
 async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Hand dead letters out to the group again, the oldest first, as if never delivered. Durable when answered."""
     check_accept(request)
-    wanted = _object(body, ("max_messages",))
-    count = _whole(wanted, "max_messages", REDRIVE_MAX, least=1, most=REDRIVE_MAX)
+    wanted = read_shape(RedriveBody, body, gateway)
+    count = REDRIVE_MAX if wanted.max_messages is None else wanted.max_messages
     group = request.match_info["group"]
     try:
         redriven = await gateway.groups.redrive(group, count)
@@ -416,118 +379,3 @@ def _group_named(request: web.Request) -> str:
 
 def _wants_raw(request: web.Request) -> bool:
     return next(iter(preferred_types(request.headers.get(hdrs.ACCEPT, "*/*"))), "") == OCTETS
-
-
-def _receive(gateway: Gateway, request: web.Request, wanted: dict[str, object]) -> Receive:
-    topics = wanted.get("topics")
-    if not isinstance(topics, list) or not 1 <= len(topics) <= TOPICS_MAX:
-        raise invalid(f'topics: must be an array of 1 to {TOPICS_MAX} names, as in {{"topics": ["orders"]}}')
-    names = tuple(dict.fromkeys(_topic(request, topic, "topics") for topic in topics))
-    tag_filter = parse_filter(_text(wanted, "filter"))
-    invisible_ms = None
-    if wanted.get("invisible_ms") is not None:
-        invisible_ms = _whole(wanted, "invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
-    return Receive(
-        topics=names,
-        max_messages=_whole(wanted, "max_messages", 32, least=1, most=RECEIVE_MESSAGES_MAX),
-        max_bytes=_whole(wanted, "max_bytes", 1 * MiB, least=1, most=RECEIVE_BYTES_MAX),
-        wait_ms=_whole(wanted, "wait_ms", 0, least=0, most=gateway.limits.timeout_ms_max),
-        invisible_ms=invisible_ms,
-        tags=None if tag_filter is None else tag_filter.tags,
-        attempt_id=_text(wanted, "attempt_id"),
-        consumer=_text(wanted, "consumer"),
-        start=_start(wanted.get("start")),
-    )
-
-
-def _object(body: bytes, known: Sequence[str] | None = None) -> dict[str, object]:
-    """The JSON object of a body; no body is an empty one."""
-    wanted = json_object(body) if body.strip() else {}
-    if known is not None:
-        for name in wanted:
-            if name not in known:
-                raise unrecognized(name)
-    return wanted
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= RECORD_OFFSET_MAX
-
-
-def _whole(wanted: dict[str, object], name: str, default: int, *, least: int, most: int) -> int:
-    value = wanted.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid(f"{name}: must be an integer")
-    if not least <= value <= most:
-        raise RequestError(LIMIT_ILLEGAL, f"{name}: must be between {least} and {most}")
-    return value
-
-
-def _flag(wanted: dict[str, object], name: str) -> bool:
-    value = wanted.get(name, False)
-    if not isinstance(value, bool):
-        raise invalid(f"{name}: must be true or false")
-    return value
-
-
-def _text(wanted: dict[str, object], name: str) -> str | None:
-    value = wanted.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or (name != "filter" and not 1 <= len(value.encode()) <= TEXT_BYTES_MAX):
-        raise invalid(f"{name}: must be a string of 1 to {TEXT_BYTES_MAX} bytes")
-    return value
-
-
-def _reason(wanted: dict[str, object]) -> str | None:
-    value = wanted.get("reason")
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value.encode()) > REASON_BYTES_MAX:
-        raise invalid(f"reason: must be a string of at most {REASON_BYTES_MAX} bytes")
-    return value
-
-
-def _receipts(wanted: dict[str, object]) -> list[str]:
-    receipts = wanted.get("receipts")
-    if not isinstance(receipts, list) or not receipts or not all(isinstance(receipt, str) for receipt in receipts):
-        raise invalid('receipts: must be an array of receipts, as in {"receipts": ["r1..."]}')
-    if len(receipts) > RECEIPTS_MAX:
-        raise invalid(f"receipts: has {len(receipts)} entries; the limit is {RECEIPTS_MAX}")
-    return receipts
-
-
-def _topic(request: web.Request, value: object, field: str) -> str:
-    """A topic's name the caller may read. Raises RequestError 403, 422."""
-    if not isinstance(value, str) or not value:
-        raise invalid(f"{field}: must be the name of a topic")
-    access_of(request).check(Permission.RECEIVE, topic=value)
-    return value
-
-
-def _start(value: object) -> StartSpec:
-    if value is None:
-        return Start.FIRST
-    if isinstance(value, str) and value in _STARTS:
-        return _STARTS[value]
-    return _at_time(value, 'start: must be "earliest", "latest" or {"timestamp": ...}')
-
-
-def _reset_to(value: object) -> ResetTo:
-    if isinstance(value, str) and value in _STARTS:
-        return _STARTS[value]
-    if _is_whole(value):
-        assert isinstance(value, int)
-        return value
-    return _at_time(value, 'to: must be "earliest", "latest", an offset or {"timestamp": ...}')
-
-
-def _at_time(value: object, rule: str) -> StartTime:
-    if not isinstance(value, dict) or value.keys() != {"timestamp"}:
-        raise invalid(rule)
-    try:
-        return StartTime(parse_time_ms(value["timestamp"]))
-    except ValueError as error:
-        raise invalid(f"timestamp: {error}") from error

@@ -17,10 +17,12 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
+from gateway.api.shapes.base import load
+from gateway.api.shapes.schedules import MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.tags import TAG_HEADER
-from gateway.codec.times import TIME_MS_MAX, parse_time_ms
+from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
@@ -285,18 +287,9 @@ def _due_ms(gateway: Gateway, body: bytes) -> int:
     asked = parse_json(body)
     if not isinstance(asked, dict) or len(asked) != 1 or not asked.keys() <= {"deliver_at", "delay_ms"}:
         raise bad_request('The body must be {"deliver_at": ...} or {"delay_ms": ...}.')
-    now_ms = gateway.clock.now_ms()
-    delay_ms_max = gateway.limits.delay_ms_max
-    if "deliver_at" in asked:
-        try:
-            due_ms = parse_time_ms(asked["deliver_at"])
-        except ValueError as error:
-            raise RequestError(DELAY_ILLEGAL, f"deliver_at: {error}") from error
-    else:
-        delay_ms = asked["delay_ms"]
-        if delay_ms.__class__ is not int or delay_ms < 0:
-            raise RequestError(DELAY_ILLEGAL, "delay_ms: must be an integer of at least 0")
-        due_ms = now_ms + delay_ms
-    if due_ms - now_ms > delay_ms_max:
-        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {delay_ms_max} ms")
+    now_ms, limits = gateway.clock.now_ms(), gateway.limits
+    shape: type[MoveTo] | type[MoveBy] = MoveTo if "deliver_at" in asked else MoveBy
+    due_ms = load(shape, asked, limits).due_ms(now_ms)
+    if due_ms - now_ms > limits.delay_ms_max:
+        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {limits.delay_ms_max} ms")
     return due_ms

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
 from gateway.auth.access import Permission
-from gateway.codec.records import unrecognized
-from gateway.codec.topic_configs import kafka_changes, partition_count
-from gateway.errors import bad_request, invalid
+from gateway.codec.topic_configs import kafka_changes
+from gateway.errors import invalid
 from gateway.routing.base import TopicView
-from gateway.routing.select import SELECTORS
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import Query, json_object, topic_in
+from gateway.surfaces.http.reading import Query, read_shape, topic_in
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 from store.types import Boundary
@@ -29,7 +28,8 @@ _BOUNDARIES = tuple(boundary.value for boundary in Boundary)
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a topic: 201, or 200 when it exists with this shape. Durable when answered."""
     check_accept(request)
-    wanted, changes = _wanted_shape(body, gateway.limits.partitions_max)
+    shape = read_shape(NewTopicBody, body, gateway)
+    wanted, changes = shape.partitions, shape.changes()
     name = request.match_info["topic"]
     config = TopicConfig().changed(changes) if changes else None
     try:
@@ -50,7 +50,8 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     """Give a topic more partitions, or other settings. With more partitions, keys that had one may get another: order
     across the change is lost."""
     check_accept(request)
-    wanted, changes = _wanted_shape(body, gateway.limits.partitions_max)
+    shape = read_shape(TopicChangesBody, body, gateway)
+    wanted, changes = shape.partitions, shape.changes()
     if wanted is None and not changes:
         raise invalid(f"partitions: must be given, or {', or '.join(CONFIG_NAMES)}")
     view = topic_in(gateway, request)
@@ -64,21 +65,11 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
 async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a topic as Strimzi's bridge does: 201; 409 when it exists with another shape."""
     check_accept(request)
-    shape = json_object(body, '{"topic_name": "orders", "partitions_count": 4}')
-    for field in shape:
-        if field not in ("topic_name", "partitions_count", "replication_factor", "config"):
-            raise unrecognized(field)
-    name, wanted = shape.get("topic_name"), shape.get("partitions_count")
-    if not isinstance(name, str):
-        raise invalid("topic_name: must be a string")
+    shape = read_shape(StrimziTopicBody, body, gateway)
+    name = shape.topic_name
     access_of(request).check(Permission.CREATE, topic=name)
-    count = (
-        gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway.limits.partitions_max)
-    )
-    configs = {} if shape.get("config") is None else shape["config"]
-    if not isinstance(configs, dict):
-        raise bad_request("config: must be an object of names and values")
-    changes = kafka_changes(configs.items())
+    count = gateway.config.partitions_default if shape.partitions_count is None else shape.partitions_count
+    changes = kafka_changes((shape.config or {}).items())
     await gateway.admin.create_topic(name, count, TopicConfig().changed(changes) if changes else None)
     return web.Response(status=201)
 
@@ -130,29 +121,3 @@ async def _offsets(
             row["offset_for_time"] = await consumer.offset_for_time(view.name, number, time_ms, boundary)
         rows.append(row)
     return rows
-
-
-def _wanted_shape(body: bytes, partitions_max: int) -> tuple[int | None, dict[str, int | str | None]]:
-    """The number of partitions that a body asks for, None when it does not say, and the settings it names."""
-    shape = json_object(body, '{"partitions": 4}') if body.strip() else {}
-    changes: dict[str, int | str | None] = {}
-    for name, value in shape.items():
-        if name == "selector":
-            if value is not None and value not in SELECTORS:
-                raise invalid(f"selector: must be one of {', '.join(SELECTORS)}, or null")
-            assert value is None or isinstance(value, str)
-            changes[name] = value
-        elif name in CONFIG_NAMES:
-            if value is not None and value.__class__ is not int:
-                raise invalid(f"{name}: must be an integer, or null")
-            assert value is None or isinstance(value, int)
-            changes[name] = value
-        elif name != "partitions":
-            raise unrecognized(name)
-    wanted = shape.get("partitions")
-    if wanted is None:
-        return None, changes
-    if wanted.__class__ is not int or not 1 <= wanted <= partitions_max:
-        raise invalid(f"partitions: must be an integer from 1 to {partitions_max}")
-    assert isinstance(wanted, int)
-    return wanted, changes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.codec.times import TIME_MS_MAX
+from gateway.api.shapes.base import TIME_SCHEMA, TIME_TEXT_SCHEMA
+from gateway.api.shapes.schema import nullable as nullable
 from store.types import OFFSET_MAX
 
 Schema = dict[str, object]
@@ -16,12 +17,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 OFFSET: Schema = {"type": "integer", "minimum": 0, "maximum": OFFSET_MAX}
 PARTITION: Schema = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 TIME_MS: Schema = {"type": "integer", "minimum": 0, "description": "Epoch milliseconds."}
-TIME_TEXT: Schema = {
-    "type": "string",
-    "format": "date-time",
-    "pattern": "^(19[7-9][0-9]|[2-9][0-9]{3})-",
-    "description": "RFC 3339, with its offset from UTC.",
-}
+TIME_TEXT = TIME_TEXT_SCHEMA
 BASE64: Schema = {
     "type": "string",
     "contentEncoding": "base64",
@@ -62,14 +58,6 @@ def array(items: Schema, *, least: int | None = None, most: int | None = None) -
 def mapping(values: Schema) -> Schema:
     """An object whose names are data."""
     return {"type": "object", "additionalProperties": values}
-
-
-def nullable(schema: Schema) -> Schema:
-    """As the schema, or null."""
-    kind = schema.get("type")
-    if isinstance(kind, str) and "enum" not in schema:
-        return {**schema, "type": [kind, "null"]}
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def either(*schemas: Schema) -> Schema:
@@ -123,5 +111,5 @@ def names_of(schema: Schema) -> Sequence[str]:
     return list(properties) if isinstance(properties, Mapping) else []
 
 
-TIME = said(either(integer(0, TIME_MS_MAX), TIME_TEXT), "Epoch milliseconds, or RFC 3339.")
+TIME = TIME_SCHEMA
 TOPIC = said(text(249, least=1), "Letters, digits and ._%- in ASCII.")

@@ -1,7 +1,7 @@
 """The AsyncAPI 3.0 document of the socket: every op with its fields and its answer, and every push. Pure.
 
-docs/websocket.md has the rules of the conversation; this has the shape of each frame. `COMMANDS` must name the ops of
-`gateway/surfaces/ws/commands.py` and their fields, and a test asks the parser whether it does.
+docs/websocket.md has the rules of the conversation; this has the shape of each frame. Commands are the structs that the
+parser fills; what they are answered with is written here, and held to by every test of the socket.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.codec.times import TIME_MS_MAX
-from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.api.shapes.commands import COMMANDS
+from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas import schemas
 from gateway.surfaces.openapi.schemas.shown import NATIVE_PARTS
@@ -31,13 +31,11 @@ from gateway.surfaces.openapi.shapes import (
     mapping,
     nullable,
     obj,
-    ref,
     said,
     text,
     with_example,
     words,
 )
-from store.types import OFFSET_MAX
 
 ASYNCAPI_VERSION = "3.0.0"
 ID: Schema = said(integer(0, 2**53 - 1), "Echoed by the answer. Without it there is none.")
@@ -58,42 +56,29 @@ _ERROR_MORE: dict[str, Schema] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One command: its fields, and those of its answer."""
+    """One command, and the fields of its answer. Its own are in `gateway/api/shapes/commands.py`."""
 
     description: str
-    required: Mapping[str, Schema]
-    optional: Mapping[str, Schema]
     answer: Mapping[str, Schema]
     answer_more: Mapping[str, Schema]
 
 
 def _op(
     description: str,
-    required: Mapping[str, Schema] | None = None,
-    optional: Mapping[str, Schema] | None = None,
     *,
     answer: Mapping[str, Schema] | None = None,
     more: Mapping[str, Schema] | None = None,
 ) -> Op:
     return Op(
         description=description,
-        required=required or {},
-        optional=optional or {},
         answer=answer or {},
         answer_more=more or {},
     )
 
 
-def commands(limits: Limits) -> dict[str, Op]:
+def commands() -> dict[str, Op]:
     """The ops."""
-    start_position = either(
-        words("earliest", "latest"),
-        _CURSOR,
-        obj({"timestamp": integer(0, TIME_MS_MAX)}),
-        mapping(mapping(OFFSET)),
-    )
     confirmed = {"sub": SUB}
-    reason = nullable(text(1024))
     result = either(
         obj({"receipt": STRING, "ok": BOOLEAN}, {"new_receipt": STRING, "error_code": COUNT, "error": STRING}),
         obj(
@@ -107,18 +92,9 @@ def commands(limits: Limits) -> dict[str, Op]:
         {"partition": PARTITION, "offset": nullable(OFFSET)},
         {"schedule_id": STRING, "deliver_at": TIME_MS, "duplicate": exactly(True), "record_count": COUNT},
     )
-    records = either(array(ref("JsonRecord")), array(ref("BinaryRecord")), array(ref("TextRecord")), {"type": "null"})
     return {
         "hello": _op(
             "Who one is, and what one understands. Optional; the first command, once.",
-            {},
-            {
-                "client": nullable(text(256, least=1)),
-                "binary": said(nullable(BOOLEAN), "Binary frames may be sent, both ways."),
-                "token": nullable(text(16_384, least=1)),
-                "resume": said(nullable(text(256, least=1)), "The `session` of a connection that was lost."),
-                "seen": said(nullable(mapping(OFFSET)), "By subscription, the `seq` of the last frame taken in."),
-            },
             answer={
                 "session": said(STRING, "A secret: who knows it can take the session over."),
                 "resumed": BOOLEAN,
@@ -135,45 +111,14 @@ def commands(limits: Limits) -> dict[str, Op]:
         ),
         "auth": _op(
             "Go on with a new token of the same principal.",
-            {"token": text(16_384, least=1)},
             answer={"expires_at": said(nullable(TIME_MS), "null: not by itself.")},
         ),
         "produce": _op(
             "Store records. Answered when they are as safe as asked for. Right: send.",
-            {"topic": _NAME},
-            {
-                "records": said(records, "As of `POST /topics/{topic}`; in binary frames with key_len and value_len."),
-                "partition": nullable(integer(0, 2**31 - 1)),
-                "format": said(nullable(words("json", "binary", "text", "batch")), "Of keys and values; json."),
-                "acks": nullable(words("written", "flushed")),
-                "ack": said(nullable(BOOLEAN), "false: no answer, unless it is refused."),
-            },
             answer={"acks": words("written", "flushed"), "offsets": array(receipt)},
         ),
         "subscribe": _op(
             "Receive records. Right: receive, on the topics and the group.",
-            {"sub": SUB},
-            {
-                "topics": nullable(array(STRING, least=1, most=TOPICS_MAX)),
-                "pattern": said(nullable(_NAME), "A regular expression over topic names, instead of `topics`."),
-                "mode": nullable(words("reader", "stream", "queue")),
-                "group": nullable(_NAME),
-                "member": nullable(text(255, least=1)),
-                "from": said(nullable(start_position), "Where a reader begins; latest."),
-                "start": said(
-                    nullable(start_position),
-                    "Where a group begins that has never been there; latest in stream mode, earliest in queue mode.",
-                ),
-                "epochs": nullable(mapping(STRING)),
-                "filter": nullable(text(16_384, least=1)),
-                "format": nullable(words("json", "binary", "batch")),
-                "credit": nullable(OFFSET),
-                "credit_bytes": nullable(OFFSET),
-                "auto_credit": nullable(BOOLEAN),
-                "auto_ack": nullable(BOOLEAN),
-                "invisible_ms": _INVISIBLE_MS,
-                "batch": nullable(integer(1, 10_000)),
-            },
             answer={
                 "sub": SUB,
                 "mode": words("reader", "stream", "queue"),
@@ -185,58 +130,40 @@ def commands(limits: Limits) -> dict[str, Op]:
         ),
         "ack": _op(
             "Done with these: one of receipts, up_to and cursor. Right: receive, on the group.",
-            {"sub": SUB},
-            {
-                "receipts": nullable(_RECEIPTS),
-                "up_to": nullable(
-                    array(
-                        obj(
-                            {"topic": STRING, "partition": integer(0, 2**31 - 1), "offset": integer(0, OFFSET_MAX - 1)}
-                        ),
-                        least=1,
-                        most=4096,
-                    )
-                ),
-                "cursor": nullable(_CURSOR),
-            },
             answer=results,
         ),
         "nack": _op(
             "Not done: hand them out again after delay_ms, or the group's back-off.",
-            {"sub": SUB, "receipts": _RECEIPTS},
-            {"delay_ms": nullable(integer(0, limits.delay_ms_max)), "reason": reason},
             answer=results,
         ),
         "reject": _op(
             "Never again: to the dead-letter topic.",
-            {"sub": SUB, "receipts": _RECEIPTS},
-            {"reason": reason},
             answer=results,
         ),
         "extend": _op(
             "Keep them longer; results have new receipts.",
-            {"sub": SUB, "receipts": _RECEIPTS},
-            {"invisible_ms": _INVISIBLE_MS},
             answer=results,
         ),
         "release": _op(
             "Give up revoked partitions at once.",
-            {"sub": SUB, "partitions": {**_PARTITIONS_BY_TOPIC, "minProperties": 1}},
             answer=confirmed,
         ),
-        "seek": _op("Go on elsewhere.", {"sub": SUB, "to": start_position}, answer={**confirmed, "cursor": _CURSOR}),
+        "seek": _op("Go on elsewhere.", answer={**confirmed, "cursor": _CURSOR}),
         "permit": _op(
             "More credit, in addition to what is left.",
-            {"sub": SUB},
-            {"messages": nullable(OFFSET), "bytes": nullable(OFFSET)},
             answer=confirmed,
         ),
-        "pause": _op("Push nothing until `resume`.", {"sub": SUB}, answer=confirmed),
-        "resume": _op("Push again.", {"sub": SUB}, answer=confirmed),
-        "unsubscribe": _op("End a subscription.", {"sub": SUB}, answer=confirmed),
-        "seen": _op("Frames that were taken in need not be remembered.", {"subs": mapping(OFFSET)}),
+        "pause": _op("Push nothing until `resume`.", answer=confirmed),
+        "resume": _op("Push again.", answer=confirmed),
+        "unsubscribe": _op("End a subscription.", answer=confirmed),
+        "seen": _op("Frames that were taken in need not be remembered."),
         "ping": _op("Are you there?", answer={"op": exactly("pong"), "ts": TIME_MS}),
     }
+
+
+def _command(op: str, description: str, limits: Limits) -> Schema:
+    schema = schema_of(COMMANDS[op], limits)
+    return {**schema, "properties": {**schema["properties"], "op": exactly(op)}, "description": description}
 
 
 def pushes() -> dict[str, Schema]:
@@ -337,9 +264,7 @@ def pushes() -> dict[str, Schema]:
 
 def answers(limits: Limits) -> dict[str, Schema]:
     """What each op is answered with, by op; `refused` and `receipt` (of /ws/v1/produce) beside them."""
-    found = {
-        op: obj({"id": ID, "ok": exactly(True), **one.answer}, one.answer_more) for op, one in commands(limits).items()
-    }
+    found = {op: obj({"id": ID, "ok": exactly(True), **one.answer}, one.answer_more) for op, one in commands().items()}
     found["refused"] = obj({"id": ID, "ok": exactly(False), **_ERROR}, _ERROR_MORE)
     return found
 
@@ -358,13 +283,9 @@ def produce_frames() -> dict[str, Schema]:
 
 def build_socket_document(*, limits: Limits, version: str) -> dict[str, object]:
     """The AsyncAPI document."""
-    ops = commands(limits)
+    ops = commands()
     payloads: dict[str, tuple[Schema, str]] = {
-        f"{op}": (
-            obj({"op": exactly(op), **one.required}, {"id": ID, **one.optional}, description=one.description),
-            one.description,
-        )
-        for op, one in ops.items()
+        op: (_command(op, one.description, limits), one.description) for op, one in ops.items()
     }
     for op, schema in answers(limits).items():
         payloads[f"{op}.answer"] = (schema, "A command was refused." if op == "refused" else f"To `{op}`.")

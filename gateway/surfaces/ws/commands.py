@@ -1,16 +1,31 @@
 """The commands of a socket, as values: what a client can ask for. Pure.
 
-`parse.py` makes them of frames, `conversation.py` does them. The table of ops and their fields is in
+`parse.py` makes them of frames, `conversation.py` does them. Most are the structs of `gateway/api/shapes/commands.py`
+as they come; here are those whose fields mean something together. The table of ops and their fields is in
 docs/websocket.md; `PERMISSIONS` has every op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from gateway.api.shapes.commands import (
+    Auth,
+    Extend,
+    Hello,
+    Nack,
+    Pause,
+    Permit,
+    Ping,
+    Reject,
+    Release,
+    Resume,
+    Seen,
+    Unsubscribe,
+)
 from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import Format
@@ -64,26 +79,6 @@ class UpTo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """Say who one is and what one understands; `resume` and `seen` take up a session that lost its connection."""
-
-    id: int | None
-    client: str | None
-    binary: bool
-    token: str | None
-    resume: str | None
-    seen: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Auth:
-    """Go on with a new token."""
-
-    id: int | None
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
 class Produce:
     """Store records. `records` is checked by the codec that every surface shares. `format` None: raw batches."""
 
@@ -130,47 +125,7 @@ class Ack:
     up_to: tuple[UpTo, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Nack:
-    """Not done: hand them out again after `delay_ms`, or the group's back-off."""
-
-    id: int | None
-    sub: str
-    receipts: tuple[str, ...]
-    delay_ms: int | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """Never again."""
-
-    id: int | None
-    sub: str
-    receipts: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Keep them longer; None: as long as the first time."""
-
-    id: int | None
-    sub: str
-    receipts: tuple[str, ...]
-    invisible_ms: int | None
-
-
 Settle = Ack | Nack | Reject | Extend
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Give up revoked partitions: nothing more of them is acked."""
-
-    id: int | None
-    sub: str
-    partitions: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,47 +135,6 @@ class Seek:
     id: int | None
     sub: str
     to: Start
-
-
-@dataclass(frozen=True, slots=True)
-class Permit:
-    """Add credit to a subscription."""
-
-    id: int | None
-    sub: str
-    messages: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    id: int | None
-    sub: str
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    id: int | None
-    sub: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
-    id: int | None
-    sub: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The last frame of each subscription that the client has taken in."""
-
-    id: int | None
-    subs: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    id: int | None
 
 
 Command = (

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import NoReturn, assert_never
 
 from gateway.api.errors import error_of
+from gateway.api.shapes import commands as plain
 from gateway.auth.access import NOBODY, Access
 from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
 from gateway.groups.protocol import TopicPartition
@@ -154,35 +155,35 @@ class Conversation:
             case commands.Subscribe():
                 self.check_staying()
                 await self.subscribe(command)
-            case commands.Ack() | commands.Nack() | commands.Reject() | commands.Extend():
+            case commands.Ack() | plain.Nack() | plain.Reject() | plain.Extend():
                 await self._settle(command, size_bytes)
-            case commands.Release():
+            case plain.Release():
                 self._release(command)
                 await self._confirm(command)
             case commands.Seek():
                 await self._seek(command)
-            case commands.Permit():
+            case plain.Permit():
                 self._permit(command)
                 await self._confirm(command)
-            case commands.Pause() | commands.Resume():
+            case plain.Pause() | plain.Resume():
                 paused = session.subscription(command.sub)
-                paused.ledger.paused = isinstance(command, commands.Pause)
+                paused.ledger.paused = isinstance(command, plain.Pause)
                 paused.credit_changed()
                 await self._confirm(command)
-            case commands.Unsubscribe():
+            case plain.Unsubscribe():
                 session.subscription(command.sub)
                 await self.in_flight.settled()  # acks that came before are done before
                 await session.unsubscribe(command.sub)
                 await self._confirm(command)
-            case commands.Seen():
+            case plain.Seen():
                 self._seen(command)
                 await self._answer(command.id, {})
-            case commands.Ping():
+            case plain.Ping():
                 await self._outbox.put(protocol.pong(command.id, self._gateway.clock.now_ms()))
-            case commands.Auth():
+            case plain.Auth():
                 self._renew(command.token)
                 await self._answer(command.id, {"expires_at": self._rights.access.expires_at_ms})
-            case commands.Hello():
+            case plain.Hello():
                 await self._hello(command)
             case _:
                 assert_never(command)
@@ -200,7 +201,7 @@ class Conversation:
 
     async def _confirm(
         self,
-        command: commands.Permit | commands.Pause | commands.Resume | commands.Unsubscribe | commands.Release,
+        command: plain.OfSubscription,
     ) -> None:
         await self._answer(command.id, {"sub": command.sub})
 
@@ -224,7 +225,7 @@ class Conversation:
 
     # ------------------------------------------------------------------------------------------------- hello, auth
 
-    async def _hello(self, command: commands.Hello) -> None:
+    async def _hello(self, command: plain.Hello) -> None:
         if not self._is_first:
             raise RequestError(protocol.HELLO_ORDER, "hello is the first command, and comes once.")
         if command.token is not None and self._gateway.authenticator.is_required:
@@ -238,7 +239,7 @@ class Conversation:
         if resumed is not None:
             fresh, self.session = self.session, resumed
             await self._sessions.leave(fresh, None, said_goodbye=True)
-            await resumed.rewind(command.seen)
+            await resumed.rewind(command.seen or {})
             fields = {
                 "subs": resumed.state(),
                 "ended": {name: protocol.error_fields(error) for name, error in resumed.ended.items()},
@@ -325,7 +326,7 @@ class Conversation:
             raise
         self.session.start(subscription)
 
-    def _release(self, command: commands.Release) -> None:
+    def _release(self, command: plain.Release) -> None:
         subscription = self.session.subscription(command.sub)
         if not isinstance(subscription, Stream):
             raise invalid("op: only stream mode has partitions to release")
@@ -343,15 +344,15 @@ class Conversation:
         cursor = await subscription.seek(command.to)
         await self._answer(command.id, {"sub": command.sub, "cursor": cursor})
 
-    def _permit(self, command: commands.Permit) -> None:
+    def _permit(self, command: plain.Permit) -> None:
         subscription = self.session.subscription(command.sub)
         try:
-            subscription.ledger.permit(command.messages, command.bytes)
+            subscription.ledger.permit(command.messages or 0, command.bytes or 0)
         except CreditRefused as error:
             raise RequestError(LIMIT_ILLEGAL, f"permit: {error}") from None
         subscription.credit_changed()
 
-    def _seen(self, command: commands.Seen) -> None:
+    def _seen(self, command: plain.Seen) -> None:
         seen = [(self.session.subscription(name), seq) for name, seq in command.subs.items()]
         for subscription, seq in seen:
             if seq > subscription.seq:

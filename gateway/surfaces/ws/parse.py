@@ -11,61 +11,47 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import orjson
 
+from gateway.api.shapes.base import load
+from gateway.api.shapes.commands import (
+    COMMANDS,
+    ID_MAX,
+    AckCommand,
+    ProduceCommand,
+    SeekCommand,
+    SubscribeCommand,
+)
 from gateway.codec.filters import parse_filter
-from gateway.codec.records import Format
+from gateway.codec.records import Format, unrecognized
 from gateway.codec.times import TIME_MS_MAX
-from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, RequestError, invalid
-from gateway.groups.machines.config import INVISIBLE_MS_MAX
-from gateway.groups.machines.copies import REASON_BYTES_MAX
-from gateway.groups.machines.subscription import TOPICS_MAX
-from gateway.groups.protocol import RECEIPTS_MAX
+from gateway.errors import invalid
 from gateway.settings.limits import Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
     Ack,
-    Auth,
     Command,
-    Extend,
     Form,
     From,
     FromOffsets,
     FromTime,
-    Hello,
     Mode,
-    Nack,
-    Pause,
-    Permit,
-    Ping,
     Produce,
-    Reject,
-    Release,
-    Resume,
     Seek,
-    Seen,
     Start,
     Subscribe,
-    Unsubscribe,
     UpTo,
 )
-from gateway.surfaces.ws.protocol import BATCH_DEFAULT, BATCH_MAX, ID_MAX, PARTITION_NUMBER, BadFrame, parse_cursor
+from gateway.surfaces.ws.protocol import BATCH_DEFAULT, PARTITION_NUMBER, BadFrame, parse_cursor
 from store.types import OFFSET_MAX, Acks
+
+assert PERMISSIONS.keys() == COMMANDS.keys()
 
 COMMANDS_MAX = 10_000
 """Commands of one frame."""
-
-SUB_CHARS_MAX = 64
-RECEIPT_CHARS_MAX = 1024
-UP_TO_MAX = 4096
-NAME_CHARS_MAX = 249
-"""Topics and groups."""
-
-MEMBER_CHARS_MAX = 255
-TOKEN_CHARS_MAX = 16_384
 
 
 class TooManyCommands(Exception):
@@ -108,303 +94,110 @@ def command_id(command: Mapping[str, object]) -> int | None:
 
 def parse_command(command: Mapping[str, object], limits: Limits) -> Command:
     """One command, every field checked (P1). Raises RequestError."""
-    fields = _Fields(command, limits)
-    id_ = fields.integer("id", None, 0, ID_MAX)
-    op = fields.required(fields.text("op", 64), "op")
-    parse = _PARSERS.get(op)
-    if parse is None:
-        raise invalid(f"Unrecognized op: {op}")
-    parsed = parse(id_, fields)
-    fields.refuse_others()
-    return parsed
+    op = command.get("op")
+    shape = COMMANDS.get(op) if isinstance(op, str) else None
+    if shape is None:
+        raise invalid("op: is required" if op is None else f"Unrecognized op: {str(op)[:64]}")
+    taken = load(shape, command, limits)
+    match taken:
+        case ProduceCommand():
+            return _produce(taken)
+        case SubscribeCommand():
+            return _subscribe(taken)
+        case AckCommand():
+            return _ack(taken)
+        case SeekCommand():
+            to = _start(taken.to, None, "to")
+            if to is None:
+                raise invalid("to: is required")
+            return Seek(taken.id, taken.sub, to)
+    return cast(Command, taken)
 
 
-_T = TypeVar("_T")
-_U = TypeVar("_U")
+def _produce(taken: ProduceCommand) -> Produce:
+    acks = None if taken.acks is None else Acks[taken.acks.upper()]
+    format_ = None if taken.format == "batch" else Format(taken.format or "json")
+    return Produce(taken.id, taken.topic, taken.records, taken.partition, format_, acks, taken.ack is not False)
 
 
-class _Fields:
-    """The fields of one command; remembers which were asked for, so that the others can be refused."""
-
-    __slots__ = ("_asked", "_command", "limits")
-
-    def __init__(self, command: Mapping[str, object], limits: Limits) -> None:
-        self._command = command
-        self.limits = limits
-        self._asked: set[str] = set()
-
-    def value(self, name: str) -> object:
-        self._asked.add(name)
-        return self._command.get(name)
-
-    def required(self, value: _T | None, name: str) -> _T:
-        if value is None:
-            raise invalid(f"{name}: is required")
-        return value
-
-    def text(self, name: str, chars_max: int) -> str | None:
-        value = self.value(name)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not 0 < len(value) <= chars_max:
-            raise invalid(f"{name}: must be a string of 1 to {chars_max} characters")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.value(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise invalid(f"{name}: must be true or false")
-        return value
-
-    def integer(self, name: str, default: int | None, low: int, high: int, code: int = 422) -> int | None:
-        value = self.value(name)
-        if value is None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise RequestError(code, f"{name}: must be an integer between {low} and {high}")
-        return value
-
-    def count(self, name: str, default: int, low: int, high: int, code: int = 422) -> int:
-        value = self.integer(name, default, low, high, code)
-        assert value is not None
-        return value
-
-    def choice(self, name: str, choices: Mapping[str, _T], default: _U) -> _T | _U:
-        value = self.text(name, 16)
-        if value is None:
-            return default
-        try:
-            return choices[value]
-        except KeyError:
-            raise invalid(f"{name}: must be one of {', '.join(choices)}") from None
-
-    def sub(self) -> str:
-        return self.required(self.text("sub", SUB_CHARS_MAX), "sub")
-
-    def refuse_others(self) -> None:
-        for name in self._command:
-            if name not in self._asked:
-                raise invalid(f"Unrecognized field: {name}")
+_OF_MODES: dict[str, tuple[Mode, ...]] = {
+    "from_": (Mode.READER,),
+    "epochs": (Mode.READER,),
+    "start": (Mode.STREAM, Mode.QUEUE),
+    "auto_ack": (Mode.STREAM, Mode.QUEUE),
+    "member": (Mode.STREAM,),
+    "invisible_ms": (Mode.QUEUE,),
+}
+"""Fields that not every mode has."""
 
 
-def _hello(id_: int | None, fields: _Fields) -> Hello:
-    return Hello(
-        id_,
-        client=fields.text("client", 256),
-        binary=fields.flag("binary", False),
-        token=fields.text("token", TOKEN_CHARS_MAX),
-        resume=fields.text("resume", 256),
-        seen=_seqs(fields.value("seen"), "seen"),
-    )
-
-
-def _auth(id_: int | None, fields: _Fields) -> Auth:
-    return Auth(id_, fields.required(fields.text("token", TOKEN_CHARS_MAX), "token"))
-
-
-def _produce(id_: int | None, fields: _Fields) -> Produce:
-    topic = fields.required(fields.text("topic", NAME_CHARS_MAX), "topic")
-    records = fields.value("records")
-    partition = fields.integer("partition", None, 0, 2**31 - 1)
-    format_ = fields.choice("format", _FORMATS, Format.JSON)
-    acks = fields.choice("acks", _ACKS, None)
-    return Produce(id_, topic, records, partition, format_, acks, fields.flag("ack", True))
-
-
-def _subscribe(id_: int | None, fields: _Fields) -> Subscribe:
-    sub = fields.sub()
-    pattern = fields.text("pattern", NAME_CHARS_MAX)
-    topics = _topics(fields.value("topics"), pattern)
-    group = fields.text("group", NAME_CHARS_MAX)
-    mode = fields.choice("mode", _MODES, None)
-    if mode is None:
-        if group is not None:
-            raise invalid('mode: say "stream" or "queue" with a group')
-        mode = Mode.READER
-    if (group is None) is not (mode is Mode.READER):
+def _subscribe(taken: SubscribeCommand) -> Subscribe:
+    topics = _topics(taken)
+    if taken.mode is None and taken.group is not None:
+        raise invalid('mode: say "stream" or "queue" with a group')
+    mode = Mode(taken.mode or "reader")
+    if (taken.group is None) is not (mode is Mode.READER):
         raise invalid("group: is required in stream and queue mode, and has no place in reader mode")
-    form = fields.choice("format", _FORMS, None)
-    filter_ = parse_filter(fields.text("filter", 16_384))
+    for name, modes in _OF_MODES.items():
+        if mode not in modes and getattr(taken, name) is not None:
+            raise unrecognized(name.removesuffix("_"))
+    form = None if taken.format is None else Form(taken.format)
+    filter_ = parse_filter(taken.filter)
     if form is Form.BATCH and (mode is Mode.QUEUE or filter_ is not None):
         raise invalid("format: batch is for reader and stream mode, without a filter")
     return Subscribe(
-        id_,
-        sub,
+        taken.id,
+        taken.sub,
         topics,
-        pattern,
+        taken.pattern,
         mode,
-        group,
-        member=fields.text("member", MEMBER_CHARS_MAX) if mode is Mode.STREAM else None,
-        start=_start_of(mode, fields, topics if pattern is None else None),
-        epochs=_epochs(fields.value("epochs"), topics) if mode is Mode.READER else {},
+        taken.group,
+        member=taken.member,
+        start=_start_of(mode, taken, topics if taken.pattern is None else None),
+        epochs=_epochs(taken.epochs or {}, topics),
         filter=filter_,
         form=form,
-        credit=fields.integer("credit", None, 0, OFFSET_MAX, LIMIT_ILLEGAL),
-        credit_bytes=fields.integer("credit_bytes", None, 0, OFFSET_MAX, LIMIT_ILLEGAL),
-        auto_credit=fields.flag("auto_credit", True),
-        auto_ack=mode is not Mode.READER and fields.flag("auto_ack", False),
-        invisible_ms=_invisible_ms(fields) if mode is Mode.QUEUE else None,
-        batch=fields.count("batch", BATCH_DEFAULT, 1, BATCH_MAX, LIMIT_ILLEGAL),
+        credit=taken.credit,
+        credit_bytes=taken.credit_bytes,
+        auto_credit=taken.auto_credit is not False,
+        auto_ack=taken.auto_ack or False,
+        invisible_ms=taken.invisible_ms,
+        batch=BATCH_DEFAULT if taken.batch is None else taken.batch,
     )
 
 
-def _start_of(mode: Mode, fields: _Fields, topics: Sequence[str] | None) -> Start | None:
+def _start_of(mode: Mode, taken: SubscribeCommand, topics: Sequence[str] | None) -> Start | None:
     if mode is Mode.READER:
-        return _start(fields.value("from"), topics, "from")
-    start = _start(fields.value("start"), topics, "start")
+        return _start(taken.from_, topics, "from")
+    start = _start(taken.start, topics, "start")
     if isinstance(start, FromOffsets):
         raise invalid('start: must be "earliest", "latest" or {"timestamp": ms}; seek goes to offsets')
     return start
 
 
-def _ack(id_: int | None, fields: _Fields) -> Ack:
-    sub = fields.sub()
-    given = [name for name in ("receipts", "up_to", "cursor") if fields.value(name) is not None]
-    if len(given) != 1:
+def _ack(taken: AckCommand) -> Ack:
+    if sum(given is not None for given in (taken.receipts, taken.up_to, taken.cursor)) != 1:
         raise invalid("ack: needs one of receipts, up_to and cursor")
-    if given == ["receipts"]:
-        return Ack(id_, sub, _receipts(fields), ())
-    if given == ["up_to"]:
-        return Ack(id_, sub, (), _up_to(fields.value("up_to")))
-    up_to = parse_cursor(fields.required(fields.text("cursor", 2**20), "cursor"))
-    return Ack(id_, sub, (), tuple(UpTo(t, p, offset) for t, offsets in up_to.items() for p, offset in offsets.items()))
+    if taken.receipts is not None:
+        return Ack(taken.id, taken.sub, tuple(taken.receipts), ())
+    if taken.up_to is not None:
+        places = [UpTo(place.topic, place.partition, place.offset + 1) for place in taken.up_to]
+    else:
+        cursor = parse_cursor(taken.cursor or "")
+        places = [UpTo(topic, number, to) for topic, offsets in cursor.items() for number, to in offsets.items()]
+    return Ack(taken.id, taken.sub, (), tuple(places))
 
 
-def _nack(id_: int | None, fields: _Fields) -> Nack:
-    delay_ms = fields.integer("delay_ms", None, 0, fields.limits.delay_ms_max, DELAY_ILLEGAL)
-    return Nack(id_, fields.sub(), _receipts(fields), delay_ms, _reason(fields))
-
-
-def _reject(id_: int | None, fields: _Fields) -> Reject:
-    return Reject(id_, fields.sub(), _receipts(fields), _reason(fields))
-
-
-def _extend(id_: int | None, fields: _Fields) -> Extend:
-    return Extend(id_, fields.sub(), _receipts(fields), _invisible_ms(fields))
-
-
-def _release(id_: int | None, fields: _Fields) -> Release:
-    sub = fields.sub()
-    value = fields.value("partitions")
-    if not isinstance(value, dict) or not value:
-        raise invalid("partitions: must be an object of topic and partition numbers")
-    for topic, numbers in value.items():
-        if not isinstance(numbers, list) or not all(number.__class__ is int for number in numbers):
-            raise invalid(f"partitions.{topic}: must be an array of partition numbers")
-    return Release(id_, sub, value)
-
-
-def _seek(id_: int | None, fields: _Fields) -> Seek:
-    sub = fields.sub()
-    to = _start(fields.value("to"), None, "to")
-    if to is None:
-        raise invalid("to: is required")
-    return Seek(id_, sub, to)
-
-
-def _permit(id_: int | None, fields: _Fields) -> Permit:
-    sub = fields.sub()
-    messages = fields.count("messages", 0, 0, OFFSET_MAX, LIMIT_ILLEGAL)
-    return Permit(id_, sub, messages, fields.count("bytes", 0, 0, OFFSET_MAX, LIMIT_ILLEGAL))
-
-
-def _seen(id_: int | None, fields: _Fields) -> Seen:
-    return Seen(id_, _seqs(fields.required(fields.value("subs"), "subs"), "subs"))
-
-
-_FORMATS: dict[str, Format | None] = {
-    "json": Format.JSON,
-    "binary": Format.BINARY,
-    "text": Format.TEXT,
-    "batch": None,
-}
-_ACKS = {"written": Acks.WRITTEN, "flushed": Acks.FLUSHED}
-_MODES = {mode.value: mode for mode in Mode}
-_FORMS = {form.value: form for form in Form}
-_PARSERS: dict[str, Callable[[int | None, _Fields], Command]] = {
-    "hello": _hello,
-    "auth": _auth,
-    "produce": _produce,
-    "subscribe": _subscribe,
-    "ack": _ack,
-    "nack": _nack,
-    "reject": _reject,
-    "extend": _extend,
-    "release": _release,
-    "seek": _seek,
-    "permit": _permit,
-    "pause": lambda id_, fields: Pause(id_, fields.sub()),
-    "resume": lambda id_, fields: Resume(id_, fields.sub()),
-    "unsubscribe": lambda id_, fields: Unsubscribe(id_, fields.sub()),
-    "seen": _seen,
-    "ping": lambda id_, fields: Ping(id_),
-}
-
-assert PERMISSIONS.keys() == _PARSERS.keys()
-
-
-def _topics(value: object, pattern: str | None) -> tuple[str, ...]:
-    if value is None and pattern is not None:
+def _topics(taken: SubscribeCommand) -> tuple[str, ...]:
+    if taken.pattern is not None:
+        if taken.topics is not None:
+            raise invalid("topics: excludes pattern")
         return ()
-    if pattern is not None:
-        raise invalid("topics: excludes pattern")
-    if not isinstance(value, list) or not 1 <= len(value) <= TOPICS_MAX:
-        raise invalid(f"topics: must be an array of 1 to {TOPICS_MAX} topic names")
-    if not all(isinstance(topic, str) for topic in value):
-        raise invalid("topics: every topic name must be a string")
-    if len(set(value)) != len(value):
+    if taken.topics is None:
+        raise invalid("topics: is required, or pattern")
+    if len(set(taken.topics)) != len(taken.topics):
         raise invalid("topics: names a topic twice")
-    return tuple(value)
-
-
-def _receipts(fields: _Fields) -> tuple[str, ...]:
-    value = fields.value("receipts")
-    if not isinstance(value, list) or not 1 <= len(value) <= RECEIPTS_MAX:
-        raise invalid(f"receipts: must be an array of 1 to {RECEIPTS_MAX} receipts")
-    if not all(isinstance(receipt, str) and len(receipt) <= RECEIPT_CHARS_MAX for receipt in value):
-        raise invalid(f"receipts: every receipt must be a string of at most {RECEIPT_CHARS_MAX} characters")
-    return tuple(value)
-
-
-def _up_to(value: object) -> tuple[UpTo, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= UP_TO_MAX:
-        raise invalid(f'up_to: must be an array of 1 to {UP_TO_MAX} objects {{"topic", "partition", "offset"}}')
-    up_to = []
-    for item in value:
-        if not isinstance(item, dict) or item.keys() != {"topic", "partition", "offset"}:
-            raise invalid('up_to: every place is an object {"topic", "partition", "offset"}')
-        topic, partition, offset = item["topic"], item["partition"], item["offset"]
-        if not isinstance(topic, str) or partition.__class__ is not int or offset.__class__ is not int:
-            raise invalid("up_to: topic must be a string, partition and offset integers")
-        if not 0 <= partition < 2**31 or not 0 <= offset < OFFSET_MAX:
-            raise invalid("up_to: partition and offset must not be negative, nor too large")
-        up_to.append(UpTo(topic, partition, offset + 1))
-    return tuple(up_to)
-
-
-def _reason(fields: _Fields) -> str:
-    value = fields.value("reason")
-    if value is None:
-        return ""
-    if not isinstance(value, str) or len(value.encode()) > REASON_BYTES_MAX:
-        raise invalid(f"reason: must be a string of at most {REASON_BYTES_MAX} bytes")
-    return value
-
-
-def _invisible_ms(fields: _Fields) -> int | None:
-    return fields.integer("invisible_ms", None, 1, INVISIBLE_MS_MAX)
-
-
-def _seqs(value: object, name: str) -> dict[str, int]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(
-        seq.__class__ is int and 0 <= seq <= OFFSET_MAX for seq in value.values()
-    ):
-        raise invalid(f"{name}: must be an object of subscription and seq")
-    return value
+    return tuple(taken.topics)
 
 
 def _start(value: object, topics: Sequence[str] | None, name: str) -> Start | None:
@@ -451,12 +244,8 @@ def _offsets(offsets: Mapping[str, Mapping[int, int]], topics: Sequence[str] | N
     return FromOffsets(offsets)
 
 
-def _epochs(value: object, topics: Sequence[str]) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(epoch, str) for epoch in value.values()):
-        raise invalid("epochs: must be an object of topic and epoch (a string)")
-    for topic in value:
+def _epochs(epochs: dict[str, str], topics: Sequence[str]) -> dict[str, str]:
+    for topic in epochs:
         if topics and topic not in topics:
             raise invalid(f"epochs: names topic {topic}, which is not in topics")
-    return value
+    return epochs

@@ -25,15 +25,10 @@ import orjson
 
 from gateway.codec import cursors
 from gateway.errors import CURSOR_ILLEGAL, STALE_GENERATION, RequestError, bad_request
-from gateway.groups.protocol import RECEIVE_MESSAGES_MAX
 
 SUBPROTOCOL = "mq.v1.json"
 
-ID_MAX = 2**53 - 1
-"""Largest command id: the largest integer every JSON parser keeps exact."""
-
 BATCH_DEFAULT = 256
-BATCH_MAX = RECEIVE_MESSAGES_MAX
 CREDIT_DEFAULT = 1_000
 """Messages a subscription may be sent when its client does not say; less where the server's limit is lower."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from gateway.api.lease import AllLeases, Lease, Leases
+from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.tasks import Tasks, is_set_within
 from gateway.auth.access import Access, Permission
 from gateway.codec.records import add_headers, render_parts, split_lines
@@ -26,7 +27,7 @@ from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import Delivered, Groups, Receive, Settled
 from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.http.context import GatewayStats
-from gateway.surfaces.ws.commands import Extend, Form, Mode, Nack, Reject, Subscribe, UpTo
+from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.credit import Ledger
 from gateway.surfaces.ws.frame_cache import FETCH_BYTES, binary_parts
 from gateway.surfaces.ws.merged import Merged
@@ -210,11 +211,10 @@ class Queue:
         groups = self._groups
         match command:
             case Nack():
-                return self._settled(
-                    await groups.nack(self.group, command.receipts, delay_ms=command.delay_ms, reason=command.reason)
-                )
+                delay_ms, reason = command.delay_ms, command.reason or ""
+                return self._settled(await groups.nack(self.group, command.receipts, delay_ms=delay_ms, reason=reason))
             case Reject():
-                return self._settled(await groups.reject(self.group, command.receipts, command.reason))
+                return self._settled(await groups.reject(self.group, command.receipts, command.reason or ""))
             case Extend():
                 return await self._extend(command)
 

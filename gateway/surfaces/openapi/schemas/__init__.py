@@ -42,7 +42,7 @@ def schemas(limits: Limits) -> dict[str, Schema]:
         **topics(limits),
         **instances(),
         **groups(limits),
-        **schedules(),
+        **schedules(limits),
         **v3(limits),
         **_operations(),
     }

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from gateway.api.shapes.groups import (
+    AckReceipts,
+    AckUpTo,
+    ExtendBody,
+    NackBody,
+    ReceiveBody,
+    RedriveBody,
+    RejectBody,
+    ResetBody,
+)
+from gateway.api.shapes.schema import schema_of
 from gateway.groups.machines.config import BROADCAST, SHARED, GroupConfig
-from gateway.groups.machines.subscription import TOPICS_MAX
-from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas.shown import NATIVE_PARTS, SHOWN, native_record
 from gateway.surfaces.openapi.shapes import (
@@ -16,7 +25,6 @@ from gateway.surfaces.openapi.shapes import (
     OFFSET,
     PARTITION,
     STRING,
-    TIME,
     TIME_MS,
     Schema,
     array,
@@ -28,7 +36,6 @@ from gateway.surfaces.openapi.shapes import (
     obj,
     ref,
     said,
-    text,
     with_example,
     words,
 )
@@ -36,8 +43,6 @@ from gateway.surfaces.openapi.shapes import (
 
 def groups(limits: Limits) -> dict[str, Schema]:
     """Groups, leases, dead letters."""
-    start = either(words("earliest", "latest"), obj({"timestamp": TIME}), {"type": "null"})
-    receipts = array(STRING, least=1, most=RECEIPTS_MAX)
     result = either(
         obj({"receipt": STRING, "ok": exactly(True)}, {"new_receipt": said(STRING, "After extend: use this one.")}),
         obj(
@@ -62,26 +67,8 @@ def groups(limits: Limits) -> dict[str, Schema]:
             "revoking": array(ref("TopicPartition")),
         }
     )
-    reason = said(nullable(text(1024)), "At most 1,024 bytes.")
     return {
-        "Receive": with_example(
-            obj(
-                {"topics": array(text(least=1), least=1, most=TOPICS_MAX)},
-                {
-                    "max_messages": said(nullable(integer(1, RECEIVE_MESSAGES_MAX)), "32 by default."),
-                    "max_bytes": said(nullable(integer(1, RECEIVE_BYTES_MAX)), "1 MiB by default."),
-                    "wait_ms": said(nullable(integer(0, limits.timeout_ms_max)), "For a first record; 0 by default."),
-                    "invisible_ms": said(nullable(integer(1, 43_200_000)), "Of the lease; else the group's setting."),
-                    "filter": nullable(STRING),
-                    "attempt_id": said(
-                        nullable(text(255, least=1)), "The same again: what an answer that was lost handed out."
-                    ),
-                    "consumer": said(nullable(text(255, least=1)), "Who asks; for people who look."),
-                    "start": said(start, "Only for topics in which the group has never been; earliest by default."),
-                },
-            ),
-            {"topics": ["orders"], "start": "earliest", "max_messages": 32, "wait_ms": 20_000},
-        ),
+        "Receive": schema_of(ReceiveBody, limits),
         "Delivered": native_record(
             {
                 "message_id": nullable(STRING),
@@ -98,26 +85,11 @@ def groups(limits: Limits) -> dict[str, Schema]:
             }
         ),
         "Ack": with_example(
-            either(
-                obj({"receipts": receipts}),
-                obj({"up_to": obj({"topic": text(least=1), "partition": integer(0, 2**63 - 2), "offset": integer(0)})}),
-            ),
-            {"receipts": ["r1.AQAAABAA"]},
+            either(schema_of(AckReceipts, limits), schema_of(AckUpTo, limits)), {"receipts": ["r1.AQAAABAA"]}
         ),
-        "Nack": with_example(
-            obj(
-                {"receipts": receipts},
-                {"delay_ms": nullable(integer(0, limits.delay_ms_max)), "reason": reason},
-            ),
-            {"receipts": ["r1.AQAAABAA"], "delay_ms": 5000, "reason": "db down"},
-        ),
-        "Reject": with_example(
-            obj({"receipts": receipts}, {"reason": reason}), {"receipts": ["r1.AQAAABAA"], "reason": "no such sku"}
-        ),
-        "Extend": with_example(
-            obj({"receipts": receipts, "invisible_ms": integer(1, 43_200_000)}),
-            {"receipts": ["r1.AQAAABAA"], "invisible_ms": 60_000},
-        ),
+        "Nack": schema_of(NackBody, limits),
+        "Reject": schema_of(RejectBody, limits),
+        "Extend": schema_of(ExtendBody, limits),
         "Results": obj({"results": array(result)}, description="One for each receipt, in order."),
         "Acked": obj({"acked": COUNT}),
         "GroupSummary": obj(group),
@@ -160,20 +132,7 @@ def groups(limits: Limits) -> dict[str, Schema]:
                 ),
             }
         ),
-        "Reset": with_example(
-            obj(
-                {
-                    "topic": text(least=1),
-                    "to": either(words("earliest", "latest"), integer(0, 2**63 - 2), obj({"timestamp": TIME})),
-                },
-                {
-                    "partitions": nullable(array(integer(0, 2**63 - 2), least=1)),
-                    "dry_run": said(BOOLEAN, "Tell, and change nothing."),
-                    "force": said(BOOLEAN, "Put the members aside; they begin anew."),
-                },
-            ),
-            {"topic": "orders", "to": {"timestamp": "2026-01-31T09:30:00Z"}, "dry_run": True},
-        ),
+        "Reset": schema_of(ResetBody, limits),
         "Moves": obj(
             {
                 "topic": STRING,
@@ -202,7 +161,7 @@ def groups(limits: Limits) -> dict[str, Schema]:
                 "total": {"type": "integer"},
             }
         ),
-        "Redrive": obj({}, {"max_messages": said(nullable(integer(1, 10_000)), "10,000 by default.")}),
+        "Redrive": schema_of(RedriveBody, limits),
         "Redriven": obj({"redriven": COUNT}),
     }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.api.shapes.schedules import MoveBy, MoveTo
+from gateway.api.shapes.schema import schema_of
+from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.shapes import (
     ANYTHING,
     BASE64,
@@ -9,13 +12,11 @@ from gateway.surfaces.openapi.shapes import (
     OFFSET,
     PARTITION,
     STRING,
-    TIME,
     TIME_MS,
     Schema,
     array,
     either,
     exactly,
-    integer,
     nullable,
     obj,
     ref,
@@ -24,7 +25,7 @@ from gateway.surfaces.openapi.shapes import (
 )
 
 
-def schedules() -> dict[str, Schema]:
+def schedules(limits: Limits) -> dict[str, Schema]:
     """Schedules, and what becomes of them."""
     row: dict[str, Schema] = {
         "schedule_id": STRING,
@@ -54,7 +55,7 @@ def schedules() -> dict[str, Schema]:
         ),
         "Cancelled": obj({"cancelled": COUNT}),
         "Move": with_example(
-            either(obj({"deliver_at": TIME}), obj({"delay_ms": integer(0)})),
+            either(schema_of(MoveTo, limits), schema_of(MoveBy, limits)),
             {"delay_ms": 60_000},
             {"deliver_at": "2026-01-31T09:30:00Z"},
         ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gateway.api.shapes.topics import kafka_settings_schema
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas.sent import record_fields
-from gateway.surfaces.openapi.schemas.topics import kafka_settings
 from gateway.surfaces.openapi.shapes import (
     ANYTHING,
     BASE64,
@@ -76,7 +76,7 @@ def v3(limits: Limits) -> dict[str, Schema]:
             {"value": value, "operation": nullable(words("SET", "DELETE"))},
             others=True,
         )
-        for name, value in kafka_settings(limits).items()
+        for name, value in kafka_settings_schema(limits).items()
     ]
     consumer = {"consumer_group_id": STRING, "consumer_id": STRING}
     nobody: dict[str, Schema] = {"instance_id": {"type": "null"}, "client_id": STRING}
@@ -122,7 +122,7 @@ def v3(limits: Limits) -> dict[str, Schema]:
                             either(
                                 *(
                                     obj({"name": exactly(name)}, {"value": value}, others=True)
-                                    for name, value in kafka_settings(limits).items()
+                                    for name, value in kafka_settings_schema(limits).items()
                                 )
                             )
                         )
@@ -150,7 +150,7 @@ def v3(limits: Limits) -> dict[str, Schema]:
         "V3TopicConfig": resource("KafkaTopicConfig", topic_name=STRING, **config),
         "V3TopicConfigs": page("KafkaTopicConfigList", "V3TopicConfig"),
         "V3ConfigValue": with_example(
-            obj({}, {"value": either(*kafka_settings(limits).values())}, others=True), {"value": "86400000"}
+            obj({}, {"value": either(*kafka_settings_schema(limits).values())}, others=True), {"value": "86400000"}
         ),
         "V3ConfigChanges": with_example(
             obj({"data": array(either(*changes))}, {"validate_only": ANYTHING}, others=True),

@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 
 from gateway.groups.machines.copies import REASON_BYTES_MAX
+from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX, REDRIVE_MAX
-from gateway.surfaces.native.groups import DEAD_LETTERS_MAX, TEXT_BYTES_MAX
+from gateway.surfaces.native.groups import DEAD_LETTERS_MAX
 from tests.gateway.main.test_wiring import config_of, serving
 from tests.waiting import WOKEN_S
 
@@ -219,8 +220,8 @@ async def test_a_receive_that_breaks_a_rule(caller: Caller) -> None:
         ({"invisible_ms": 0}, (422, 42253)),
         ({"invisible_ms": 43_200_000}, (200, 0)),
         ({"invisible_ms": 43_200_001}, (422, 42253)),
-        ({"attempt_id": "a" * TEXT_BYTES_MAX}, (200, 0)),
-        ({"attempt_id": "a" * (TEXT_BYTES_MAX + 1)}, (422, 422)),
+        ({"attempt_id": "a" * ATTEMPT_ID_BYTES_MAX}, (200, 0)),
+        ({"attempt_id": "a" * (ATTEMPT_ID_BYTES_MAX + 1)}, (422, 422)),
         ({"consumer": ""}, (422, 422)),
         ({"filter": "colour:red"}, (422, 42252)),
         ({"start": "first"}, (422, 422)),

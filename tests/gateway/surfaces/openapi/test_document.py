@@ -105,7 +105,16 @@ def test_every_schema_is_used_and_legal_and_its_examples_fit() -> None:
 
 
 def test_no_schema_takes_the_name_of_another() -> None:
-    parts = [sent(LIMITS), receipts(), shown(), topics(LIMITS), instances(), groups(LIMITS), schedules(), v3(LIMITS)]
+    parts = [
+        sent(LIMITS),
+        receipts(),
+        shown(),
+        topics(LIMITS),
+        instances(),
+        groups(LIMITS),
+        schedules(LIMITS),
+        v3(LIMITS),
+    ]
     names = [name for part in parts for name in part]
     assert len(names) == len(set(names))
     assert set(names) < schemas(LIMITS).keys()

@@ -9,6 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.api.shapes.commands import (
+    ID_MAX,
+    Auth,
+    Extend,
+    Hello,
+    Nack,
+    Pause,
+    Permit,
+    Ping,
+    Reject,
+    Release,
+    Resume,
+    Seen,
+    Unsubscribe,
+)
 from gateway.auth.access import Permission
 from gateway.codec.records import Format
 from gateway.errors import RequestError
@@ -18,31 +33,19 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
     Ack,
-    Auth,
     Command,
-    Extend,
     From,
     FromOffsets,
     FromTime,
-    Hello,
     Mode,
-    Nack,
-    Pause,
-    Permit,
-    Ping,
     Produce,
-    Reject,
-    Release,
-    Resume,
     Seek,
-    Seen,
     Subscribe,
-    Unsubscribe,
     UpTo,
 )
-from gateway.surfaces.ws.parse import COMMANDS_MAX, RECEIPT_CHARS_MAX, TooManyCommands, command_id, parse_frame
+from gateway.surfaces.ws.parse import COMMANDS_MAX, TooManyCommands, command_id, parse_frame
 from gateway.surfaces.ws.parse import parse_command as parse_within
-from gateway.surfaces.ws.protocol import ID_MAX, BadFrame
+from gateway.surfaces.ws.protocol import BadFrame
 from store.types import Acks
 
 QUEUE = {"group": "g", "mode": "queue"}
@@ -91,13 +94,15 @@ def test_no_text_does_worse_than_a_bad_frame(text: str) -> None:
 
 def test_every_command_is_understood() -> None:
     hello = {"id": 1, "op": "hello", "client": "web", "binary": True, "resume": "x", "seen": {"s": 4}}
-    assert parse_command(hello) == Hello(1, "web", True, None, "x", {"s": 4})
-    assert parse_command({"op": "auth", "token": "t"}) == Auth(None, "t")
-    assert parse_command({"op": "ping"}) == Ping(None)
-    assert parse_command({"op": "pause", "sub": "s"}) == Pause(None, "s")
-    assert parse_command({"op": "resume", "sub": "s"}) == Resume(None, "s")
-    assert parse_command({"id": 0, "op": "unsubscribe", "sub": "s"}) == Unsubscribe(0, "s")
-    assert parse_command({"op": "permit", "sub": "s", "messages": 5}) == Permit(None, "s", 5, 0)
+    assert parse_command(hello) == Hello(
+        op="hello", id=1, client="web", binary=True, token=None, resume="x", seen={"s": 4}
+    )
+    assert parse_command({"op": "auth", "token": "t"}) == Auth(op="auth", token="t")
+    assert parse_command({"op": "ping"}) == Ping(op="ping")
+    assert parse_command({"op": "pause", "sub": "s"}) == Pause(op="pause", sub="s")
+    assert parse_command({"op": "resume", "sub": "s"}) == Resume(op="resume", sub="s")
+    assert parse_command({"id": 0, "op": "unsubscribe", "sub": "s"}) == Unsubscribe(op="unsubscribe", id=0, sub="s")
+    assert parse_command({"op": "permit", "sub": "s", "messages": 5}) == Permit(op="permit", sub="s", messages=5)
     produce = {"id": ID_MAX, "op": "produce", "topic": "t", "records": [{"value": 1}], "acks": "written", "ack": False}
     assert parse_command(produce) == Produce(ID_MAX, "t", [{"value": 1}], None, Format.JSON, Acks.WRITTEN, False)
     parsed = parse_command(SUBSCRIBE)
@@ -118,14 +123,16 @@ def test_every_command_is_understood() -> None:
     place = {"topic": "t", "partition": 1, "offset": 140}
     assert parse_command({"op": "ack", "sub": "s", "up_to": [place]}) == Ack(None, "s", (), (UpTo("t", 1, 141),))
     assert parse_command({"op": "ack", "sub": "s", "cursor": "t:1=141"}) == Ack(None, "s", (), (UpTo("t", 1, 141),))
-    assert parse_command({"op": "nack", "sub": "s", "receipts": ["r"], "delay_ms": 5}) == Nack(None, "s", ("r",), 5, "")
-    assert parse_command({"op": "reject", "sub": "s", "receipts": ["r"], "reason": "x"}) == Reject(
-        None, "s", ("r",), "x"
+    r: dict[str, Any] = {"sub": "s", "receipts": ["r"]}
+    assert parse_command({"op": "nack", **r, "delay_ms": 5}) == Nack(op="nack", **r, delay_ms=5)
+    assert parse_command({"op": "reject", **r, "reason": "x"}) == Reject(op="reject", **r, reason="x")
+    assert parse_command({"op": "extend", **r}) == Extend(op="extend", **r)
+    partitions = {"t": [0]}
+    assert parse_command({"op": "release", "sub": "s", "partitions": partitions}) == Release(
+        op="release", sub="s", partitions=partitions
     )
-    assert parse_command({"op": "extend", "sub": "s", "receipts": ["r"]}) == Extend(None, "s", ("r",), None)
-    assert parse_command({"op": "release", "sub": "s", "partitions": {"t": [0]}}) == Release(None, "s", {"t": [0]})
     assert parse_command({"op": "seek", "sub": "s", "to": "latest"}) == Seek(None, "s", From.LATEST)
-    assert parse_command({"op": "seen", "subs": {"s": 3}}) == Seen(None, {"s": 3})
+    assert parse_command({"op": "seen", "subs": {"s": 3}}) == Seen(op="seen", subs={"s": 3})
 
 
 @pytest.mark.parametrize(
@@ -174,7 +181,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
     [
         ({}, 422, "op: is required"),
         ({"op": "publish"}, 422, "Unrecognized op: publish"),
-        ({"op": 1}, 422, "op"),
+        ({"op": 1}, 422, "Unrecognized op: 1"),
         ({"op": "ping", "id": -1}, 422, "id"),
         ({"op": "ping", "id": ID_MAX + 1}, 422, "id"),
         ({"op": "ping", "id": True}, 422, "id"),
@@ -200,7 +207,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({**SUBSCRIBE, **QUEUE, "start": {"orders": {"0": 1}}}, 422, "start"),
         ({**SUBSCRIBE, **QUEUE, "format": "batch"}, 422, "format"),
         ({**SUBSCRIBE, **QUEUE, "member": "m"}, 422, "Unrecognized field: member"),
-        ({**SUBSCRIBE, **QUEUE, "invisible_ms": 0}, 422, "invisible_ms"),
+        ({**SUBSCRIBE, **QUEUE, "invisible_ms": 0}, 42253, "invisible_ms"),
         ({**SUBSCRIBE, "auto_ack": True}, 422, "Unrecognized field: auto_ack"),
         ({**SUBSCRIBE, "format": "batch", "filter": "tag:a"}, 422, "format"),
         ({**SUBSCRIBE, "pattern": "o.*"}, 422, "topics"),
@@ -209,7 +216,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({"op": "ack", "sub": "s", "receipts": ["r"], "cursor": "t:0=1"}, 422, "one of"),
         ({"op": "ack", "sub": "s", "receipts": []}, 422, "receipts"),
         ({"op": "ack", "sub": "s", "receipts": ["r"] * 10_001}, 422, "receipts"),
-        ({"op": "ack", "sub": "s", "receipts": ["r" * 1025]}, 422, "receipts"),
+        ({"op": "ack", "sub": "s", "receipts": [1]}, 422, "receipts"),
         ({"op": "ack", "sub": "s", "up_to": [{"topic": "t"}]}, 422, "up_to"),
         ({"op": "ack", "sub": "s", "up_to": [{"topic": "t", "partition": -1, "offset": 0}]}, 422, "up_to"),
         ({"op": "ack", "sub": "s", "cursor": "t"}, 40050, "cursor"),
@@ -248,7 +255,7 @@ def test_as_many_commands_as_may_be_and_one_more() -> None:
 
 
 def test_the_largest_receipts_are_taken() -> None:
-    parsed = parse_command({"op": "ack", "sub": "s", "receipts": ["r" * RECEIPT_CHARS_MAX] * RECEIPTS_MAX})
+    parsed = parse_command({"op": "ack", "sub": "s", "receipts": ["r"] * RECEIPTS_MAX})
     assert isinstance(parsed, Ack)
     assert len(parsed.receipts) == RECEIPTS_MAX
 

@@ -1,0 +1,194 @@
+"""Structs of what callers send, how they are filled, and what is said when they cannot be.
+
+Limits that never change are in the types. Those that an operator chooses are named (`up_to("delay_ms_max")`) and looked
+up in the server's `Limits`; what counts in bytes (`in_bytes`) is counted here, as types count characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from gateway.api.shapes.schema import Schema, bound_of, schema_of
+from gateway.codec.times import TIME_MS_MAX, parse_time_ms
+from gateway.errors import INVALID, LIMIT_ILLEGAL, RequestError, invalid
+from gateway.settings.limits import Limits
+from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON object that a caller sends. It is closed: a field that it does not have is refused.
+
+    `codes`: the error code of a field where it is not INVALID, or LIMIT_ILLEGAL for a number out of its range.
+    `more`: what its JSON Schema has besides its fields.
+    """
+
+    codes: ClassVar[Mapping[str, int]] = {}
+    more: ClassVar[Schema] = {}
+
+
+class OpenShape(msgspec.Struct):
+    """As `Shape`, for clients that send fields of their own: what is not known is ignored."""
+
+    codes: ClassVar[Mapping[str, int]] = {}
+    more: ClassVar[Schema] = {}
+
+
+AnyShape = TypeVar("AnyShape", bound="Shape | OpenShape")
+
+
+def whole(least: int, most: int, said: str | None = None) -> Meta:
+    """A whole number within a range."""
+    return Meta(ge=least, le=most, description=said)
+
+
+def up_to(limit: str, said: str | None = None, *, least: int = 0) -> Meta:
+    """A whole number of at most what the server's `Limits` have under this name."""
+    return Meta(ge=least, description=said, extra={"most": limit})
+
+
+def chars(most: int | None = None, said: str | None = None, *, least: int = 1) -> Meta:
+    """A string of so many characters."""
+    return Meta(min_length=least, max_length=most, description=said)
+
+
+def in_bytes(most: int, said: str | None = None, *, least: int = 0) -> Meta:
+    """A string of so many bytes in UTF-8."""
+    return Meta(min_length=least or None, description=said, extra={"bytes": most})
+
+
+def judged(schema: Schema | Callable[[Limits], Schema]) -> Meta:
+    """A value that its reader judges; callers are shown this schema, which may depend on the server's limits."""
+    return Meta(extra={"schema": schema})
+
+
+Partition = Annotated[int, whole(0, RECORD_OFFSET_MAX)]
+"""A partition as clients name it; whether there is one is found out where it is looked for."""
+
+RecordOffset = Annotated[int, whole(0, RECORD_OFFSET_MAX)]
+NextOffset = Annotated[int, whole(0, OFFSET_MAX)]
+Name = Annotated[str, chars()]
+
+TIME_TEXT_SCHEMA: Schema = {
+    "type": "string",
+    "format": "date-time",
+    "pattern": "^(19[7-9][0-9]|[2-9][0-9]{3})-",
+    "description": "RFC 3339, with its offset from UTC.",
+}
+TIME_SCHEMA: Schema = {
+    "anyOf": [{"type": "integer", "minimum": 0, "maximum": TIME_MS_MAX}, TIME_TEXT_SCHEMA],
+    "description": "Epoch milliseconds, or RFC 3339.",
+}
+Time = Annotated[object, judged(TIME_SCHEMA)]
+"""A point in time; `time_ms` reads it."""
+
+
+def time_ms(value: object, field: str, error_code: int = INVALID) -> int:
+    """Epoch ms of a `Time`. Raises RequestError."""
+    try:
+        return parse_time_ms(value)
+    except ValueError as error:
+        raise RequestError(error_code, f"{field}: {error}") from error
+
+
+class AtTime(Shape):
+    """The first record stored at or after a time."""
+
+    timestamp: Time
+
+    def __post_init__(self) -> None:
+        self.ms()
+
+    def ms(self) -> int:
+        """Epoch ms."""
+        return time_ms(self.timestamp, "timestamp")
+
+
+Begin = Literal["earliest", "latest"] | AtTime
+"""Where a group begins, or is moved to."""
+
+
+def load(shape: type[AnyShape], value: object, limits: Limits) -> AnyShape:
+    """The struct of a JSON value. Raises RequestError, which names the field and its rule."""
+    try:
+        loaded = msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        raise _refusal(shape, str(error), limits) from None
+    for name, unit, limit in _bounds(shape):
+        given = getattr(loaded, name)
+        if unit == "bytes":
+            is_over = isinstance(given, str) and len(given.encode()) > limit
+        else:
+            is_over = isinstance(given, int) and given > getattr(limits, limit)
+        if is_over:
+            code = shape.codes.get(name, INVALID if unit == "bytes" else LIMIT_ILLEGAL)
+            raise RequestError(code, f"{name}: must be {_rule(schema_of(shape, limits)['properties'][name], unit)}")
+    return loaded
+
+
+@cache
+def _bounds(shape: type[Shape | OpenShape]) -> list[tuple[str, str, str | int]]:
+    """The fields with limits that no type has: name, unit, limit."""
+    info = inspect.type_info(shape)
+    assert isinstance(info, inspect.StructType)
+    return [(field.name, *bound) for field in info.fields if (bound := bound_of(field.type)) is not None]
+
+
+_AT = re.compile(r"(?P<what>.*?)(?: - at `(?:key` in `)?\$(?P<path>.*)`)?", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(?:[0-9]+|\.\.\.)\]")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
+
+
+def _refusal(shape: type[Shape | OpenShape], text: str, limits: Limits) -> RequestError:
+    """What msgspec says of a value, in our words: which field, and what it must be."""
+    match = _AT.fullmatch(text)
+    assert match is not None
+    what, path = match["what"], (match["path"] or "").removeprefix(".")
+    named = _FIELD.match(what)
+    if named is not None and what.startswith("Object contains"):
+        return invalid(f"Unrecognized field: {named[1]}")
+    if named is not None:
+        where = f"{path}.{named[1]}" if path else named[1]
+        return invalid(f"{where}: is required")
+    schema: Schema = schema_of(shape, limits)
+    first = ""
+    for step in _STEP.finditer(match["path"] or ""):
+        first = first or step[1] or ""
+        schema = _into(schema, step[1])
+    is_range = what.startswith(("Expected `int` >", "Expected `int` <"))
+    code = shape.codes.get(first, LIMIT_ILLEGAL if is_range else INVALID)
+    return RequestError(code, f"{path or 'the object'}: must be {_rule(schema)}")
+
+
+def _into(schema: Schema, name: str | None) -> Schema:
+    """The schema of a field, or of the entries of a list or a mapping."""
+    for one in schema.get("anyOf", [schema]):
+        found = one.get("properties", {}).get(name) if name else one.get("items", one.get("additionalProperties"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _rule(schema: Schema, unit: str = "") -> str:
+    """A schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(_rule(one) for one in schema["anyOf"] if one != {"type": "null"})
+    if "enum" in schema:
+        return " or ".join(f'"{word}"' for word in schema["enum"])
+    kinds = schema.get("type", "something else")
+    kind = kinds[0] if isinstance(kinds, list) else kinds
+    if kind == "object" and "properties" in schema:
+        return "an object {" + ", ".join(f'"{name}"' for name in schema["properties"]) + "}"
+    words = {"boolean": "true or false", "string": "a string"}.get(kind, f"an {kind}")
+    ends = {"string": ("minLength", "maxLength"), "array": ("minItems", "maxItems")}.get(kind, ("minimum", "maximum"))
+    least, most = (schema.get(end) for end in ends)
+    of = {"string": unit or "characters", "array": "entries"}.get(kind)
+    if least is None and most is None:
+        return words
+    span = f"at least {least}" if most is None else f"at most {most}" if not least and of else f"{least} to {most}"
+    return f"{words} of {span} {of}" if of else f"{words} of {span}" if most is None else f"{words} from {span}"

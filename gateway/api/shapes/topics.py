@@ -1,0 +1,84 @@
+"""Topics: how many partitions, and what is chosen for them, in our names and in Kafka's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import UNSET, Meta, UnsetType
+
+from gateway.api.shapes.base import Shape, chars, judged, up_to
+from gateway.api.shapes.schema import Schema, nullable
+from gateway.errors import INVALID, MALFORMED
+from gateway.routing.select import SELECTORS
+from gateway.settings.limits import Limits
+from store.limits import TOPIC_NAME_BYTES_MAX
+from store.topics import CONFIG_NAMES
+
+Selector = Literal["key", "round_robin", "random", "room"]
+_CHOSEN = "How the partition of records that name none is chosen."
+assert get_args(Selector) == SELECTORS
+
+TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]
+PartitionCount = Annotated[int, up_to("partitions_max", least=1)]
+
+
+class TopicSettings(Shape):
+    """A topic's shape; null takes a choice back."""
+
+    codes = {"partitions": INVALID, "retention_ms": INVALID, "max_message_bytes": INVALID}
+
+    partitions: Annotated[int, up_to("partitions_max", "More later, never fewer.", least=1)] | None = None
+    retention_ms: (
+        Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")] | UnsetType | None
+    ) = UNSET
+    max_message_bytes: (
+        Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)] | UnsetType | None
+    ) = UNSET
+    selector: (
+        Annotated[Selector, Meta(description=_CHOSEN, extra_json_schema={"enum": list(SELECTORS)})] | UnsetType | None
+    ) = UNSET
+
+    def changes(self) -> dict[str, int | str | None]:
+        """The settings that are named."""
+        named = {name: getattr(self, name) for name in CONFIG_NAMES}
+        return {name: value for name, value in named.items() if value is not UNSET}
+
+
+class NewTopicBody(TopicSettings):
+    """A topic that is to be there."""
+
+    more = {"examples": [{"partitions": 4}, {"partitions": 4, "retention_ms": 86_400_000}]}
+
+
+class TopicChangesBody(TopicSettings):
+    """What is to change."""
+
+    more = {"minProperties": 1, "examples": [{"partitions": 8}, {"retention_ms": None}]}
+
+
+def kafka_settings_schema(limits: Limits) -> dict[str, Schema]:
+    """A topic's settings under Kafka's names, as integers or as texts of integers. `kafka_changes` judges them."""
+    digits = {"type": "string", "maxLength": 18, "pattern": "^0*[1-9][0-9]*$"}
+    retention = {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}
+    size = {"type": "integer", "minimum": 1, "maximum": limits.record_bytes_max}
+    return {
+        "retention.ms": nullable({"anyOf": [retention, digits]}),
+        "max.message.bytes": nullable({"anyOf": [size, digits]}),
+        "cleanup.policy": nullable({"type": "string", "enum": ["delete"]}),
+    }
+
+
+def _strimzi_config(limits: Limits) -> Schema:
+    return nullable({"type": "object", "properties": kafka_settings_schema(limits), "additionalProperties": False})
+
+
+class StrimziTopicBody(Shape):
+    """A topic as Strimzi's bridge makes it."""
+
+    codes = {"partitions_count": INVALID, "config": MALFORMED}
+    more = {"examples": [{"topic_name": "orders", "partitions_count": 4}]}
+
+    topic_name: TopicName
+    partitions_count: PartitionCount | None = None
+    replication_factor: Annotated[object, Meta(description="Ignored: there is one broker.")] = None
+    config: Annotated[dict[str, object] | None, judged(_strimzi_config)] = None
