@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.errors import RequestError, invalid
+from gateway.errors import RequestError
 from store.topics import TopicConfig
 
 CONFIG_ILLEGAL = 40002
@@ -34,10 +34,3 @@ def kafka_changes(configs: Iterable[tuple[str, object]]) -> dict[str, int | str 
                 CONFIG_ILLEGAL, f"{name}={value} cannot be set here; there are {known}, and cleanup.policy=delete"
             )
     return changes
-
-
-def partition_count(wanted: object, partitions_max: int) -> int:
-    """A number of partitions within its limit. Raises RequestError 422."""
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= partitions_max:
-        raise invalid(f"partitions_count: must be an integer from 1 to {partitions_max}")
-    return wanted

@@ -154,7 +154,7 @@ def _refusal(shape: type[Shape | OpenShape], text: str, limits: Limits) -> Reque
         return invalid(f"Unrecognized field: {named[1]}")
     if named is not None:
         where = f"{path}.{named[1]}" if path else named[1]
-        return invalid(f"{where}: is required")
+        return RequestError(shape.codes.get(where.partition(".")[0], INVALID), f"{where}: is required")
     schema: Schema = schema_of(shape, limits)
     first = ""
     for step in _STEP.finditer(match["path"] or ""):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.api.shapes.base import Shape, chars, judged, up_to
+from gateway.api.shapes.base import OpenShape, Shape, chars, judged, up_to
 from gateway.api.shapes.schema import Schema, nullable
 from gateway.errors import INVALID, MALFORMED
 from gateway.routing.select import SELECTORS
@@ -82,3 +82,73 @@ class StrimziTopicBody(Shape):
     partitions_count: PartitionCount | None = None
     replication_factor: Annotated[object, Meta(description="Ignored: there is one broker.")] = None
     config: Annotated[dict[str, object] | None, judged(_strimzi_config)] = None
+
+
+# REST Proxy v3
+
+
+def _rows(limits: Limits, *, with_operations: bool) -> Schema:
+    operation = {"operation": nullable({"type": "string", "enum": ["SET", "DELETE"]})} if with_operations else {}
+    rows = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "value": value, **operation},
+            "required": ["name"],
+            "additionalProperties": True,
+        }
+        for name, value in kafka_settings_schema(limits).items()
+    ]
+    return {"type": "array", "items": {"anyOf": rows}}
+
+
+def _new_configs(limits: Limits) -> Schema:
+    return nullable(_rows(limits, with_operations=False))
+
+
+def _config_changes(limits: Limits) -> Schema:
+    return _rows(limits, with_operations=True)
+
+
+def _any_setting(limits: Limits) -> Schema:
+    return {"anyOf": list(kafka_settings_schema(limits).values())}
+
+
+class V3NewTopicBody(Shape):
+    """A topic that is to be made. `configs` are judged by `kafka_changes`."""
+
+    codes = {"partitions_count": INVALID}
+    more = {"examples": [{"topic_name": "orders", "partitions_count": 4}]}
+
+    topic_name: TopicName
+    partitions_count: PartitionCount | None = None
+    replication_factor: object = None
+    replicas_assignments: object = None
+    configs: Annotated[object, judged(_new_configs)] = None
+    validate_only: object = None
+
+
+class V3TopicChangesBody(Shape):
+    """More partitions."""
+
+    codes = {"partitions_count": INVALID}
+    more = {"examples": [{"partitions_count": 8}]}
+
+    partitions_count: PartitionCount
+
+
+class V3ConfigValueBody(OpenShape):
+    """One setting; null, or none, takes a choice back."""
+
+    more = {"examples": [{"value": "86400000"}]}
+
+    value: Annotated[object, judged(_any_setting)] = None
+
+
+class V3ConfigChangesBody(OpenShape):
+    """Several settings at once."""
+
+    codes = {"data": MALFORMED}
+    more = {"examples": [{"data": [{"name": "retention.ms", "value": "86400000"}]}]}
+
+    data: Annotated[object, judged(_config_changes)]
+    validate_only: object = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from gateway.api.shapes.base import load
 from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
@@ -16,7 +17,7 @@ from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import Query, read_shape, topic_in
+from gateway.surfaces.http.reading import Query, json_object, read_shape, topic_in
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 from store.types import Boundary
@@ -65,7 +66,8 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
 async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a topic as Strimzi's bridge does: 201; 409 when it exists with another shape."""
     check_accept(request)
-    shape = read_shape(StrimziTopicBody, body, gateway)
+    asked = json_object(body, '{"topic_name": "orders", "partitions_count": 4}')
+    shape = load(StrimziTopicBody, asked, gateway.limits)
     name = shape.topic_name
     access_of(request).check(Permission.CREATE, topic=name)
     count = gateway.config.partitions_default if shape.partitions_count is None else shape.partitions_count

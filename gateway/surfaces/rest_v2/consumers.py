@@ -19,10 +19,18 @@ from urllib.parse import quote
 import orjson
 from aiohttp import hdrs, web
 
+from gateway.api.shapes.base import load, time_ms
+from gateway.api.shapes.consumers import (
+    CommitBody,
+    OfPartition,
+    PartitionsBody,
+    PatternBody,
+    PositionsBody,
+    TopicsBody,
+)
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
-from gateway.codec.times import parse_time_ms
 from gateway.errors import PARTITION_NOT_FOUND, SCHEMA_FORMAT, RequestError, invalid
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
@@ -40,9 +48,6 @@ from store.types import RECORD_OFFSET_MAX
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
-TOPIC_PARTITIONS_MAX = 10_000
-"""Partitions of one request."""
-
 
 RECORDS_QUERY = ("timeout", "max_bytes", "max_records", "filter")
 V1_RECORDS_QUERY = ("timeout", "max_bytes", "max_records")
@@ -91,21 +96,15 @@ async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 async def subscribe(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Consume topics by name, or those that match a pattern: 204. Replaces what was subscribed to."""
     wanted = _object(body)
-    topics, pattern = wanted.get("topics"), wanted.get("topic_pattern")
-    if topics is None:
-        topics = []
-    if topics and pattern is not None:
+    if wanted.get("topics") and wanted.get("topic_pattern") is not None:
         raise RequestError(
             SUBSCRIPTION_CONFLICT,
             "Illegal state: subscribe either to topics by name or to a pattern, not to both.",
         )
-    if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
-        raise invalid("topics: must be an array of strings")
-    if not isinstance(pattern, str | None):
-        raise invalid("topic_pattern: must be a string")
-    if not topics and pattern is None:
-        raise invalid('Name what to consume: {"topics": ["orders"]} or {"topic_pattern": "orders-.*"}.')
-    wish = Subscription(frozenset(topics), pattern)
+    if wanted.get("topic_pattern") is not None:
+        wish = Subscription(frozenset(), load(PatternBody, wanted, gateway.limits).topic_pattern)
+    else:
+        wish = Subscription(frozenset(load(TopicsBody, wanted, gateway.limits).topics))
     existing = (view.name for view in gateway.routes_table.topics())
     _check_topics(request, wish.topics | {topic for topic in existing if wish.matches(topic)})
     await request.app[INSTANCES].subscribe(*_instance(request), wish)
@@ -123,9 +122,9 @@ async def unsubscribe(_gateway: Gateway, request: web.Request, _: bytes) -> web.
     return web.Response(status=204)
 
 
-async def assign(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+async def assign(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Consume these partitions, whatever the rest of the group does: 204. An empty list ends it."""
-    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    topic_partitions = _topic_partitions(gateway, body)
     _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
     await request.app[INSTANCES].assign(*_instance(request), topic_partitions)
     return web.Response(status=204)
@@ -199,12 +198,14 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
 # Progress
 
 
-async def commit(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+async def commit(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Commit offsets, or without any, all that was read. Durable when answered, `?async=true` or not."""
     check_accept(request)
-    wanted = _object(body).get("offsets")
+    offsets = load(CommitBody, _object(body), gateway.limits).offsets
     commits = (
-        None if wanted is None else [_commit(item, number) for number, item in enumerate(_list(wanted, "offsets"))]
+        None
+        if offsets is None
+        else [OffsetCommit(one.topic, one.partition, one.offset + 1, one.metadata or "") for one in offsets]
     )
     instances = request.app[INSTANCES]
     group, name = _instance(request)
@@ -214,14 +215,14 @@ async def commit(_gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     return web.Response(status=204) if settings.is_strimzi else v2_answer(request, [])
 
 
-async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+async def committed(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """The committed offsets of partitions: named in the body, or in the query."""
     query = Query(request)
     topic, partition = query.text("topic"), query.text("partition")
     if topic is not None and partition is not None:
         topic_partitions = [TopicPartition(topic, query.integer("partition", 0, least=0, most=2**31 - 1))]
     elif body.strip():
-        topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+        topic_partitions = _topic_partitions(gateway, body)
     else:
         raise RequestError(
             PARTITION_NOT_FOUND,
@@ -230,9 +231,9 @@ async def committed(_gateway: Gateway, request: web.Request, body: bytes) -> web
     return await _committed(request, topic_partitions)
 
 
-async def query_committed(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+async def query_committed(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """The committed offsets of partitions, for clients that cannot send a body with GET."""
-    return await _committed(request, _topic_partitions(_object(body).get("partitions"), "partitions"))
+    return await _committed(request, _topic_partitions(gateway, body))
 
 
 async def _committed(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> web.Response:
@@ -246,14 +247,11 @@ async def _committed(request: web.Request, topic_partitions: Sequence[TopicParti
 
 async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Go on at offsets, or at the first records from times on: 204. Past the end, where `auto.offset.reset` says."""
-    wanted = _object(body)
-    offsets = [
-        (_topic_partition(item, "offsets", number), _integer(item, "offset", "offsets", number))
-        for number, item in enumerate(_list(wanted.get("offsets"), "offsets"))
-    ]
+    wanted = load(PositionsBody, _object(body), gateway.limits)
+    offsets = [(_named(one), one.offset) for one in wanted.offsets or ()]
     times = [
-        (_topic_partition(item, "timestamps", number), _time_ms(item, number))
-        for number, item in enumerate(_list(wanted.get("timestamps"), "timestamps"))
+        (_named(one), time_ms(one.timestamp, f"timestamps[{number}].timestamp"))
+        for number, one in enumerate(wanted.timestamps or ())
     ]
     if not offsets and not times:
         raise invalid('Say where to go on: {"offsets": [...]} or {"timestamps": [...]}.')
@@ -263,8 +261,8 @@ async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
         low, high = await gateway.consumer.bounds(*topic_partition)
         if offset > high:
             offsets[index] = topic_partition, low if reset is Start.FIRST else high
-    for topic_partition, time_ms in times:
-        offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, time_ms)))
+    for topic_partition, at_ms in times:
+        offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, at_ms)))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
 
@@ -280,7 +278,7 @@ async def seek_to_end(gateway: Gateway, request: web.Request, body: bytes) -> we
 
 
 async def _seek_to_bound(gateway: Gateway, request: web.Request, body: bytes, bound: int) -> web.Response:
-    topic_partitions = _topic_partitions(_object(body).get("partitions"), "partitions")
+    topic_partitions = _topic_partitions(gateway, body)
     await _check_own(request, topic_partitions)
     offsets = [
         (topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound])
@@ -370,50 +368,12 @@ def _object(body: bytes) -> dict[str, object]:
     return {} if body.strip() in (b"", b"null") else json_object(body)
 
 
-def _list(value: object, name: str) -> list[dict[str, object]]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise invalid(f"{name}: must be an array of objects")
-    if len(value) > TOPIC_PARTITIONS_MAX:
-        raise invalid(f"{name}: has {len(value)} entries; the limit is {TOPIC_PARTITIONS_MAX}")
-    return value
+def _topic_partitions(gateway: Gateway, body: bytes) -> list[TopicPartition]:
+    return [_named(one) for one in load(PartitionsBody, _object(body), gateway.limits).partitions]
 
 
-def _topic_partitions(value: object, name: str) -> list[TopicPartition]:
-    if value is None:
-        raise invalid(f'{name}: must be given, as in {{"{name}": [{{"topic": "orders", "partition": 0}}]}}')
-    return [_topic_partition(item, name, number) for number, item in enumerate(_list(value, name))]
-
-
-def _topic_partition(item: dict[str, object], name: str, number: int) -> TopicPartition:
-    topic = item.get("topic")
-    if not isinstance(topic, str) or not topic:
-        raise invalid(f"{name}[{number}].topic: must be a string")
-    partition = _integer(item, "partition", name, number)
-    return TopicPartition(topic, partition)
-
-
-def _integer(item: dict[str, object], field: str, name: str, number: int) -> int:
-    value = item.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= RECORD_OFFSET_MAX:
-        raise invalid(f"{name}[{number}].{field}: must be an integer from 0 to {RECORD_OFFSET_MAX}")
-    return value
-
-
-def _time_ms(item: dict[str, object], number: int) -> int:
-    try:
-        return parse_time_ms(item.get("timestamp"))
-    except ValueError as error:
-        raise invalid(f"timestamps[{number}].timestamp: {error}") from error
-
-
-def _commit(item: dict[str, object], number: int) -> OffsetCommit:
-    topic_partition = _topic_partition(item, "offsets", number)
-    metadata = item.get("metadata")
-    if not isinstance(metadata, str | None):
-        raise invalid(f"offsets[{number}].metadata: must be a string")
-    return OffsetCommit(*topic_partition, _integer(item, "offset", "offsets", number) + 1, metadata or "")
+def _named(one: OfPartition) -> TopicPartition:
+    return TopicPartition(one.topic, one.partition)
 
 
 def _shown(topic_partition: CommittedPosition) -> dict[str, object]:

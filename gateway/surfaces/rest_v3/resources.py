@@ -12,10 +12,16 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
+from gateway.api.shapes.base import load
+from gateway.api.shapes.topics import (
+    V3ConfigChangesBody,
+    V3ConfigValueBody,
+    V3NewTopicBody,
+    V3TopicChangesBody,
+)
 from gateway.auth.access import Permission
-from gateway.codec.records import unrecognized
-from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, partition_count
-from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request, invalid
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs
+from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of, visible_topics
@@ -25,14 +31,6 @@ from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.topics import Changes, TopicConfig
 
 BROKER_ID = 0
-_CREATE_KNOWN = (
-    "topic_name",
-    "partitions_count",
-    "replication_factor",
-    "replicas_assignments",
-    "configs",
-    "validate_only",
-)
 
 
 class Links:
@@ -173,23 +171,16 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     """Create a topic: 201; 400/40002 when there is one of the name. With `validate_only` nothing is created."""
     check_accept(request)
     to = links(gateway, request)
-    shape = json_object(body, '{"topic_name": "orders", "partitions_count": 4}')
-    for field in shape:
-        if field not in _CREATE_KNOWN:
-            raise unrecognized(field)
-    name = shape.get("topic_name")
-    if not isinstance(name, str):
-        raise invalid("topic_name: must be a string")
+    asked = json_object(body, '{"topic_name": "orders", "partitions_count": 4}')
+    shape = load(V3NewTopicBody, asked, gateway.limits)
+    name = shape.topic_name
     access_of(request).check(Permission.CREATE, topic=name)
-    wanted = shape.get("partitions_count")
-    count = (
-        gateway.config.partitions_default if wanted is None else partition_count(wanted, gateway.limits.partitions_max)
-    )
-    configs = [] if shape.get("configs") is None else shape["configs"]
+    count = gateway.config.partitions_default if shape.partitions_count is None else shape.partitions_count
+    configs = [] if shape.configs is None else shape.configs
     config = TopicConfig().changed(_changes(configs, with_operations=False))
     if any(view.name == name for view in gateway.routes_table.topics()):
         raise RequestError(CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
-    if shape.get("validate_only") is True:
+    if shape.validate_only is True:
         fields = _topic_fields(to, name, count)
         return json_answer(request, to.resource("KafkaTopic", ["topics", name], f"/topic={name}", fields), status=201)
     try:
@@ -206,11 +197,8 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     check_accept(request)
     to = links(gateway, request)
     view = topic_of(gateway, request)
-    shape = json_object(body, '{"partitions_count": 8}')
-    for field in shape:
-        if field != "partitions_count":
-            raise unrecognized(field)
-    count = partition_count(shape.get("partitions_count"), gateway.limits.partitions_max)
+    asked = json_object(body, '{"partitions_count": 8}')
+    count = load(V3TopicChangesBody, asked, gateway.limits).partitions_count
     try:
         grown = await gateway.admin.grow_topic(view.name, count)
     except IllegalTopic as error:
@@ -271,8 +259,9 @@ async def get_topic_config(gateway: Gateway, request: web.Request, _: bytes) -> 
 async def set_topic_config(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Choose one setting: 204."""
     links(gateway, request)
-    shape = json_object(body, '{"value": "86400000"}')
-    await _configure(gateway, request, kafka_changes([(_config_name(request), shape.get("value"))]))
+    asked = json_object(body, '{"value": "86400000"}')
+    value = load(V3ConfigValueBody, asked, gateway.limits).value
+    await _configure(gateway, request, kafka_changes([(_config_name(request), value)]))
     return web.Response(status=204)
 
 
@@ -286,9 +275,10 @@ async def reset_topic_config(gateway: Gateway, request: web.Request, _: bytes) -
 async def alter_topic_configs(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Choose, or take back, several settings at once: 204."""
     links(gateway, request)
-    shape = json_object(body, '{"data": [{"name": "retention.ms", "value": "86400000"}]}')
-    changes = _changes(shape.get("data"), with_operations=True)
-    if shape.get("validate_only") is not True:
+    asked = json_object(body, '{"data": [{"name": "retention.ms", "value": "86400000"}]}')
+    shape = load(V3ConfigChangesBody, asked, gateway.limits)
+    changes = _changes(shape.data, with_operations=True)
+    if shape.validate_only is not True:
         await _configure(gateway, request, changes)
     return web.Response(status=204)
 

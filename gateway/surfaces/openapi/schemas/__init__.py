@@ -40,7 +40,7 @@ def schemas(limits: Limits) -> dict[str, Schema]:
         **receipts(),
         **shown(),
         **topics(limits),
-        **instances(),
+        **instances(limits),
         **groups(limits),
         **schedules(limits),
         **v3(limits),

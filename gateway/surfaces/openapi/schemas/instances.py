@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.codec.times import TIME_MS_MAX
+from gateway.api.shapes.consumers import CommitBody, PartitionsBody, PatternBody, PositionsBody, TopicsBody
+from gateway.api.shapes.schema import schema_of
+from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.shapes import (
     ANYTHING,
     BOOLEAN,
     OFFSET,
     PARTITION,
     STRING,
-    TIME_TEXT,
     Schema,
     array,
     either,
@@ -24,22 +25,9 @@ from gateway.surfaces.openapi.shapes import (
 )
 
 
-def instances() -> dict[str, Schema]:
+def instances(limits: Limits) -> dict[str, Schema]:
     """Instances, and what they are told."""
     boolean = nullable(either(BOOLEAN, words("true", "false", "True", "False", "TRUE", "FALSE")))
-    topic_partition = obj({"topic": text(least=1), "partition": integer(0, 2**63 - 2)}, others=True)
-    offset = integer(0, 2**63 - 2)
-    timestamp = either(integer(0, TIME_MS_MAX), TIME_TEXT)
-    at_offset = obj(
-        {"topic": text(least=1), "partition": integer(0, 2**63 - 2), "offset": offset},
-        {"metadata": nullable(STRING)},
-        others=True,
-    )
-    at_time = obj(
-        {"topic": text(least=1), "partition": integer(0, 2**63 - 2), "timestamp": timestamp},
-        others=True,
-    )
-    example = {"topic": "orders", "partition": 0}
     return {
         "NewInstance": with_example(
             said(
@@ -67,41 +55,17 @@ def instances() -> dict[str, Schema]:
         ),
         "Instance": obj({"instance_id": STRING, "base_uri": STRING}),
         "Subscription": with_example(
-            either(
-                obj(
-                    {"topics": array(STRING, least=1)},
-                    {"topic_pattern": {"type": "null"}},
-                    others=True,
-                ),
-                obj({"topic_pattern": STRING}, {"topics": nullable(array(STRING, most=0))}, others=True),
-            ),
+            either(schema_of(TopicsBody, limits), schema_of(PatternBody, limits)),
             {"topics": ["orders"]},
             {"topic_pattern": "orders-.*"},
         ),
         "SubscribedTopics": obj({"topics": array(STRING)}),
-        "PartitionsToName": with_example(
-            obj({"partitions": array(topic_partition, most=10_000)}, others=True), {"partitions": [example]}
-        ),
+        "PartitionsToName": schema_of(PartitionsBody, limits),
         "AssignedPartitions": obj({"partitions": array(ref("TopicPartition"))}),
-        "OffsetsToCommit": with_example(
-            obj({}, {"offsets": nullable(array(at_offset, most=10_000))}, others=True),
-            {"offsets": [{**example, "offset": 41}]},
-        ),
+        "OffsetsToCommit": schema_of(CommitBody, limits),
         "CommittedOffsets": obj(
             {"offsets": array(obj({"topic": STRING, "partition": PARTITION, "offset": OFFSET, "metadata": STRING}))}
         ),
         "NoErrors": array(ANYTHING, most=0),
-        "Positions": with_example(
-            obj(
-                {},
-                {
-                    "offsets": nullable(array(at_offset, most=10_000)),
-                    "timestamps": nullable(array(at_time, most=10_000)),
-                },
-                others=True,
-                minProperties=1,
-            ),
-            {"offsets": [{**example, "offset": 0}]},
-            {"timestamps": [{**example, "timestamp": "2026-01-31T09:30:00Z"}]},
-        ),
+        "Positions": schema_of(PositionsBody, limits),
     }

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.api.shapes.topics import kafka_settings_schema
+from gateway.api.shapes.schema import schema_of
+from gateway.api.shapes.topics import (
+    V3ConfigChangesBody,
+    V3ConfigValueBody,
+    V3NewTopicBody,
+    V3TopicChangesBody,
+)
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas.sent import record_fields
 from gateway.surfaces.openapi.shapes import (
@@ -14,7 +20,6 @@ from gateway.surfaces.openapi.shapes import (
     PARTITION,
     STRING,
     TIME,
-    TOPIC,
     Schema,
     array,
     either,
@@ -70,14 +75,6 @@ def v3(limits: Limits) -> dict[str, Schema]:
         "timestamp": nullable(TIME),
         **{name: own[name] for name in ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")},
     }
-    changes = [
-        obj(
-            {"name": exactly(name)},
-            {"value": value, "operation": nullable(words("SET", "DELETE"))},
-            others=True,
-        )
-        for name, value in kafka_settings_schema(limits).items()
-    ]
     consumer = {"consumer_group_id": STRING, "consumer_id": STRING}
     nobody: dict[str, Schema] = {"instance_id": {"type": "null"}, "client_id": STRING}
     partition = {"topic_name": STRING, "partition_id": PARTITION}
@@ -110,31 +107,8 @@ def v3(limits: Limits) -> dict[str, Schema]:
         "V3Brokers": page("KafkaBrokerList", "V3Broker"),
         "V3BrokerConfig": resource("KafkaBrokerConfig", broker_id=COUNT, **config),
         "V3BrokerConfigs": page("KafkaBrokerConfigList", "V3BrokerConfig"),
-        "V3NewTopic": with_example(
-            obj(
-                {"topic_name": TOPIC},
-                {
-                    "partitions_count": nullable(integer(1, limits.partitions_max)),
-                    "replication_factor": ANYTHING,
-                    "replicas_assignments": ANYTHING,
-                    "configs": nullable(
-                        array(
-                            either(
-                                *(
-                                    obj({"name": exactly(name)}, {"value": value}, others=True)
-                                    for name, value in kafka_settings_schema(limits).items()
-                                )
-                            )
-                        )
-                    ),
-                    "validate_only": ANYTHING,
-                },
-            ),
-            {"topic_name": "orders", "partitions_count": 4},
-        ),
-        "V3TopicChanges": with_example(
-            obj({"partitions_count": integer(1, limits.partitions_max)}), {"partitions_count": 8}
-        ),
+        "V3NewTopic": schema_of(V3NewTopicBody, limits),
+        "V3TopicChanges": schema_of(V3TopicChangesBody, limits),
         "V3Topic": resource(
             "KafkaTopic",
             topic_name=STRING,
@@ -149,13 +123,8 @@ def v3(limits: Limits) -> dict[str, Schema]:
         "V3Topics": page("KafkaTopicList", "V3Topic"),
         "V3TopicConfig": resource("KafkaTopicConfig", topic_name=STRING, **config),
         "V3TopicConfigs": page("KafkaTopicConfigList", "V3TopicConfig"),
-        "V3ConfigValue": with_example(
-            obj({}, {"value": either(*kafka_settings_schema(limits).values())}, others=True), {"value": "86400000"}
-        ),
-        "V3ConfigChanges": with_example(
-            obj({"data": array(either(*changes))}, {"validate_only": ANYTHING}, others=True),
-            {"data": [{"name": "retention.ms", "value": "86400000"}]},
-        ),
+        "V3ConfigValue": schema_of(V3ConfigValueBody, limits),
+        "V3ConfigChanges": schema_of(V3ConfigChangesBody, limits),
         "V3Partition": resource("KafkaPartition", **partition, leader=related, replicas=related, reassignment=related),
         "V3Partitions": page("KafkaPartitionList", "V3Partition"),
         "V3PartitionOffsets": resource(

@@ -1,16 +1,34 @@
-"""gateway.api.shapes.groups, gateway.api.shapes.schedules, gateway.api.shapes.topics: from bodies to requests.
+"""gateway.api.shapes.groups, schedules, topics and gateway.api.shapes.consumers: from bodies to requests.
 
 Their limits, through a server, are in tests/gateway/surfaces/native and test_same_everywhere.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.api.shapes.base import load
+from gateway.api.shapes.consumers import (
+    TOPIC_PARTITIONS_MAX,
+    CommitBody,
+    PartitionsBody,
+    PatternBody,
+    PositionsBody,
+    TopicsBody,
+)
 from gateway.api.shapes.groups import ReceiveBody, ResetBody
 from gateway.api.shapes.schedules import MoveBy, MoveTo
-from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody
+from gateway.api.shapes.schema import schema_of
+from gateway.api.shapes.topics import (
+    NewTopicBody,
+    StrimziTopicBody,
+    V3ConfigChangesBody,
+    V3ConfigValueBody,
+    V3NewTopicBody,
+    V3TopicChangesBody,
+)
 from gateway.errors import RequestError
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Receive, ResetTo
@@ -74,3 +92,54 @@ def test_strimzis_topic() -> None:
         with pytest.raises(RequestError) as refusal:
             load(StrimziTopicBody, value, LIMITS)
         assert refusal.value.error_code == code
+
+
+PLACE = {"topic": "orders", "partition": 0, "of.old.clients": True}
+
+
+def refused(shape: Any, value: object) -> int:
+    with pytest.raises(RequestError) as refusal:
+        load(shape, value, LIMITS)
+    return refusal.value.error_code
+
+
+def test_bodies_of_consumer_instances_take_fields_of_old_clients() -> None:
+    (place,) = load(PartitionsBody, {"partitions": [PLACE], "more": 1}, LIMITS).partitions
+    assert (place.topic, place.partition) == ("orders", 0)
+    offsets = load(CommitBody, {"offsets": [{**PLACE, "offset": 5, "metadata": "m"}]}, LIMITS).offsets
+    assert offsets is not None
+    assert (offsets[0].offset, offsets[0].metadata) == (5, "m")
+    assert load(CommitBody, {}, LIMITS).offsets is None
+    timestamps = load(PositionsBody, {"timestamps": [{**PLACE, "timestamp": 5}]}, LIMITS).timestamps
+    assert timestamps is not None
+    assert timestamps[0].timestamp == 5
+    assert load(TopicsBody, {"topics": ["a"], "topic_pattern": None}, LIMITS).topics == ["a"]
+    assert load(PatternBody, {"topics": [], "topic_pattern": "a.*"}, LIMITS).topic_pattern == "a.*"
+
+
+@pytest.mark.parametrize("shape", [PartitionsBody, CommitBody, PositionsBody])
+def test_partitions_of_one_request(shape: Any) -> None:
+    name = "partitions" if shape is PartitionsBody else "offsets"
+    item = {**PLACE, "offset": 0}
+    load(shape, {name: [item] * TOPIC_PARTITIONS_MAX}, LIMITS)
+    for wrong in ([item] * (TOPIC_PARTITIONS_MAX + 1), [{**item, "partition": -1}], [{**item, "topic": ""}], [1], 1):
+        assert refused(shape, {name: wrong}) == 422
+
+
+def test_subscriptions_that_are_none() -> None:
+    for shape, value in ((TopicsBody, {}), (TopicsBody, {"topics": []}), (PatternBody, {"topic_pattern": 1})):
+        assert refused(shape, value) == 422
+
+
+def test_bodies_of_v3() -> None:
+    assert load(V3NewTopicBody, {"topic_name": "t", "validate_only": True}, LIMITS).validate_only is True
+    assert refused(V3NewTopicBody, {"topic_name": "t", "partition_count": 1}) == 422
+    for count, code in ((LIMITS.partitions_max + 1, 422), (0, 422), (None, 422)):
+        assert refused(V3TopicChangesBody, {"partitions_count": count}) == code
+    assert load(V3TopicChangesBody, {"partitions_count": LIMITS.partitions_max}, LIMITS).partitions_count == 1024
+    assert load(V3ConfigValueBody, {}, LIMITS).value is None
+    assert refused(V3ConfigChangesBody, {}) == 400
+    rows = schema_of(V3ConfigChangesBody, LIMITS)["properties"]["data"]["items"]["anyOf"]
+    assert [row["properties"]["name"]["const"] for row in rows] == [
+        "retention.ms", "max.message.bytes", "cleanup.policy",
+    ]  # fmt: skip

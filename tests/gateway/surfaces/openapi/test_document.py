@@ -110,7 +110,7 @@ def test_no_schema_takes_the_name_of_another() -> None:
         receipts(),
         shown(),
         topics(LIMITS),
-        instances(),
+        instances(LIMITS),
         groups(LIMITS),
         schedules(LIMITS),
         v3(LIMITS),

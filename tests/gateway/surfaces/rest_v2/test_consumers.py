@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
+from gateway.api.shapes.consumers import TOPIC_PARTITIONS_MAX
 from gateway.codec.tags import batch_tag_hashes
 from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, TOPIC_PARTITIONS_MAX, install_instances
+from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, install_instances
 from gateway.surfaces.rest_v2.instances import service
 from gateway.surfaces.rest_v2.instances.instance import ILLEGAL_STATE
 from gateway.surfaces.rest_v2.instances.polling import Poll
