@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -21,8 +21,8 @@ from gateway.settings.limits import Limits
 from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
 
 
-class Shape(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON object that a caller sends. It is closed: a field that it does not have is refused.
+class OpenShape(msgspec.Struct):
+    """A JSON object that a caller sends, with whatever else callers of its kind send: what is not known is ignored.
 
     `codes`: the error code of a field where it is not INVALID, or LIMIT_ILLEGAL for a number out of its range.
     `more`: what its JSON Schema has besides its fields.
@@ -32,14 +32,11 @@ class Shape(msgspec.Struct, forbid_unknown_fields=True):
     more: ClassVar[Schema] = {}
 
 
-class OpenShape(msgspec.Struct):
-    """As `Shape`, for clients that send fields of their own: what is not known is ignored."""
-
-    codes: ClassVar[Mapping[str, int]] = {}
-    more: ClassVar[Schema] = {}
+class Shape(OpenShape, forbid_unknown_fields=True):
+    """The usual JSON object, which is closed: a field that it does not have is refused."""
 
 
-AnyShape = TypeVar("AnyShape", bound="Shape | OpenShape")
+AnyShape = TypeVar("AnyShape", bound=OpenShape)
 
 
 def whole(least: int, most: int, said: str | None = None) -> Meta:
@@ -132,7 +129,7 @@ def load(shape: type[AnyShape], value: object, limits: Limits) -> AnyShape:
 
 
 @cache
-def _bounds(shape: type[Shape | OpenShape]) -> list[tuple[str, str, str | int]]:
+def _bounds(shape: type[OpenShape]) -> list[tuple[str, str, Any]]:
     """The fields with limits that no type has: name, unit, limit."""
     info = inspect.type_info(shape)
     assert isinstance(info, inspect.StructType)
@@ -144,7 +141,7 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(?:[0-9]+|\.\.\.)\]")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`", re.DOTALL)
 
 
-def _refusal(shape: type[Shape | OpenShape], text: str, limits: Limits) -> RequestError:
+def _refusal(shape: type[OpenShape], text: str, limits: Limits) -> RequestError:
     """What msgspec says of a value, in our words: which field, and what it must be."""
     match = _AT.fullmatch(text)
     assert match is not None

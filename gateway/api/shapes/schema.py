@@ -34,7 +34,7 @@ def not_null(schema: Schema) -> Schema:
     return {**schema, "type": schema["type"][0]}
 
 
-def bound_of(kind: inspect.Type) -> tuple[str, str | int] | None:
+def bound_of(kind: inspect.Type) -> tuple[str, Any] | None:
     """A limit that is not in the type itself: its unit ("most": a name in Limits; "bytes": a number) and the limit."""
     if isinstance(kind, inspect.UnionType):
         return next((bound for one in kind.types if (bound := bound_of(one)) is not None), None)
