@@ -11,6 +11,7 @@ import re
 from aiohttp import hdrs, web
 
 from gateway.errors import bad_request, invalid
+from gateway.surfaces.http.send_options import DELAY_HEADERS
 
 _OFFSET = re.compile(r'"([0-9]{1,18})"|([0-9]{1,18})')
 
@@ -27,7 +28,10 @@ def expected_offset(request: web.Request) -> int | None:
 
 
 def refuse_condition(request: web.Request) -> None:
-    """For sends of many requests' worth, to which one condition cannot apply. Raises RequestError 422."""
+    """For sends of many requests' worth, to which one condition or due time cannot apply. Raises RequestError 422."""
+    for name, header in DELAY_HEADERS.items():
+        if header in request.headers:
+            raise invalid(f"{header}: not for streams and batches of entries; give their records a {name}")
     if hdrs.IF_MATCH in request.headers:
         raise invalid(
             "If-Match: not for streams and batches of entries; use POST /topics/{topic}/partitions/{partition}"

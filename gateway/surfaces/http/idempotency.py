@@ -5,8 +5,8 @@
     Mq-Sequence: 8388608            numbers rise, gaps are allowed
 
 A key belongs to one caller, method and path (with its parameters): the same key elsewhere is another one. The
-fingerprint is of the body as it came, its content type and the query; a repeat with another one is refused, because
-its sender would take the old answer for the new content's. A producer's name belongs to its caller.
+fingerprint is of the body as it came, its content type, the query and the headers of a delay; a repeat with another one
+is refused, because its sender would take the old answer for the new content's. A producer's name belongs to its caller.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gateway.api.producer import RequestIdentity
 from gateway.errors import bad_request, invalid
 from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYTES_MAX
 from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.send_options import DELAY_HEADERS
 from store.types import FINGERPRINT_BYTES, ID_BYTES, NO_FINGERPRINT, ProducerSequence
 
 IDEMPOTENCY_KEY = istr("Idempotency-Key")
@@ -64,7 +65,10 @@ def request_identity(request: web.Request, topic_id: int, body: bytes | None) ->
     scope = (access_of(request).principal, str(topic_id), request.method, request.path, text)
     fingerprint = NO_FINGERPRINT
     if body is not None:
-        about = (request.headers.get(hdrs.CONTENT_TYPE, ""), request.query_string)
+        delays = [
+            f"{header}: {request.headers[header]}" for header in DELAY_HEADERS.values() if header in request.headers
+        ]
+        about = (request.headers.get(hdrs.CONTENT_TYPE, ""), request.query_string, *delays)
         fingerprint = _hash(FINGERPRINT_BYTES, b"mq-content", (*map(str.encode, about), body))
     return RequestIdentity(_hash(ID_BYTES, b"mq-request", map(str.encode, scope)), fingerprint)
 

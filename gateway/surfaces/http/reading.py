@@ -7,7 +7,8 @@ every body is read and inflated here, within the budget of `gateway/codec/inflat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from aiohttp import web
 from multidict import istr
@@ -25,6 +26,7 @@ from store.types import OFFSET_MAX
 _CONTENT_ENCODING = istr("Content-Encoding")
 _TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
 _NO_LIMIT = 2**63
+NO_HEADERS: Mapping[str, istr] = MappingProxyType({})
 
 
 class Unread(RequestError):
@@ -146,18 +148,26 @@ def _too_large(bytes_max: int) -> Unread:
 
 
 class Query:
-    """The query parameters of one request, each at most once. With `known`, any other name is refused."""
+    """The query parameters of one request, each at most once. With `known`, any other name is refused. `headers`: those
+    that may say the same as a parameter, by its name."""
 
-    def __init__(self, request: web.Request, *, known: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, request: web.Request, *, known: Iterable[str] | None = None, headers: Mapping[str, istr] = NO_HEADERS
+    ) -> None:
         self._values: dict[str, str] = {}
-        if not request.query_string:
-            return
-        for name, value in request.query.items():
-            if known is not None and name not in known:
-                raise invalid(f"Unrecognized parameter: {name}")
-            if name in self._values:
-                raise bad_request(f"{name}: given more than once")
-            self._values[name] = value
+        if request.query_string:
+            for name, value in request.query.items():
+                if known is not None and name not in known:
+                    raise invalid(f"Unrecognized parameter: {name}")
+                self._add(name, value)
+        for name, header in headers.items():
+            for value in request.headers.getall(header, ()):
+                self._add(name, value)
+
+    def _add(self, name: str, value: str) -> None:
+        if name in self._values:
+            raise bad_request(f"{name}: given more than once")
+        self._values[name] = value
 
     def text(self, name: str) -> str | None:
         """The parameter as it was sent; None when it was not."""

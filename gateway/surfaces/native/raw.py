@@ -35,7 +35,15 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
 from gateway.surfaces.http.idempotency import mark_replayed, request_identity
 from gateway.surfaces.http.reading import Query, partition_in
-from gateway.surfaces.http.send_options import MQ_ACKS, acks_named, name_of_acks, selector_named
+from gateway.surfaces.http.send_options import (
+    DELAY_HEADERS,
+    MQ_ACKS,
+    acks_named,
+    delayed,
+    due_named,
+    name_of_acks,
+    selector_named,
+)
 from gateway.surfaces.http.tracing import TRACEPARENT, TRACESTATE, trace_headers, traced
 from store import record_batch
 from store.record_batch import Headers
@@ -78,7 +86,7 @@ class RawRecord(NamedTuple):
 async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Store the body as one record. Durable at the answered level (`Mq-Acks`)."""
     check_accept(request)
-    query = Query(request, known=QUERY)
+    query = Query(request, known=QUERY, headers=DELAY_HEADERS)
     topic = request.match_info["topic"]
     view = gateway.routes_table.topic(topic)
     record = traced(_record_of(request, query, body), trace_headers(request))
@@ -201,12 +209,10 @@ def _record_of(request: web.Request, query: Query, body: bytes) -> ProduceRecord
     for name in ("tag", "msg_id", "message_group"):
         if (text := query.text(name)) is not None:
             fields[name] = text
-    for name in ("partition", "delay_ms"):
-        if query.text(name) is not None:
-            fields[name] = query.integer(name, 0, least=-(10**18))
-    for name in ("timestamp", "deliver_at"):
-        if (time_ms := query.time_ms(name)) is not None:
-            fields[name] = time_ms
+    if query.text("partition") is not None:
+        fields["partition"] = query.integer("partition", 0, least=-(10**18))
+    if (time_ms := query.time_ms("timestamp")) is not None:
+        fields["timestamp"] = time_ms
     value: bytes | None = body
     if (tombstone := query.text("tombstone")) is not None:
         if tombstone not in ("true", "false"):
@@ -215,7 +221,7 @@ def _record_of(request: web.Request, query: Query, body: bytes) -> ProduceRecord
             if body:
                 raise invalid("tombstone: a record without a value has no body")
             value = None
-    record = parse_raw_record(fields, None if key is None else key.encode(), value)
+    [record] = delayed([parse_raw_record(fields, None if key is None else key.encode(), value)], due_named(query))
     return with_headers(record, headers)
 
 

@@ -159,10 +159,12 @@ _PRODUCE = Operation(
             KAFKA_BINARY: ref("BinaryRecords"),
             KAFKA_TEXT: ref("TextRecords"),
             JSON_TYPE: ref("BinaryRecords"),
-            BATCH_TYPE: said(BYTES, "Kafka RecordBatches (v2), end to end; stored as they are."),
+            BATCH_TYPE: said(
+                BYTES, "Kafka RecordBatches (v2), end to end; stored as they are, or with a delay record by record."
+            ),
         }
     ),
-    headers=("Idempotency-Key", "Mq-Producer", "Mq-Sequence", "If-Match"),
+    headers=("Idempotency-Key", "Mq-Producer", "Mq-Sequence", "If-Match", "Mq-Delay-Ms", "Mq-Deliver-At"),
     answers={
         200: Answer(
             description="Every record without an `error_code` is as safe as asked for.",
@@ -263,7 +265,7 @@ _SEND: dict[str, Operation] = {
     "produce_raw": Operation(
         tag="Send",
         body=Body(content={ANY_TYPE: said(ANY_BYTES, "The record's value.")}, is_required=False),
-        headers=("Idempotency-Key", "If-Match", "traceparent", "tracestate"),
+        headers=("Idempotency-Key", "If-Match", "Mq-Delay-Ms", "Mq-Deliver-At", "traceparent", "tracestate"),
         answers={
             201: _json("Stored.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),
             202: _json("Accepted, to be delivered later.", ref("Receipt"), "Mq-Acks", "Idempotent-Replayed"),

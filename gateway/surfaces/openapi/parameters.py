@@ -81,8 +81,8 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "key": said(text(limits.key_bytes_max), "The key, in UTF-8."),
         "tag": said(text(limits.tag_bytes_max, least=1, pattern=r"^[^|]*$"), "A short text to filter by."),
         "partition": said(PARTITION, "This partition."),
-        "delay_ms": said(delay, "Deliver so much later. Excludes deliver_at."),
-        "deliver_at": said(_TIME, "Deliver then. Excludes delay_ms."),
+        "delay_ms": said(delay, "Deliver so much later what has no delay of its own. Excludes deliver_at."),
+        "deliver_at": said(_TIME, "Deliver then what has no delay of its own. Excludes delay_ms."),
         "msg_id": said(text(limits.msg_id_bytes_max, least=1), "Sent again, it is stored once."),
         "message_group": said(
             text(limits.message_group_bytes_max, least=1), "Its records go to one partition, in order."
@@ -98,7 +98,7 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "partitions": said(text(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$"), "Only these, as in `0,3`."),
         "topics": said(STRING, "Names, with commas between them."),
         "last_event_id": said(STRING, "As the header Last-Event-ID: go on behind this event."),
-        "async": said(STRING, "Taken and not needed: a commit is durable when it is answered."),
+        "async": said(STRING, "Taken and not needed: what is answered is durable."),
         "topic": said(text(249, least=1), "A topic's name."),
         "count": said(integer(1, OFFSET_MAX), "How many records; 1 by default."),
         "pattern": said(STRING, "A regular expression over topic names, instead of `topic`."),
@@ -183,6 +183,8 @@ def request_headers(limits: Limits) -> dict[str, Schema]:
         "Mq-Sequence": said(
             text(19, pattern="^[0-9]{1,19}$"), "The number it gives to this batch for this partition; numbers rise."
         ),
+        "Mq-Delay-Ms": said(text(18, pattern="^[0-9]{1,18}$"), "As `delay_ms` in the query."),
+        "Mq-Deliver-At": said(_TIME, "As `deliver_at` in the query."),
         "If-Match": with_example(
             said(
                 text(20, pattern='^("[0-9]{1,18}"|[0-9]{1,18})$'),

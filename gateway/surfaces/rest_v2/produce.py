@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from operator import attrgetter
 
 import orjson
 from aiohttp import hdrs, web
@@ -23,8 +25,9 @@ from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.columns import columns_of
 from gateway.codec.native import Parsed
-from gateway.codec.records import RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
-from gateway.errors import RequestError
+from gateway.codec.records import BATCH_REFUSED, RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
+from gateway.errors import RequestError, invalid
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answers import check_accept
 from gateway.surfaces.http.conditions import expected_offset
@@ -33,11 +36,22 @@ from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, 
 from gateway.surfaces.http.media import format_named, sent_format
 from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
 from gateway.surfaces.http.reading import Query, partition_in
-from gateway.surfaces.http.send_options import MQ_ACKS, acks_named, name_of_acks, selector_named
+from gateway.surfaces.http.send_options import (
+    DELAY_HEADERS,
+    MQ_ACKS,
+    Due,
+    acks_named,
+    delayed,
+    due_named,
+    name_of_acks,
+    selector_named,
+)
 from gateway.surfaces.http.tracing import Headers, trace_headers, traced
+from store import record_batch
 from store.types import Acks
 
-QUERY = ("acks", "format", "selector")
+QUERY = ("acks", "format", "selector", *DELAY_HEADERS, "async")
+"""`async` is what Strimzi's clients send: taken and not needed."""
 
 
 async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -47,12 +61,14 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     fmt = sent_format(request.headers.get(hdrs.CONTENT_TYPE, ""))
     acks: Acks | None = None
     selector: str | None = None
-    if request.query_string:
-        query = Query(request)
+    due: Due | None = None
+    if request.query_string or any(header in request.headers for header in DELAY_HEADERS.values()):
+        query = Query(request, known=QUERY, headers=DELAY_HEADERS)
         acks = acks_named(query.text("acks"))
         if fmt is not None and (name := query.text("format")) is not None:
             fmt = format_named(name)
         selector = selector_named(query.text("selector"))
+        due = due_named(query)
     topic = request.match_info["topic"]
     partition = partition_in(request)
     topic_id = gateway.routes_table.topic(topic).topic_id  # an unknown topic is told before a bad record
@@ -60,7 +76,8 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     sequence = producer_sequence(request)
     expected = expected_offset(request)
     receipts: Sequence[Outcome] | Sequence[BatchReceipt]
-    if fmt is None:
+    singles: Sequence[Outcome]
+    if fmt is None and due is None:
         batches = receipts = await gateway.producer.produce_batches(
             topic,
             body,
@@ -72,19 +89,32 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             expected_offset=expected,
         )
         offsets = orjson.dumps({"offsets": [batch_receipt_as_json(receipt) for receipt in batches]})
+    elif fmt is None:
+        # Each fires alone: from here on they are records, not batches.
+        singles = receipts = await gateway.producer.produce(
+            topic,
+            delayed(await _unpacked(body, gateway.limits.records_per_request_max), due),
+            partition=partition,
+            json_values=False,
+            acks=acks,
+            selector=selector,
+            identity=identity,
+            sequence=sequence,
+            expected_offset=expected,
+        )
+        offsets = rendered_receipts(singles)
     else:
         sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
         trace = trace_headers(request)
         is_whole = bool(identity or sequence or expected is not None)
-        if not (is_whole or trace or selector) and (columns := columns_of(sent, fmt)) is not None:
+        if not (is_whole or trace or selector or due) and (columns := columns_of(sent, fmt)) is not None:
             stored = await gateway.producer.produce_columns(
                 topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
             )
             if stored is not None:
                 return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
-        singles: Sequence[Outcome]
         try:
-            records = parse_records(sent, fmt)
+            records = delayed(parse_records(sent, fmt), due)
             if trace:
                 records = [traced(record, trace) for record in records]
             singles = await gateway.producer.produce(
@@ -102,7 +132,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             if is_whole or not isinstance(sent, list) or len(sent) < 2:
                 raise
             sending = Sending(gateway, topic, fmt is Format.JSON, acks, partition=partition, selector=selector)
-            singles = await _send_each(sending, sent, fmt, trace)
+            singles = await _send_each(sending, sent, fmt, trace, due)
         receipts = singles
         offsets = rendered_receipts(singles)
     response = _answer(content_type, offsets, receipts)
@@ -111,13 +141,47 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     return response
 
 
-async def _send_each(sending: Sending, sent: Sequence[object], fmt: Format, trace: Headers) -> list[Outcome]:
+async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
+    """The records of raw batches laid end to end. Raises RequestError, MalformedBatch, IllegalRecord."""
+    records: list[ProduceRecord] = []
+    for batch in record_batch.split(body):
+        header = record_batch.check(batch, limited=True)
+        if len(records) + header.record_count > records_max:
+            raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
+        for key, value, headers, timestamp_ms in map(_PARTS, record_batch.decode(batch)):
+            tag, headers = _taken(TAG_HEADER, headers)
+            group, headers = _taken(MESSAGE_GROUP_HEADER, headers)
+            time_ms = None if timestamp_ms < 0 else timestamp_ms
+            records.append(
+                ProduceRecord(key, value, list(headers), time_ms, None, tag, None, None, message_group=group)
+            )
+        await asyncio.sleep(0)
+    if not records:
+        raise invalid("records must not be empty")
+    return records
+
+
+_PARTS = attrgetter("key", "value", "headers", "timestamp")
+
+
+def _taken(name: str, headers: record_batch.Headers) -> tuple[str | None, record_batch.Headers]:
+    """The text of one of our own headers, and the others; None, and all of them, when it is not there as text."""
+    for index, (own, value) in enumerate(headers):
+        if own == name and value is not None:
+            with suppress(UnicodeDecodeError):
+                return value.decode(), [*headers[:index], *headers[index + 1 :]]
+    return None, headers
+
+
+async def _send_each(
+    sending: Sending, sent: Sequence[object], fmt: Format, trace: Headers, due: Due | None
+) -> list[Outcome]:
     """Send what is good of a request that was refused: a receipt or a refusal for each record (V1). Raises RequestError
     (V2)."""
     parsed: list[ProduceRecord | RequestError] = []
     for request_index, item in enumerate(sent):
         try:
-            parsed += parse_records([item], fmt)
+            parsed += delayed(parse_records([item], fmt), due)
         except RequestError as refusal:
             if not isinstance(item, dict) or not item.keys() <= RECORD_FIELDS:
                 at = f"records[{request_index}]: {refusal.message}"

@@ -27,7 +27,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
-from gateway.surfaces.http.reading import BodyStream, json_object
+from gateway.surfaces.http.reading import BodyStream, Query, json_object
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of
@@ -76,6 +76,7 @@ class V3Records:
 async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Send records as they come: JSON objects one behind the other, of any number."""
     refuse_condition(request)
+    Query(request, known=())  # a delay there would be ignored
     to = links(gateway, request)
     view = topic_of(gateway, request)
     body = BodyStream(
@@ -100,6 +101,7 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     """Send a batch: 207, whatever became of its entries."""
     check_accept(request)
     refuse_condition(request)
+    Query(request, known=())  # a delay there would be ignored
     to = links(gateway, request)
     view = topic_of(gateway, request)
     entries = _entries(body)

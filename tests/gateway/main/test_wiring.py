@@ -13,7 +13,9 @@ import pytest
 
 from gateway.main.wiring import run
 from gateway.settings.config import GatewayConfig, build
+from store import record_batch
 from store.errors import StoreLocked
+from store.record_batch import Record
 from tests.waiting import WOKEN_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
@@ -68,6 +70,25 @@ async def test_a_delayed_record_is_delivered_when_due_and_wakes_a_long_poll(tmp_
         (record,) = await response.json(content_type=None)
         assert record["deliver_at"] == receipt["deliver_at"] <= record["store_timestamp"]
         assert (record["tag"], record["schedule_id"]) == ("t", receipt["schedule_id"])
+
+
+async def test_raw_batches_are_delivered_when_their_delay_is_over(tmp_path: Path) -> None:
+    batch = bytes(record_batch.encode([Record(b'"k"', b'{"n":%d}' % n, 5, [("mq-tag", b"t")]) for n in range(3)]))
+    async with serving(config_of(tmp_path)) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 4})
+        headers = {"Content-Type": "application/vnd.mq.batch", "Mq-Delay-Ms": "50"}
+        response = await client.post("/topics/orders", data=batch, headers=headers)
+        receipts = (await response.json(content_type=None))["offsets"]
+        [partition] = {receipt["partition"] for receipt in receipts}
+        path = f"/topics/orders/partitions/{partition}/records?timeout=20000&format=json&filter=tag:t&offset="
+        records: list[dict[str, object]] = []
+        while len(records) < 3:
+            response = await client.get(f"{path}{len(records)}")
+            records += await response.json(content_type=None)
+        assert [(record["value"], record["tag"], record["timestamp"]) for record in records] == [
+            ({"n": n}, "t", 5) for n in range(3)
+        ]
+        assert [record["schedule_id"] for record in records] == [receipt["schedule_id"] for receipt in receipts]
 
 
 async def test_system_topics_are_out_of_reach(tmp_path: Path) -> None:

@@ -19,9 +19,15 @@ BODY = b'{"records":[{"value":1}]}'
 
 
 def identity(
-    key: str | list[str] | None, *, path: str = "/topics/t", topic_id: int = 16, body: bytes | None = BODY
+    key: str | list[str] | None,
+    *,
+    path: str = "/topics/t",
+    topic_id: int = 16,
+    body: bytes | None = BODY,
+    **more: str,
 ) -> RequestIdentity | None:
     headers: CIMultiDict[str] = CIMultiDict({hdrs.CONTENT_TYPE: "application/json"})
+    headers.update({name.replace("_", "-"): value for name, value in more.items()})
     for one in [key] if isinstance(key, str) else key or []:
         headers.add("Idempotency-Key", one)
     request = make_mocked_request("POST", path, headers=headers)
@@ -56,10 +62,17 @@ def test_a_key_belongs_to_its_path_and_topic() -> None:
         assert other.fingerprint == ours.fingerprint
 
 
-def test_the_fingerprint_is_of_body_and_query() -> None:
+def test_the_fingerprint_is_of_body_query_and_delay() -> None:
     ours = identity("k")
     assert ours is not None
-    for other in (identity("k", body=BODY + b" "), identity("k", path="/topics/t?acks=written")):
+    others = (
+        identity("k", body=BODY + b" "),
+        identity("k", path="/topics/t?acks=written"),
+        identity("k", mq_delay_ms="5"),
+        identity("k", mq_deliver_at="5"),
+    )
+    assert len({other.fingerprint for other in others if other is not None}) == len(others)
+    for other in others:
         assert other is not None
         assert other.request_id == ours.request_id
         assert other.fingerprint != ours.fingerprint

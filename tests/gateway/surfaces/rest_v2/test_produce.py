@@ -91,6 +91,134 @@ async def test_a_delayed_record_has_a_schedule_id_instead_of_an_offset(client: C
 
 
 @pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("?delay_ms=5000", {}),
+        (f"?deliver_at={START_MS + 5000}", {}),
+        ("?deliver_at=2023-11-14T22:13:25Z", {}),
+        ("", {"Mq-Delay-Ms": "5000"}),
+        ("", {"mq-deliver-at": str(START_MS + 5000)}),
+    ],
+)
+async def test_a_request_delays_all_records_that_name_no_delay(
+    client: Client, broker: FakeBroker, query: str, headers: dict[str, str]
+) -> None:
+    """Also among bad ones, of plain records alone, and with a partition."""
+    sent = body({"value": 1}, {"key": "a", "value": 2}, {"value": 3, "delay_ms": 9000}, {"value": 4, "delay_ms": 0})
+    response = await client.post(f"/topics/orders{query}", data=sent, headers={**JSON, **headers})
+    offsets = (await response.json(content_type=None))["offsets"]
+    delays = [item["deliver_at"] - START_MS if "deliver_at" in item else None for item in offsets]
+    assert delays == [5000, 5000, 9000, None]
+    with bad_records():
+        response = await client.post(
+            f"/topics/orders/partitions/2{query}", data=body({"value": 1}, {"tag": "|"}), headers={**JSON, **headers}
+        )
+    good, bad = (await response.json(content_type=None))["offsets"]
+    assert (good["partition"], good["deliver_at"], bad["error_code"]) == (2, START_MS + 5000, 42251)
+    response = await client.post(f"/topics/orders{query}", data=body({}, {}), headers={**JSON, **headers})
+    assert all("schedule_id" in item for item in (await response.json(content_type=None))["offsets"])
+    assert [len(append.delays) for append in broker.schedules] == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "status", "code"),
+    [
+        ("?delay_ms=-1", {}, 422, 42250),
+        ("?delay_ms=soon", {}, 400, 400),
+        ("?deliver_at=soon", {}, 400, 400),
+        (f"?delay_ms={365 * 86_400_000 + 1}", {}, 422, 42250),
+        ("?delay_ms=5&deliver_at=5", {}, 422, 42250),
+        ("?delay_ms=5", {"Mq-Deliver-At": "5"}, 422, 42250),
+        ("?delay_ms=5", {"Mq-Delay-Ms": "5"}, 400, 400),
+        ("?delay=5", {}, 422, 422),
+        ("?dealy_ms=5", {}, 422, 422),
+        ("", {"Mq-Delay-Ms": ""}, 400, 400),
+        ("?delay_ms=5", {"If-Match": '"0"'}, 422, 422),
+    ],
+)
+@pytest.mark.parametrize("kind", ["json", "batch", "raw"])
+async def test_a_delay_that_cannot_be_is_refused_and_never_ignored(
+    client: Client, broker: FakeBroker, kind: str, query: str, headers: dict[str, str], status: int, code: int
+) -> None:
+    path = "/mq/v1/topics/orders/messages" if kind == "raw" else "/topics/orders/partitions/0"
+    if kind == "raw" and "If-Match" in headers:
+        query += "&partition=0"
+    data = body({"value": 1}) if kind == "json" else bytes(record_batch.encode([Record(b"k", b"v", 5)]))
+    response = await client.post(
+        f"{path}{query}", data=data, headers={**(JSON if kind == "json" else BATCH), **headers}
+    )
+    answer = await response.json()
+    assert (response.status, answer["error_code"]) == (status, code), answer
+    assert broker.stored_count == 0
+
+
+async def test_async_is_taken_and_not_needed(client: Client, broker: FakeBroker) -> None:
+    response = await client.post("/topics/orders?async=true", data=body({"value": 1}), headers=JSON)
+    assert (response.status, response.headers["Mq-Acks"], broker.stored_count) == (200, "flushed", 1)
+
+
+@pytest.mark.parametrize(("query", "headers"), [("?delay_ms=5000", {}), ("", {"Mq-Deliver-At": str(START_MS + 5000)})])
+async def test_raw_batches_with_a_delay_are_scheduled_record_by_record(
+    client: Client, broker: FakeBroker, query: str, headers: dict[str, str]
+) -> None:
+    """By their keys, with their tags and times; an answer for each. A time that is past means at once."""
+    tagged = Record(b"k", b"2", 6, [("mq-tag", b"paid"), ("a", b"b")])
+    first = record_batch.encode([Record(b"k", b"1", 5), tagged])
+    second = record_batch.compressed(record_batch.encode([Record(None, None, 7, [("mq-tag", b"\xff")])]))
+    data = bytes(first) + bytes(second)
+    response = await client.post(f"/topics/orders{query}", data=data, headers={**BATCH, **headers})
+    offsets = (await response.json(content_type=None))["offsets"]
+    assert response.status == 200
+    assert [(item["offset"], item["deliver_at"]) for item in offsets] == [(None, START_MS + 5000)] * 3
+    assert len({item["schedule_id"] for item in offsets}) == 3
+    assert offsets[0]["partition"] == offsets[1]["partition"]
+    [append] = broker.schedules
+    records = list(record_batch.decode(append.batch))
+    assert [(record.key, record.value, record.timestamp) for record in records] == [
+        (b"k", b"1", 5),
+        (b"k", b"2", 6),
+        (None, None, 7),
+    ]
+    assert sorted(records[1].headers) == sorted(tagged.headers)
+    assert records[2].headers == [("mq-tag", b"\xff")]
+    assert [delay.due_ms for delay in append.delays] == [START_MS + 5000] * 3
+    assert [bool(tag_hash) for tag_hash in append.tag_hashes] == [False, True, False]
+    response = await client.post("/topics/orders/partitions/1?deliver_at=5", data=data, headers=BATCH)
+    offsets = (await response.json(content_type=None))["offsets"]
+    assert [(item["partition"], item["offset"]) for item in offsets] == [(1, 0), (1, 1), (1, 2)]
+
+
+async def test_so_many_records_of_raw_batches_can_be_delayed_and_not_one_more(
+    client: Client, broker: FakeBroker, gateway: Gateway
+) -> None:
+    count = gateway.limits.records_per_request_max
+    for extra, status in ((0, 200), (1, 422)):
+        data = bytes(record_batch.encode([Record(None, b"v", 5)] * (count + extra)))
+        response = await client.post("/topics/orders?delay_ms=5", data=data, headers=BATCH)
+        assert response.status == status
+    assert [len(append.delays) for append in broker.schedules] == [count]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/mq/v1/topics/orders/messages:batch",
+        "/v3/clusters/{}/topics/orders/records",
+        "/v3/clusters/{}/topics/orders/records:batch",
+    ],
+)
+async def test_streams_and_batches_of_entries_take_a_delay_only_in_their_records(
+    client: Client, broker: FakeBroker, path: str
+) -> None:
+    cluster = (await (await client.get("/v3/clusters")).json())["data"][0]["cluster_id"]
+    for query, headers in (("?delay_ms=5", {}), ("", {"Mq-Delay-Ms": "5"})):
+        sent = {"Content-Type": "application/json", **headers}
+        response = await client.post(path.format(cluster) + query, data=b"{}", headers=sent)
+        assert (response.status, (await response.json())["error_code"]) == (422, 422)
+    assert broker.stored_count == 0
+
+
+@pytest.mark.parametrize(
     ("query", "level"), [("", Acks.FLUSHED), ("?acks=written", Acks.WRITTEN), ("?acks=flushed", Acks.FLUSHED)]
 )
 async def test_the_level_can_be_chosen_and_is_named(
