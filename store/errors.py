@@ -4,6 +4,7 @@ StoreError
 ├── StoreStopped     an earlier I/O error or a shutdown: only a restart helps         (503)
 ├── DiskFull         no space: reads go on, sends may be retried once space is back    (507)
 ├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
+│   └── SealedQueue  the queue takes no more: its partition is moving, retry after a moment (503)
 ├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
 ├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
 ├── IllegalRecord    a record in a batch breaks a limit of its key or headers         (422)
@@ -45,6 +46,10 @@ class Overloaded(StoreError):
     """The bytes waiting for the writer reached their limit. Nothing was stored."""
 
     retry_after_ms = 1000
+
+
+class SealedQueue(Overloaded):
+    """The queue takes no more appends, for good; the records that follow go to another one. Nothing was stored."""
 
 
 class RecordTooLarge(StoreError):

@@ -24,7 +24,7 @@ from store.clock import Clock, SystemClock
 from store.config import StoreConfig
 from store.data_format import check_format
 from store.dedup.idempotency import Idempotency
-from store.errors import AlreadyStored, Corrupt, IndexDamaged, StoreError, StoreLocked
+from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked
 from store.files import BackgroundSync, File, Files, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
@@ -96,6 +96,8 @@ class Store:
         self._closing = False
         self._last_store_time_ms = 0
         self._changing_topics = asyncio.Lock()
+        self._sealing_one = asyncio.Lock()
+        self._sealing: QueueKey | None = None
         self._saving = asyncio.Lock()
         self._meta_offset = 0  # records of `__meta` before it are in the topic table
         self._snapshot_offset = 0  # ... and in the saved snapshot
@@ -150,6 +152,8 @@ class Store:
         except BaseException:
             store._shut_down_executors()
             raise
+        for queue in store._topics.stated_queues():
+            store._hide_given_up(queue)
         store._start()
         await store._hide_expired(store._topics.all())
         return store
@@ -237,7 +241,7 @@ class Store:
         """The topic table: the last snapshot, and the records of `__meta` behind it."""
         if snapshot is not None:
             fields = orjson.loads(snapshot.content)
-            self._topics.restore(fields["topics"], fields["next_topic_id"])
+            self._topics.restore(fields)
             self._log_start = self._saved_log_start = fields["log_start"]
             self._last_store_time_ms = max(self._last_store_time_ms, fields["store_time_ms"])
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
@@ -273,7 +277,7 @@ class Store:
             background=self._background,
             prepare_executor=self._prepare_executor,
             next_offset_of=lambda queue: self._queues.max_offset(queue),
-            topic_name_of=lambda queue: self._topics.of_queue(queue).name,
+            topic_name_of=self._name_for_append,
             publish=self._publish,
             last_store_time_ms=self._last_store_time_ms,
         )
@@ -342,8 +346,9 @@ class Store:
         check_config(self.topic(name).config.changed(changes), retention_ms_max=self.config.retention_ms)
         topic, is_new = await self._change_topics(lambda: self._topics.decide_configure(name, changes))
         if is_new:
-            for partition in range(topic.partitions):
-                self._hidden_until.pop(QueueKey(topic.topic_id, partition), None)
+            for queue in self._topics.queues_of(topic):
+                self._hidden_until.pop(queue, None)
+                self._hide_given_up(queue)
             await self._hide_expired([topic])
         return topic, is_new
 
@@ -358,11 +363,12 @@ class Store:
         return await to_its_end(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> Topic:
+        queues = self._topics.queues_of(self.topic(name))
         topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
-        for partition in range(topic.partitions):
-            self._hidden_until.pop(QueueKey(topic.topic_id, partition), None)
+        for queue in queues:
+            self._hidden_until.pop(queue, None)
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
@@ -384,6 +390,52 @@ class Store:
             topic = self._topics.apply(decided)
             self._meta_offset = appended.base_offset + 1
             return topic, True
+
+    # ---- queues --------------------------------------------------------------------------------------------------
+
+    async def create_queue(self, queue: QueueKey) -> None:
+        """Have a further queue of a topic, for a segment of a partition; one that is there stays. Durable on return.
+        Raises UnknownQueue, IllegalTopic, and what `append` raises."""
+        await self._change_topics(lambda: self._topics.decide_create_queue(queue))
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        """Have a queue take no more records: appends that were accepted before are stored, later ones raise
+        SealedQueue. Returns where it ends. Durable on return, and answered again as it was. On an error it is open.
+        Raises UnknownQueue, IllegalTopic for a system topic, and what `append` raises."""
+        return await to_its_end(self._seal_queue(queue))
+
+    async def _seal_queue(self, queue: QueueKey) -> int:
+        async with self._sealing_one:
+            self._topics.of_queue(queue)
+            self._sealing = queue
+            try:
+                await self._writer.append((), Acks.FLUSHED)  # what was accepted before is published behind it
+                await self._change_topics(lambda: self._topics.decide_seal(queue, self._queues.max_offset(queue)))
+            finally:
+                self._sealing = None
+        end_offset = self._topics.state_of(queue).end_offset
+        assert end_offset is not None
+        return end_offset
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """Give up the records of a queue before an offset: from the return on nobody is shown one, durably. Their bytes
+        go with the log files they are in. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
+        await self._change_topics(
+            lambda: self._topics.decide_expire(queue, min(before_offset, self._queues.max_offset(queue)))
+        )
+        self._hide_given_up(queue)
+
+    def _hide_given_up(self, queue: QueueKey) -> None:
+        before_offset = self._topics.state_of(queue).before_offset
+        if before_offset > self._hidden_until.get(queue, 0):
+            self._hidden_until[queue] = before_offset
+
+    def _name_for_append(self, queue: QueueKey) -> str:
+        """The topic of a queue that takes records. Raises UnknownQueue, SealedQueue."""
+        name = self._topics.of_queue(queue).name
+        if queue == self._sealing or self._topics.state_of(queue).end_offset is not None:
+            raise SealedQueue(f"queue {queue.queue_id} of topic {name} takes no more records; send again in a moment")
+        return name
 
     def topic(self, name: str) -> Topic:
         """Raises UnknownQueue."""
@@ -763,12 +815,11 @@ class Store:
             if retention_ms is None:
                 continue
             time_ms = self._clock.now_ms() - retention_ms
-            for partition in range(topic.partitions):
-                queue = QueueKey(topic.topic_id, partition)
+            for queue in self._topics.queues_of(topic):
                 try:
                     low = await self.offset_for_time(queue, time_ms, Boundary.LOWER)
                 except StoreError as error:  # the topic is gone, or its readers will be told the same
-                    log.warning("retention not applied topic=%s partition=%s error=%s", topic.name, partition, error)
+                    log.warning("retention not applied topic=%s queue=%d error=%s", topic.name, queue.queue_id, error)
                     break
                 if low > self._hidden_until.get(queue, 0):
                     self._hidden_until[queue] = low

@@ -7,9 +7,13 @@ An event is one JSON record of system topic `__meta`:
     {"event": "topic_grown", "topic_id": 16, "partitions": 8}
     {"event": "topic_configured", "topic_id": 16, "config": {"retention_ms": 86400000}}
     {"event": "topic_deleted", "topic_id": 16}
+    {"event": "queue_created", "topic_id": 16, "queue_id": 1024}
+    {"event": "queue_sealed", "topic_id": 16, "queue_id": 1024, "end_offset": 57}
+    {"event": "queue_expired", "topic_id": 16, "queue_id": 1024, "before_offset": 57}
 
 Topic ids grow and are never used twice, so nothing stored under an old id can show up under a topic that was created
-again. Partition p of a topic is its queue p.
+again. A topic has a queue for each of its partitions, by number; further ones, in which segments of partitions lie,
+have ids from PARTITIONS_MAX on, so that a topic that grows never meets one. A queue that is sealed stays so.
 """
 
 from __future__ import annotations
@@ -118,14 +122,54 @@ class TopicDeleted:
     topic_id: int
 
 
-Event = TopicCreated | TopicGrown | TopicConfigured | TopicDeleted
+@dataclass(frozen=True, slots=True)
+class QueueCreated:
+    """A topic has a further queue."""
+
+    topic_id: int
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSealed:
+    """A queue takes no more records; `end_offset` is behind its last one."""
+
+    topic_id: int
+    queue_id: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueExpired:
+    """Records of a queue before an offset are gone."""
+
+    topic_id: int
+    queue_id: int
+    before_offset: int
+
+
+Event = TopicCreated | TopicGrown | TopicConfigured | TopicDeleted | QueueCreated | QueueSealed | QueueExpired
 _EVENTS: dict[str, type[Event]] = {
     "topic_created": TopicCreated,
     "topic_grown": TopicGrown,
     "topic_configured": TopicConfigured,
     "topic_deleted": TopicDeleted,
+    "queue_created": QueueCreated,
+    "queue_sealed": QueueSealed,
+    "queue_expired": QueueExpired,
 }
 _EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What is to be said of a queue: where it ends (None: it is open), and before which offset its records are gone."""
+
+    end_offset: int | None = None
+    before_offset: int = 0
+
+
+_OPEN = QueueState()
 
 
 class TopicTable:
@@ -134,6 +178,7 @@ class TopicTable:
     def __init__(self) -> None:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
+        self._queues: dict[QueueKey, QueueState] = {}  # those of which something is to be said
         self._next_id = FIRST_USER_TOPIC_ID
         for topic in (META, TIMER, OFFSETS):
             self._put(topic)
@@ -173,6 +218,28 @@ class TopicTable:
         """The event to write. Raises UnknownQueue, IllegalTopic for a system topic."""
         return TopicDeleted(self._user_topic(name).topic_id)
 
+    def decide_create_queue(self, queue: QueueKey) -> QueueCreated | Topic:
+        """The event to write, or the topic if it has the queue. Raises UnknownQueue when there is no such topic,
+        IllegalTopic for an id that is a partition's."""
+        topic = self._by_id.get(queue.topic_id)
+        if topic is None:
+            raise UnknownQueue(f"topic id {queue.topic_id} does not exist")
+        if queue in self._queues or 0 <= queue.queue_id < topic.partitions:
+            return topic
+        if queue.queue_id < PARTITIONS_MAX or topic.is_system:
+            raise IllegalTopic(f"further queues of user topics have ids from {PARTITIONS_MAX} on, not {queue.queue_id}")
+        return QueueCreated(*queue)
+
+    def decide_seal(self, queue: QueueKey, end_offset: int) -> QueueSealed | Topic:
+        """The event to write, or the topic if the queue is sealed. Raises UnknownQueue, IllegalTopic."""
+        topic = self._user_topic(self.of_queue(queue).name)
+        return topic if self.state_of(queue).end_offset is not None else QueueSealed(*queue, end_offset)
+
+    def decide_expire(self, queue: QueueKey, before_offset: int) -> QueueExpired | Topic:
+        """The event to write, or the topic if so much is gone already. Raises UnknownQueue, IllegalTopic."""
+        topic = self._user_topic(self.of_queue(queue).name)
+        return topic if before_offset <= self.state_of(queue).before_offset else QueueExpired(*queue, before_offset)
+
     def apply(self, event: Event) -> Topic:
         """Change the table; the topic as it is afterwards (as it last was, when it is deleted)."""
         if isinstance(event, TopicCreated):
@@ -184,19 +251,35 @@ class TopicTable:
             return self._put(replace(topic, partitions=event.partitions))
         if isinstance(event, TopicConfigured):
             return self._put(replace(topic, config=TopicConfig().changed(event.config)))
+        if isinstance(event, QueueCreated):
+            self._queues[QueueKey(event.topic_id, event.queue_id)] = QueueState()
+            return topic
+        if isinstance(event, (QueueSealed, QueueExpired)):
+            queue = QueueKey(event.topic_id, event.queue_id)
+            state = self.state_of(queue)
+            if isinstance(event, QueueSealed):
+                self._queues[queue] = replace(state, end_offset=event.end_offset)
+            else:
+                self._queues[queue] = replace(state, before_offset=event.before_offset)
+            return topic
         del self._by_name[topic.name], self._by_id[topic.topic_id]
+        for queue in [queue for queue in self._queues if queue.topic_id == topic.topic_id]:
+            del self._queues[queue]
         return topic
 
     def snapshot(self) -> dict[str, object]:
         """The whole table as JSON fields, for `restore`."""
         topics = [asdict(topic) for topic in self.all() if not topic.is_system]
-        return {"next_topic_id": self._next_id, "topics": topics}
+        queues = [[*queue, state.end_offset, state.before_offset] for queue, state in self._queues.items()]
+        return {"next_topic_id": self._next_id, "topics": topics} | ({"queues": queues} if queues else {})
 
-    def restore(self, topics: Iterable[Mapping[str, Any]], next_topic_id: int) -> None:
+    def restore(self, fields: Mapping[str, Any]) -> None:
         """Fill an empty table with the fields of a snapshot."""
-        for topic in topics:
+        for topic in fields["topics"]:
             self._put(Topic(**{**topic, "config": TopicConfig(**topic["config"])}))
-        self._next_id = next_topic_id
+        for topic_id, queue_id, end_offset, before_offset in fields.get("queues", ()):
+            self._queues[QueueKey(topic_id, queue_id)] = QueueState(end_offset, before_offset)
+        self._next_id = fields["next_topic_id"]
 
     def by_name(self, name: str) -> Topic:
         """Raises UnknownQueue."""
@@ -208,9 +291,24 @@ class TopicTable:
     def of_queue(self, queue: QueueKey) -> Topic:
         """The topic a queue belongs to. Raises UnknownQueue when the store has no such queue."""
         topic = self._by_id.get(queue.topic_id)
-        if topic is None or not 0 <= queue.queue_id < topic.partitions:
+        if topic is None or not (0 <= queue.queue_id < topic.partitions or queue in self._queues):
             raise UnknownQueue(f"queue {queue.queue_id} of topic id {queue.topic_id} does not exist")
         return topic
+
+    def state_of(self, queue: QueueKey) -> QueueState:
+        """What is to be said of a queue."""
+        return self._queues.get(queue, _OPEN)
+
+    def stated_queues(self) -> list[QueueKey]:
+        """The queues of which something is to be said."""
+        return list(self._queues)
+
+    def queues_of(self, topic: Topic) -> list[QueueKey]:
+        """All queues of a topic."""
+        further = [queue for queue in self._queues if queue.topic_id == topic.topic_id]
+        return [QueueKey(topic.topic_id, number) for number in range(topic.partitions)] + [
+            queue for queue in further if queue.queue_id >= topic.partitions
+        ]
 
     def __contains__(self, topic_id: int) -> bool:
         return topic_id in self._by_id

@@ -55,6 +55,7 @@ from store.errors import (
     OffsetMoved,
     Overloaded,
     RecordTooLarge,
+    SealedQueue,
     SequenceGone,
     StoreError,
     StoreLocked,
@@ -85,6 +86,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     Overloaded: _Answer(
         OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
     ),
+    SealedQueue: _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(
         TOO_MANY,

@@ -36,7 +36,7 @@ from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPart
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
-from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, StoreStopped
+from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreStopped
 from store.limits import MiB
 from store.record_batch import Record
 from store.topics import TIMER_QUEUE
@@ -476,8 +476,9 @@ class Producer:
                 answers = [await broker.schedule(append, acks=acks) for append in appends]
             else:
                 answers = await broker.append(appends, acks=acks)
-        except (StoreStopped, DiskFull, Overloaded):
-            self._routes.failed(broker, perf_counter() * 1000)
+        except (StoreStopped, DiskFull, Overloaded) as error:
+            if not isinstance(error, SealedQueue):  # a queue's, not the broker's
+                self._routes.failed(broker, perf_counter() * 1000)
             raise
         except OffsetMoved as moved:
             end_offset = route.to_logical(moved.next_offset)

@@ -53,6 +53,19 @@ class Broker(Protocol):
 
     async def bounds(self, queue: QueueKey) -> Bounds: ...
 
+    async def create_queue(self, queue: QueueKey) -> None:
+        """Have a queue, empty and open; one that is there stays as it is. Durable on return."""
+        ...
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        """Have a queue take no more records, for good: later appends raise SealedQueue. Returns the offset behind its
+        last record, when all that was accepted before is stored. Durable on return; said again, answered the same."""
+        ...
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """Give up the records of a queue before an offset. Durable on return."""
+        ...
+
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by store time; see `store.types.Boundary`. The answer lies within the queue's bounds."""
         ...

@@ -78,6 +78,15 @@ class LocalBroker:
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         return await self._store.offset_for_time(queue, time_ms, boundary)
 
+    async def create_queue(self, queue: QueueKey) -> None:
+        await self._store.create_queue(queue)
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        return await self._store.seal_queue(queue)
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        await self._store.expire_queue(queue, before_offset)
+
     async def create_topic(
         self, name: str, partitions: int, *, config: TopicConfig | None = None, is_own: bool = False
     ) -> Topic:

@@ -48,7 +48,7 @@ from store.errors import StoreError
 from store.files import OsFiles
 from store.index.counted import decode_bounds
 from store.index.opening import KINDS, REBUILD_SNAPSHOT, IndexKind, has_index, read_max_offsets
-from store.limits import BATCH_RECORDS_MAX, MiB
+from store.limits import BATCH_RECORDS_MAX, PARTITIONS_MAX, MiB
 from store.log.entry import BLANK_BYTES, HEADER_BYTES, Blank, encode_blank, encode_entry, padded
 from store.offline.directory import Found, Hole, Stain, Verdict, judge, locked, log_files
 from store.offline.index_rebuild import rebuild_index
@@ -59,6 +59,7 @@ from store.topics import (
     FIRST_USER_TOPIC_ID,
     META_QUEUE,
     Event,
+    QueueCreated,
     TopicCreated,
     TopicDeleted,
     TopicGrown,
@@ -245,7 +246,7 @@ class _Repair:
         snapshot = SnapshotFiles(self._root, "meta", self._files).load()
         if snapshot is not None:
             fields = orjson.loads(snapshot.content)
-            self._topics.restore(fields["topics"], fields["next_topic_id"])
+            self._topics.restore(fields)
             self._meta_offset = snapshot.next_offset
             self._snapshot_next_id = fields["next_topic_id"]
             self._log_start = fields["log_start"]
@@ -341,11 +342,19 @@ class _Repair:
         for key, queue in sorted(self._queues.items()):
             known = next((topic for topic in self._topics.all() if topic.topic_id == key.topic_id), None)
             if known is not None:
-                if key.queue_id >= known.partitions:
+                if key.queue_id >= PARTITIONS_MAX:
+                    if isinstance(made := self._topics.decide_create_queue(key), QueueCreated):
+                        self._topics.apply(made)
+                elif key.queue_id >= known.partitions:
                     self._topics.apply(TopicGrown(key.topic_id, key.queue_id + 1))
             elif key.topic_id >= self._snapshot_next_id and key.topic_id not in self._deleted_ids:
                 self._report.notes.append(f"topic {queue.topic}: its creation is lost; known from its records")
-                self._topics.apply(TopicCreated(key.topic_id, queue.topic, key.queue_id + 1, 0, {}))
+                is_further = key.queue_id >= PARTITIONS_MAX
+                self._topics.apply(
+                    TopicCreated(key.topic_id, queue.topic, 1 if is_further else key.queue_id + 1, 0, {})
+                )
+                if is_further:
+                    self._topics.apply(QueueCreated(*key))
 
     def _assign_gaps(self) -> None:
         """Give each gap to the largest hole where it may be; what is lost at an end goes behind the log."""

@@ -232,7 +232,7 @@ class _Verifier:
         """The topic table and the beginning of the log from the snapshot of the topics."""
         try:
             fields = orjson.loads(snapshot.content)
-            self._topics.restore(fields["topics"], fields["next_topic_id"])
+            self._topics.restore(fields)
             self._log_start = fields["log_start"]
             self._marks = fields.get("repeats", {})
             self._meta_offset = snapshot.next_offset

@@ -17,7 +17,7 @@ from gateway.routing.table import RouteTable
 from gateway.settings.config import build
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
-from store.errors import IllegalTopic, OffsetMoved, TopicExists
+from store.errors import IllegalTopic, OffsetMoved, SealedQueue, TopicExists
 from store.topics import TIMER_QUEUE, Changes, TopicConfig, check_config
 from store.types import (
     Acks,
@@ -59,6 +59,7 @@ class FakeBroker:
         self.reasons: list[str] = []
         self.entries: dict[QueueKey, list[Entry]] = {}
         self.min_offsets: dict[QueueKey, int] = {}
+        self.sealed: set[QueueKey] = set()
         self.appends: list[Append] = []
         self.schedules: list[Append] = []
         self.acks: list[Acks] = []
@@ -73,6 +74,8 @@ class FakeBroker:
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         self._raise()
         for append in appends:
+            if append.queue in self.sealed:
+                raise SealedQueue("sealed")
             entries = self.entries.get(append.queue)
             next_offset = entries[-1].next_offset if entries else 0
             if append.expected_offset not in (None, next_offset):
@@ -149,9 +152,12 @@ class FakeBroker:
                 continue
             if end_offset is not None and entry.base_offset >= max(end_offset, offset + 1):
                 break
-            if entry.next_offset > offset and (not found or size + entry.size <= max_bytes):
-                found.append(entry)
-                size += entry.size
+            if entry.next_offset <= offset:
+                continue
+            if found and size + entry.size > max_bytes:
+                break
+            found.append(entry)
+            size += entry.size
         if not found:
             return ReadResult(ReadStatus.NO_MATCH, [], low, high, high)
         return ReadResult(ReadStatus.FOUND, found, low, high, found[-1].next_offset)
@@ -171,6 +177,16 @@ class FakeBroker:
         later = (entry.base_offset for entry in self.entries.get(queue, []) if entry.store_time_ms >= time_ms)
         found = max(next(later, bounds.max_offset), bounds.min_offset)
         return found if boundary is Boundary.LOWER else max(found - 1, bounds.min_offset)
+
+    async def create_queue(self, queue: QueueKey) -> None:
+        self.entries.setdefault(queue, [])
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        self.sealed.add(queue)
+        return self._bounds(queue).max_offset
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        self.min_offsets[queue] = max(before_offset, self.min_offsets.get(queue, 0))
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
         self._raise()

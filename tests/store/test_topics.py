@@ -94,7 +94,7 @@ def test_a_topic_has_a_configuration_that_survives_a_restart() -> None:
     table.apply(decode_events([encode_event(changed)])[0])
     assert table.by_name("a").config.chosen() == {"max_message_bytes": 5}
     restored = TopicTable()
-    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    restored.restore(orjson.loads(orjson.dumps(table.snapshot())))
     assert restored.all() == table.all()
 
 
@@ -129,7 +129,7 @@ def test_ids_are_never_used_twice_not_even_after_a_restart() -> None:
     with pytest.raises(UnknownQueue):
         table.by_name("a")
     restored = TopicTable()
-    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    restored.restore(orjson.loads(orjson.dumps(table.snapshot())))
     for again in (table, restored):
         assert created(again, "a").topic_id > first.topic_id
 
@@ -215,6 +215,6 @@ def test_a_snapshot_is_the_whole_table() -> None:
     assert isinstance(grown, TopicGrown)
     table.apply(grown)
     restored = TopicTable()
-    restored.restore(**orjson.loads(orjson.dumps(table.snapshot())))
+    restored.restore(orjson.loads(orjson.dumps(table.snapshot())))
     assert restored.all() == table.all()
     assert restored.snapshot() == table.snapshot()

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from gateway.brokers.local import LocalBroker
-from gateway.routing.table import RouteTable
+from gateway.routing.reading import PartitionReader
+from gateway.routing.table import RouteTable, Segment
 from store import Store
-from store.errors import UnknownQueue
+from store.errors import SealedQueue, UnknownQueue
+from store.limits import PARTITIONS_MAX
 from store.record_batch import Record, encode
 from store.topics import TIMER_QUEUE, Topic
 from store.types import Acks, Append, Appended, Delay, QueueKey, ReadStatus
@@ -82,3 +84,31 @@ async def test_routes_follow_growth_and_deletion_and_a_reader_that_waits_is_told
         with pytest.raises(UnknownQueue):
             routes.topic("orders")
         assert (await broker.create_topic("orders", 1)).topic_id > topic.topic_id
+
+
+async def test_a_partition_moves_to_another_queue_and_its_reader_goes_on_there() -> None:
+    async with opened(SimDisk()) as store:
+        routes = RouteTable()
+        broker = broker_over(store, routes)
+        topic = await broker.create_topic("orders", 1)
+        first, further = QueueKey(topic.topic_id, 0), QueueKey(topic.topic_id, PARTITIONS_MAX)
+        await broker.append([append_of(first, [b"0", b"1"])], acks=Acks.FLUSHED)
+        reader = PartitionReader(routes)
+        waiting = asyncio.ensure_future(reader.read("orders", 0, 2, max_bytes=1, wait_ms=60_000))
+        await asyncio.sleep(0)
+        await broker.create_queue(further)
+        end = await broker.seal_queue(first)
+        with pytest.raises(SealedQueue):
+            await broker.append([append_of(first, [b"x"])], acks=Acks.FLUSHED)
+        chain = (Segment(broker, first, physical_end=end), Segment(broker, further, logical_start=end))
+        routes.set_chains(topic, [chain])
+        await broker.configure_topic("orders", {"retention_ms": 1_000_000})
+        route = routes.writable("orders", 0)
+        assert route.queue == further, "a topic that is configured keeps its chains"
+        await route.broker.append([append_of(route.queue, [b"2"])], acks=Acks.FLUSHED)
+        assert (await asyncio.wait_for(waiting, WOKEN_S)).next_offset == 3
+        assert await reader.bounds("orders", 0) == (0, 3)
+        await broker.expire_queue(first, end)
+        assert await reader.bounds("orders", 0) == (2, 3)
+        [entry] = (await reader.read("orders", 0, 2, max_bytes=1)).entries
+        assert entry.base_offset == 2

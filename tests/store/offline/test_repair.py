@@ -12,7 +12,7 @@ import pytest
 
 from store.errors import StoreLocked
 from store.index.opening import ROCKSDB_DIRECTORY, IndexKind
-from store.limits import KiB
+from store.limits import PARTITIONS_MAX, KiB
 from store.offline.directory import NotAStore
 from store.offline.index_rebuild import rebuild_index
 from store.offline.repair import LOST_HEADER, LostRange, RepairImpossible, RepairReport, repair
@@ -281,3 +281,26 @@ async def test_refusals(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(RepairImpossible, match="config"):
         repair(replace(config_of(root), commit_log_file_bytes=128 * KiB), tmp_path / "out")
+
+
+@pytest.mark.parametrize("lost_count", [1, 2])
+async def test_a_further_queue_whose_creation_is_lost_is_no_reason_for_a_thousand_partitions(
+    tmp_path: Path, lost_count: int
+) -> None:
+    root, out = tmp_path / "data", tmp_path / "out"
+    store = await open_at(root)
+    topic, _ = await store.create_topic("orders", 1)
+    further = QueueKey(topic.topic_id, PARTITIONS_MAX)
+    await store.create_queue(further)
+    await put(store, further, b"kept")
+    await store.close()
+    for name in ("meta.0", "meta.1"):
+        (root / name).unlink(missing_ok=True)
+    lost = entries_of(root)[:2][-lost_count:]
+    for entry in lost:
+        overwrite(root, entry.position + 12, b"\xff\xff")
+    await repaired(root, out, [further], lost)
+    store = await open_at(out)
+    assert store.topic("orders").partitions == 1
+    assert store.bounds(further) == (0, 1)
+    await store.close()
