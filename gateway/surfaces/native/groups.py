@@ -28,6 +28,7 @@ from gateway.api.shapes.groups import (
     RejectBody,
     ResetBody,
 )
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
 from gateway.auth.access import Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -61,9 +62,6 @@ from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
 from store.types import RECORD_OFFSET_MAX
-
-DEAD_LETTERS_MAX = 1000
-"""Dead letters of one page."""
 
 LAG_QUERY = ("topics",)
 DEAD_LETTERS_QUERY = ("offset", "limit")
@@ -225,7 +223,7 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
     """One page of the group's dead letters, with where they came from and why. From `offset` on, else from the first
     that was not sent back."""
     query = Query(request, known=DEAD_LETTERS_QUERY)
-    limit = query.integer("limit", 100, least=1, most=DEAD_LETTERS_MAX)
+    limit = query.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
     group = request.match_info["group"]
     topic_partition = TopicPartition(dead_letter_topic(group), 0)
     try:

@@ -14,6 +14,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.read import AtTime
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
 from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.message_ids import MessageId, parse_message_id
@@ -31,7 +32,6 @@ from store.limits import MiB
 from store.types import Entry
 
 SEARCH_QUERY = ("key", "partition", "from", "limit", "cursor")
-SEARCH_LIMIT_DEFAULT, SEARCH_LIMIT_MAX = 100, 1000
 SEARCH_BYTES_MAX = 64 * MiB
 """Of the log that one request looks through."""
 
@@ -66,7 +66,7 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
     if key is None:
         raise invalid("key: whose messages to look for")
     keys = frozenset((key.encode(), orjson.dumps(key)))  # as sent raw, and as sent in JSON
-    limit = query.integer("limit", SEARCH_LIMIT_DEFAULT, least=1, most=SEARCH_LIMIT_MAX)
+    limit = query.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
     view = gateway.routes_table.topic(request.match_info["topic"])
     partitions = _partitions(query, view)
     time_ms = query.time_ms("from")

@@ -18,6 +18,7 @@ import orjson
 from aiohttp import web
 
 from gateway.api.shapes.base import load
+from gateway.api.shapes.queries import BUCKETS_DEFAULT, BUCKETS_MAX, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
 from gateway.api.shapes.schedules import MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
@@ -44,8 +45,6 @@ GET_QUERY = ("include",)
 CANCEL_QUERY = ("topic", "from", "to", "key")
 HISTOGRAM_QUERY = ("topic", "from", "to", "buckets")
 
-_LIMIT_DEFAULT, _LIMIT_MAX = 100, 1000
-_BUCKETS_DEFAULT, _BUCKETS_MAX = 60, 1000
 _HISTOGRAM_SPAN_MS = 3_600_000
 
 
@@ -78,7 +77,7 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     with_value = _with_value(asked)
     needed = (Permission.DESCRIBE, Permission.RECEIVE) if with_value else (Permission.DESCRIBE,)
     query = _schedule_query(gateway, request, asked, needed)
-    limit = asked.integer("limit", _LIMIT_DEFAULT, least=1, most=_LIMIT_MAX)
+    limit = asked.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
     cursor = _cursor(asked.text("cursor"))
     timer = request.app[SCHEDULES]
     page = await timer.page(query, cursor=cursor, limit=limit)
@@ -140,7 +139,7 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
 async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """How many schedules are due in each of `buckets` equal parts of [from, to): by default of the next hour."""
     asked = Query(request, known=HISTOGRAM_QUERY)
-    bucket_count = asked.integer("buckets", _BUCKETS_DEFAULT, least=1, most=_BUCKETS_MAX)
+    bucket_count = asked.integer("buckets", BUCKETS_DEFAULT, least=1, most=BUCKETS_MAX)
     from_ms, to_ms = asked.time_ms("from"), asked.time_ms("to")
     from_ms = gateway.clock.now_ms() if from_ms is None else from_ms
     to_ms = from_ms + _HISTOGRAM_SPAN_MS if to_ms is None else to_ms

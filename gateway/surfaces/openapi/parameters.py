@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from gateway.api.shapes.commands import BATCH_MAX
+from gateway.api.shapes.queries import (
+    BUCKETS_DEFAULT,
+    BUCKETS_MAX,
+    PAGE_ROWS_DEFAULT,
+    PAGE_ROWS_MAX,
+    STREAM_CREDIT_DEFAULT,
+    STREAM_CREDIT_MAX,
+)
 from gateway.codec.times import TIME_MS_MAX
+from gateway.groups.machines.config import INVISIBLE_MS_MAX
+from gateway.groups.machines.copies import GROUP_NAME_BYTES_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.shapes import (
     PARTITION,
@@ -17,6 +28,7 @@ from gateway.surfaces.openapi.shapes import (
     with_example,
     words,
 )
+from store.limits import TOPIC_NAME_BYTES_MAX
 from store.types import OFFSET_MAX
 
 FORMAT = words("json", "binary", "text")
@@ -33,7 +45,9 @@ def path_parameters() -> dict[str, Schema]:
     return {
         "topic": with_example(said(text(249, least=1, pattern="^[A-Za-z0-9._%-]+$"), "A topic's name."), "orders"),
         "partition": with_example(said(PARTITION, "A partition's number."), 0),
-        "group": with_example(said(text(242, least=1, pattern="^[A-Za-z0-9._%-]+$"), "A group's name."), "billing"),
+        "group": with_example(
+            said(text(GROUP_NAME_BYTES_MAX, least=1, pattern="^[A-Za-z0-9._%-]+$"), "A group's name."), "billing"
+        ),
         "instance": with_example(said(text(255, least=1), "A consumer instance's name."), "c1"),
         "offset": with_example(
             said(
@@ -89,17 +103,17 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         ),
         "tombstone": said(_FLAG, "`true`: a record without a value; the body is empty."),
         "receipts": said(words("all", "errors"), "`errors`: only of refused records, and a last line with counts."),
-        "limit": said(integer(1, 1000), "Rows of one page; 100 by default."),
+        "limit": said(integer(1, PAGE_ROWS_MAX), f"Rows of one page; {PAGE_ROWS_DEFAULT} by default."),
         "cursor": said(text(least=1), "The `next_cursor` of the page before."),
         "from": said(_TIME, "From this time on."),
         "to": said(_TIME, "Up to, not including, this time."),
-        "buckets": said(integer(1, 1000), "60 by default."),
+        "buckets": said(integer(1, BUCKETS_MAX), f"{BUCKETS_DEFAULT} by default."),
         "include": said(words("value"), "`value`: with the value."),
         "partitions": said(text(pattern=r"^[0-9]{1,9}(,[0-9]{1,9})*$"), "Only these, as in `0,3`."),
         "topics": said(STRING, "Names, with commas between them."),
         "last_event_id": said(STRING, "As the header Last-Event-ID: go on behind this event."),
         "async": said(STRING, "Taken and not needed: what is answered is durable."),
-        "topic": said(text(249, least=1), "A topic's name."),
+        "topic": said(text(TOPIC_NAME_BYTES_MAX, least=1), "A topic's name."),
         "count": said(integer(1, OFFSET_MAX), "How many records; 1 by default."),
         "pattern": said(STRING, "A regular expression over topic names, instead of `topic`."),
         "mode": said(words("reader", "stream", "queue"), "How records are consumed."),
@@ -108,8 +122,8 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "start": said(STRING, "As `start` of `subscribe`, in a group."),
         "credit": said(integer(0), "Records that may be on their way."),
         "credit_bytes": said(integer(0), "Bytes that may be on their way."),
-        "batch": said(integer(1, 10_000), "Records of one frame at most."),
-        "invisible_ms": said(integer(1, 43_200_000), "How long a lease lasts, in queue mode."),
+        "batch": said(integer(1, BATCH_MAX), "Records of one frame at most."),
+        "invisible_ms": said(integer(1, INVISIBLE_MS_MAX), "How long a lease lasts, in queue mode."),
         "ack": said(words("manual", "auto"), "How records of a group are settled."),
         "auto_credit": said(words("true", "false", "1", "0"), "Credit returns by itself."),
         "auto_ack": said(words("true", "false", "1", "0"), "Records count as done when they are sent."),
@@ -140,12 +154,15 @@ def special_parameters(limits: Limits) -> dict[str, dict[str, Schema]]:
                 "that is new to it; `earliest` by default.",
             ),
             "group": said(
-                text(242, least=1, pattern="^[A-Za-z0-9._%-]+$"),
+                text(GROUP_NAME_BYTES_MAX, least=1, pattern="^[A-Za-z0-9._%-]+$"),
                 "Hand out this group's records, on lease. With `ack`.",
             ),
             "ack": said(words("manual", "auto"), "Settle by receipt, or count as done when sent. With a group."),
-            "credit": said(integer(1, 1_000), "Records on lease to this stream; 100 by default. With a group."),
-            "invisible_ms": said(integer(1, 43_200_000), "How long a lease lasts. With a group."),
+            "credit": said(
+                integer(1, STREAM_CREDIT_MAX),
+                f"Records on lease to this stream; {STREAM_CREDIT_DEFAULT} by default. With a group.",
+            ),
+            "invisible_ms": said(integer(1, INVISIBLE_MS_MAX), "How long a lease lasts. With a group."),
         },
         "websocket_consume": {
             "topic": said(STRING, "One or more, with commas between them."),

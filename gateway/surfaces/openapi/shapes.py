@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gateway.api.shapes.base import TIME_SCHEMA, TIME_TEXT_SCHEMA
 from gateway.api.shapes.schema import nullable as nullable
@@ -103,12 +103,6 @@ def said(schema: Schema, description: str) -> Schema:
 def with_example(schema: Schema, *examples: object) -> Schema:
     """The schema with examples, which the docs page shows."""
     return {**schema, "examples": list(examples)}
-
-
-def names_of(schema: Schema) -> Sequence[str]:
-    """The fields an object may have."""
-    properties = schema.get("properties")
-    return list(properties) if isinstance(properties, Mapping) else []
 
 
 TIME = TIME_SCHEMA

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.api.shapes.commands import COMMANDS
+from gateway.api.shapes.commands import COMMANDS, ID_MAX, SUB_CHARS_MAX
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas import schemas
@@ -38,14 +38,11 @@ from gateway.surfaces.openapi.shapes import (
 )
 
 ASYNCAPI_VERSION = "3.0.0"
-ID: Schema = said(integer(0, 2**53 - 1), "Echoed by the answer. Without it there is none.")
-SUB: Schema = said(text(64, least=1), "The subscription's name.")
+ID: Schema = said(integer(0, ID_MAX), "Echoed by the answer. Without it there is none.")
+SUB: Schema = said(text(SUB_CHARS_MAX, least=1), "The subscription's name.")
 
-_INVISIBLE_MS = nullable(integer(1, 43_200_000))
-_RECEIPTS = array(text(1024), least=1, most=10_000)
 _PARTITIONS_BY_TOPIC = mapping(array(PARTITION))
 _CURSOR = said(STRING, "Next offsets: `orders:0=101;orders:1=88`.")
-_NAME = text(249, least=1)
 _ERROR: dict[str, Schema] = {"error_code": integer(400, 50_999), "message": STRING, "retriable": BOOLEAN}
 _ERROR_MORE: dict[str, Schema] = {
     "details": mapping(ANYTHING),

@@ -34,8 +34,6 @@ PIECE_RECORDS = 100
 """Records of one receive: what would have to be given back when the client is gone."""
 
 PIECE_BYTES = 1 * MiB
-CREDIT_DEFAULT = 100
-CREDIT_MAX = 1_000
 FULL_WAIT_MS = 1_000
 """How long a stream waits when the group has as many records out as it may."""
 

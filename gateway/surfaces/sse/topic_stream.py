@@ -33,6 +33,7 @@ from aiohttp import hdrs, web
 
 from gateway.api.errors import error_of
 from gateway.api.read import AtTime, OffsetSpec, out_of_range
+from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, STREAM_CREDIT_MAX
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
@@ -51,7 +52,7 @@ from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, p
 from gateway.surfaces.http.reading import Query
 from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, rendered_pieces
-from gateway.surfaces.sse.group_stream import CREDIT_DEFAULT, CREDIT_MAX, GroupStream
+from gateway.surfaces.sse.group_stream import GroupStream
 from store.limits import KiB
 from store.types import ReadStatus
 
@@ -143,7 +144,7 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
         all_followed = await _all_followed(gateway, request, query)
     else:
         asked = _asked_for_group(gateway, request, query, group, tag_filter)
-        credit = query.integer("credit", CREDIT_DEFAULT, least=1, most=CREDIT_MAX)
+        credit = query.integer("credit", STREAM_CREDIT_DEFAULT, least=1, most=STREAM_CREDIT_MAX)
     answer = StreamedAnswer(
         gateway,
         request,

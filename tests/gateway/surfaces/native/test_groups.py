@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.api.shapes.queries import PAGE_ROWS_MAX
 from gateway.groups.machines.copies import REASON_BYTES_MAX
 from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MESSAGES_MAX, REDRIVE_MAX
-from gateway.surfaces.native.groups import DEAD_LETTERS_MAX
 from tests.gateway.main.test_wiring import config_of, serving
 from tests.waiting import WOKEN_S
 
@@ -312,8 +312,8 @@ async def test_dead_letters_come_in_pages(caller: Caller) -> None:
     assert ([letter["value"] for letter in page["messages"]], page["next_offset"], page["total"]) == ([0, 1], 2, 5)
     page = await caller.ok("GET", "groups/g/dlq?limit=9&offset=2")
     assert ([letter["value"] for letter in page["messages"]], page["next_offset"]) == ([2, 3, 4], None)
-    assert (await caller.call("GET", f"groups/g/dlq?limit={DEAD_LETTERS_MAX}"))[0] == 200
-    assert (await caller.call("GET", f"groups/g/dlq?limit={DEAD_LETTERS_MAX + 1}"))[0] == 422
+    assert (await caller.call("GET", f"groups/g/dlq?limit={PAGE_ROWS_MAX}"))[0] == 200
+    assert (await caller.call("GET", f"groups/g/dlq?limit={PAGE_ROWS_MAX + 1}"))[0] == 422
 
 
 async def test_lag_reset_and_deletion_with_a_member(caller: Caller) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.api.shapes.queries import PAGE_ROWS_MAX
 from gateway.surfaces.native import lookup
-from gateway.surfaces.native.lookup import SEARCH_LIMIT_MAX
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
 
@@ -85,7 +85,7 @@ async def test_a_search_stops_after_its_bytes(client: Client, monkeypatch: pytes
     [
         ("", 422, 422),
         ("?key=a&partition=4", 404, 40402),
-        (f"?key=a&limit={SEARCH_LIMIT_MAX + 1}", 422, 42253),
+        (f"?key=a&limit={PAGE_ROWS_MAX + 1}", 422, 42253),
         ("?key=a&cursor=x", 400, 40050),
         ("?key=a&cursor=orders@99:0=1", 400, 40050),
         ("?key=a&cursor=orders@16:0=1;orders:1=1", 400, 40050),
@@ -99,4 +99,4 @@ async def test_bad_searches_are_told_why(client: Client, query: str, status: int
 
 async def test_the_largest_page(client: Client) -> None:
     await send(client, "a")
-    assert (await find(client, f"?key=a&limit={SEARCH_LIMIT_MAX}"))[0] == [(0, 0)]
+    assert (await find(client, f"?key=a&limit={PAGE_ROWS_MAX}"))[0] == [(0, 0)]

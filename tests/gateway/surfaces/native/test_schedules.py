@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
+from gateway.api.shapes.queries import BUCKETS_MAX, PAGE_ROWS_MAX
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.wiring import build_gateway
@@ -195,13 +196,13 @@ async def test_bulk_cancel_needs_a_topic_and_takes_what_is_meant(client: Client)
     ("method", "path", "body", "answer"),
     [
         ("GET", "?limit=0", None, (422, 42253)),
-        ("GET", "?limit=1001", None, (422, 42253)),
+        ("GET", f"?limit={PAGE_ROWS_MAX + 1}", None, (422, 42253)),
         ("GET", "?cursor=x", None, (400, 40050)),
         ("GET", "?include=all", None, (422, 422)),
         ("GET", "?from=yesterday", None, (400, 400)),
         ("GET", "?order=due", None, (422, 422)),
         ("GET", ":histogram?from=10&to=10", None, (422, 422)),
-        ("GET", ":histogram?buckets=1001", None, (422, 42253)),
+        ("GET", f":histogram?buckets={BUCKETS_MAX + 1}", None, (422, 42253)),
         ("PATCH", "/ID", b"", (400, 400)),
         ("PATCH", "/ID", b"[]", (400, 400)),
         ("PATCH", "/ID", b'{"delay_ms":1,"deliver_at":1}', (400, 400)),

@@ -12,9 +12,10 @@ import aiohttp
 import orjson
 import pytest
 
+from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, STREAM_CREDIT_MAX
 from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.surfaces.sse import topic_stream
-from gateway.surfaces.sse.group_stream import CREDIT_DEFAULT, CREDIT_MAX, PIECE_RECORDS
+from gateway.surfaces.sse.group_stream import PIECE_RECORDS
 from tests.gateway.main.test_wiring import config_of, serving
 from tests.gateway.surfaces.native.test_groups import Caller
 from tests.waiting import PATIENCE_S
@@ -182,7 +183,7 @@ async def test_a_quiet_stream_says_now_and_then_that_it_is_there(
         ("group=g&ack=perhaps", 422),
         ("ack=auto", 422),
         ("credit=5", 422),
-        (f"group=g&ack=auto&credit={CREDIT_MAX + 1}", 42253),
+        (f"group=g&ack=auto&credit={STREAM_CREDIT_MAX + 1}", 42253),
         ("group=g&ack=auto&credit=0", 42253),
         ("group=g&ack=auto&invisible_ms=0", 42253),
         ("group=g&ack=auto&invisible_ms=43200001", 42253),
@@ -196,10 +197,10 @@ async def test_a_quiet_stream_says_now_and_then_that_it_is_there(
 async def test_what_a_group_stream_cannot_be_is_refused(caller: Caller, query: str, code: int) -> None:
     async with caller.session.get(f"{PATH}?{query}") as response:
         assert (await response.json())["error_code"] == code
-    assert CREDIT_DEFAULT <= CREDIT_MAX
+    assert STREAM_CREDIT_DEFAULT <= STREAM_CREDIT_MAX
 
 
 async def test_the_largest_credit_is_taken(caller: Caller) -> None:
-    async with stream(caller, f"ack=manual&credit={CREDIT_MAX}") as events:
+    async with stream(caller, f"ack=manual&credit={STREAM_CREDIT_MAX}") as events:
         await caller.send({"value": "YQ=="})
         assert len(await events.next(1)) == 1
