@@ -1,9 +1,10 @@
-"""What consumers of queue mode have in their hands: one ledger for sockets' subscriptions and for event streams. Pure.
+"""What consumers of queue mode have in their hands, and what they say about it: one ledger for sockets' subscriptions
+and for event streams, and one way to settle. Nothing here does I/O but through `Groups`.
 
-Both send records on lease while their client settles earlier ones, and count what is out against its credit. A record
-leaves the ledger when it is settled, or when its lease is over by this server's clock. A client may settle elsewhere
-than where it received (a page that reads an event stream settles by HTTP), so whoever settles tells all consumers of
-the group. An extended lease has two receipts that are good, its first one and its newest.
+Both kinds of consumers send records on lease while their client settles earlier ones, and count what is out against its
+credit. A record leaves the ledger when it is settled, or when its lease is over by this server's clock. A client may
+settle elsewhere than where it received (a page that reads an event stream settles by HTTP), so `settle` tells all
+consumers of the group. An extended lease has two receipts that are good, its first one and its newest.
 
 Invariants
     H1  after `sweep` every record in a ledger is on lease, as far as this server has been told and its clock goes
@@ -14,7 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
+from gateway.api.shapes.commands import Nack, Reject
+from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
+from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
+from store.clock import Clock
+
+REASON_DEFAULT = "rejected"
+"""Of a dead letter whose consumer gave no reason."""
 
 _NEVER_MS = 2**63 - 1
 
@@ -148,3 +155,32 @@ class AllLeases:
         """All of a partition up to and including this offset were settled."""
         for leases in self._by_group.get(group, ()):
             leases.settled([Settled(receipt, True) for receipt in leases.up_to(topic, partition, offset)])
+
+
+async def settle(
+    groups: Groups,
+    clock: Clock,
+    everything: AllLeases,
+    group: str,
+    wanted: AckReceipts | NackBody | Nack | RejectBody | Reject | ExtendBody,
+    own: Leases | None = None,
+) -> Sequence[Settled]:
+    """Do what a consumer says about records in its hands; what became of each receipt, in the order asked. Acks and
+    rejections are durable on return. `own`: the ledger that is asked before all others. Raises as `Groups`."""
+    receipts = wanted.receipts
+    until_ms = None
+    match wanted:
+        case AckReceipts():
+            results = await groups.ack(group, receipts)
+        case NackBody() | Nack():
+            results = await groups.nack(group, receipts, delay_ms=wanted.delay_ms, reason=wanted.reason or "")
+        case RejectBody() | Reject():
+            results = await groups.reject(group, receipts, wanted.reason or REASON_DEFAULT)
+        case ExtendBody():
+            results = await groups.extend(group, receipts, wanted.invisible_ms)
+            until_ms = clock.now_ms() + wanted.invisible_ms
+    if until_ms is None:
+        everything.settled(group, results if own is None else own.settled(results))
+    else:
+        everything.extended(group, results if own is None else own.extended(results, until_ms), until_ms)
+    return results

@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 from aiohttp import hdrs, web
 
+from gateway.api.lease import settle
 from gateway.api.render import delivered_as_json, settled_as_json
 from gateway.api.shapes.base import load
 from gateway.api.shapes.groups import (
@@ -49,7 +50,6 @@ from gateway.groups.protocol import (
     GroupView,
     MemberView,
     PartitionLag,
-    Settled,
     TopicPartition,
 )
 from gateway.surfaces.http.answers import check_accept, json_answer
@@ -176,9 +176,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     wanted = json_object(body) if body.strip() else {}
     group = _group_named(request)
     if "up_to" not in wanted:
-        acked = await gateway.groups.ack(group, load(AckReceipts, wanted, gateway.limits).receipts)
-        gateway.leases.settled(group, acked)
-        return _settled(request, acked)
+        return await _settled(gateway, request, load(AckReceipts, wanted, gateway.limits))
     up_to = load(AckUpTo, wanted, gateway.limits).up_to
     access_of(request).check(Permission.RECEIVE, topic=up_to.topic)
     count = await gateway.groups.ack_up_to(group, TopicPartition(up_to.topic, up_to.partition), up_to.offset)
@@ -189,31 +187,19 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Give records back: to be handed out again after `delay_ms`, or as the group's back-off table says."""
     check_accept(request)
-    wanted = read_shape(NackBody, body, gateway)
-    group = _group_named(request)
-    nacked = await gateway.groups.nack(group, wanted.receipts, delay_ms=wanted.delay_ms, reason=wanted.reason or "")
-    gateway.leases.settled(group, nacked)
-    return _settled(request, nacked)
+    return await _settled(gateway, request, read_shape(NackBody, body, gateway))
 
 
 async def reject(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Never hand records out again: they go to the dead-letter topic. Durable when answered."""
     check_accept(request)
-    wanted = read_shape(RejectBody, body, gateway)
-    group = _group_named(request)
-    rejected = await gateway.groups.reject(group, wanted.receipts, wanted.reason or "rejected")
-    gateway.leases.settled(group, rejected)
-    return _settled(request, rejected)
+    return await _settled(gateway, request, read_shape(RejectBody, body, gateway))
 
 
 async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Keep records longer: the leases end `invisible_ms` from now, under new receipts."""
     check_accept(request)
-    wanted = read_shape(ExtendBody, body, gateway)
-    group = _group_named(request)
-    extended = await gateway.groups.extend(group, wanted.receipts, wanted.invisible_ms)
-    gateway.leases.extended(group, extended, gateway.clock.now_ms() + wanted.invisible_ms)
-    return _settled(request, extended)
+    return await _settled(gateway, request, read_shape(ExtendBody, body, gateway))
 
 
 # Dead letters
@@ -342,9 +328,11 @@ def _lag(row: PartitionLag) -> dict[str, object]:
     }
 
 
-def _settled(request: web.Request, outcomes: Sequence[Settled]) -> web.Response:
-    results = [settled_as_json(outcome) for outcome in outcomes]
-    return json_answer(request, {"results": results})
+async def _settled(
+    gateway: Gateway, request: web.Request, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
+) -> web.Response:
+    results = await settle(gateway.groups, gateway.clock, gateway.leases, _group_named(request), wanted)
+    return json_answer(request, {"results": [settled_as_json(result) for result in results]})
 
 
 def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> dict[str, object]:

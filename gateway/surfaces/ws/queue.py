@@ -16,8 +16,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from gateway.api.lease import AllLeases, Lease, Leases
+from gateway.api.lease import AllLeases, Lease, Leases, settle
 from gateway.api.shapes.commands import Extend, Nack, Reject
+from gateway.api.shapes.groups import AckReceipts, ExtendBody
 from gateway.api.tasks import Tasks, is_set_within
 from gateway.auth.access import Access, Permission
 from gateway.codec.records import add_headers, render_parts, split_lines
@@ -205,18 +206,21 @@ class Queue:
     # Inside
 
     async def _ack_now(self, receipts: list[str]) -> Sequence[Settled]:
-        return self._settled(await self._groups.ack(self.group, receipts))
+        return await self._settled(AckReceipts(receipts=receipts))
 
     async def _settle_now(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
-        groups = self._groups
-        match command:
-            case Nack():
-                delay_ms, reason = command.delay_ms, command.reason or ""
-                return self._settled(await groups.nack(self.group, command.receipts, delay_ms=delay_ms, reason=reason))
-            case Reject():
-                return self._settled(await groups.reject(self.group, command.receipts, command.reason or ""))
-            case Extend():
-                return await self._extend(command)
+        if not isinstance(command, Extend):
+            return await self._settled(command)
+        invisible_ms = command.invisible_ms or self._command.invisible_ms
+        if invisible_ms is None:
+            invisible_ms = self._groups.describe(self.group).config.invisible_ms
+        results = await self._settled(ExtendBody(receipts=command.receipts, invisible_ms=invisible_ms))
+        self._changed.set()  # whoever waits for a lease to end may wait less
+        return results
+
+    async def _settled(self, wanted: AckReceipts | Nack | Reject | ExtendBody) -> Sequence[Settled]:
+        """Credit of what is settled, or is not ours any more, returns."""
+        return await settle(self._groups, self._clock, self._all_leases, self.group, wanted, self._leases)
 
     def _wanted_topics(self) -> list[TopicView]:
         if self._pattern is None:
@@ -349,21 +353,6 @@ class Queue:
     def _auto_acked(self, acked: asyncio.Future[Sequence[Settled]]) -> None:
         if not acked.cancelled() and (error := acked.exception()) is not None:
             log.warning("group=%s could not ack, the records come again: %s", self.group, error)
-
-    def _settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
-        """Credit of what is settled, or is not ours any more, returns."""
-        self._all_leases.settled(self.group, self._leases.settled(results))
-        return results
-
-    async def _extend(self, command: Extend) -> Sequence[Settled]:
-        invisible_ms = command.invisible_ms or self._command.invisible_ms
-        if invisible_ms is None:
-            invisible_ms = self._groups.describe(self.group).config.invisible_ms
-        results = await self._groups.extend(self.group, command.receipts, invisible_ms)
-        until_ms = self._clock.now_ms() + invisible_ms
-        self._all_leases.extended(self.group, self._leases.extended(results, until_ms), until_ms)
-        self._changed.set()  # whoever waits for a lease to end may wait less
-        return results
 
     def _done(self, lease: Lease) -> None:
         self.ledger.returned(1, lease.byte_count)

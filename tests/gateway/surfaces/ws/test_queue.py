@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.api.lease import REASON_DEFAULT
 from gateway.groups.machines.progress import Start, StartTime
 from tests.clock import START_MS, FakeClock
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe, talking
@@ -72,6 +73,14 @@ async def test_credit_comes_back_when_a_message_is_settled() -> None:
         await talk.say(settle("reject", first[1], id=None), settle("nack", first[2], id=None))
         assert [message["offset"] for message in await talk.messages(2)] in ([2, 4], [4, 2], [4, 5])
         await talk.quiet()
+
+
+async def test_a_rejection_without_a_reason_has_the_one_it_has_by_http() -> None:
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 1)
+        await talk.ask(subscribe(**QUEUE))
+        assert (await talk.ask(settle("reject", *await talk.messages(1))))["results"][0]["ok"]
+        assert talk.groups.rejected == {("orders", 0, 0): REASON_DEFAULT}
 
 
 async def test_what_is_settled_elsewhere_gives_its_credit_back_too() -> None:
