@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0 if os.environ.get("CI") else 40.0
+"""Who waits for a failing test to end does not want to wait long; CI's machines may be slow."""
 
 WOKEN_S = 20.0
 """For a long poll that something is to end: less than the 30 or 60 s after which it would end by itself."""

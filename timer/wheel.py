@@ -55,6 +55,7 @@ _FACTS = struct.Struct(">qqqi")  # the slot without its magic
 _MAGIC = 0x6D715731
 _PAGE_SLOTS = PAGE_BYTES // SLOT_BYTES
 _PAGES = WHEEL_BYTES // PAGE_BYTES
+_SURVEY_BYTES = 256 * PAGE_BYTES
 _EMPTY_SLOT = bytes(SLOT_BYTES)
 _EMPTY_PAGE = bytes(PAGE_BYTES)
 
@@ -155,17 +156,15 @@ class Wheel:
     def survey(self, from_s: int) -> Survey:
         """Count what waits in all seconds from `from_s` on, and find the oldest unit that hangs there.
 
-        Reads the whole file, about 0.1 s, without keeping it. Raises Corrupt (W1).
+        Reads the whole file, in large pieces and without keeping it. Raises Corrupt (W1).
         """
         total = 0
         oldest = NOWHERE
-        for number in range(_PAGES):
-            page = self._peek(number)
-            if page != _EMPTY_PAGE:
-                for time_s, first, _, count, _ in _SLOT.iter_unpack(page):
-                    if time_s >= from_s and time_s:  # where nothing waits a chain may go on, too
-                        total += count
-                        oldest = first if oldest == NOWHERE else min(oldest, first)
+        for number in self._written_pages():
+            for time_s, first, _, count, _ in _SLOT.iter_unpack(self._peek(number)):
+                if time_s >= from_s and time_s:  # where nothing waits a chain may go on, too
+                    total += count
+                    oldest = first if oldest == NOWHERE else min(oldest, first)
         return Survey(total, oldest)
 
     def reset(self) -> None:
@@ -190,6 +189,21 @@ class Wheel:
     def _load(self, number: int) -> bytearray:
         page = self._pages[number] = bytearray(self._read(number))
         return page
+
+    def _written_pages(self) -> Iterator[int]:
+        """The pages that are in memory, and those of the file that are not all zeros; in no order."""
+        yield from self._pages
+        if self._forgotten:
+            return
+        for position in range(0, _PAGES * PAGE_BYTES, _SURVEY_BYTES):
+            piece = self._file.pread(_SURVEY_BYTES, position)
+            if not piece:
+                return
+            if piece != bytes(len(piece)):
+                for at in range(0, len(piece), PAGE_BYTES):
+                    number = (position + at) // PAGE_BYTES
+                    if number not in self._pages and piece[at : at + PAGE_BYTES] != _EMPTY_PAGE:
+                        yield number
 
     def _peek(self, number: int) -> bytes | bytearray:
         """A page for looking only: not kept in memory when it was not there."""

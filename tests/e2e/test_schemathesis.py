@@ -28,8 +28,9 @@ from tests.e2e.server import SMALL_FILES, Server
 Json = dict[str, Any]
 
 MINUTES = float(os.environ.get("MQ_FUZZ_MINUTES", "0"))
+OPERATOR = "operator"
 ROLES: dict[str, tuple[list[str], int]] = {
-    "operator": (["admin"], 200 if MINUTES else 2),
+    OPERATOR: (["admin"], 200 if MINUTES else 2),
     "reader": (["reader:topic:orders", "reader:group:billing"], 20 if MINUTES else 1),
     "stranger": ([], 20 if MINUTES else 1),
 }
@@ -135,14 +136,16 @@ async def prepare(url: str, token: str) -> str:
             return config_of((await answer.json())["data"][0]["cluster_id"], document)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "role", [pytest.param(role, marks=pytest.mark.long) for role in ROLES if role != OPERATOR] + [OPERATOR]
+)
 async def test_nothing_is_found(tmp_path: Path, schemathesis: str, role: str) -> None:
     server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_LIMITS_TIMEOUT_MS_MAX": "50", **ASKING})
     tokens = tokens_for(tmp_path / "data")
     await server.start()
     try:
         config = tmp_path / "schemathesis.toml"
-        config.write_text(await prepare(server.url, tokens["operator"]))
+        config.write_text(await prepare(server.url, tokens[OPERATOR]))
         command = [
             schemathesis, "--config-file", str(config), "run", f"{server.url}/openapi.json",
             "--checks", "all", "--phases", PHASES, "--max-examples", str(ROLES[role][1]), "--continue-on-failure",

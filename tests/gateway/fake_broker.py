@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -11,10 +12,11 @@ from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.groups.protocol import Groups
 from gateway.main.metrics import Collector, registry_of
-from gateway.routing.base import TopicView
+from gateway.routing.base import Selector, TopicView
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.settings.config import build
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
 from store.errors import IllegalTopic, OffsetMoved, SealedQueue, TopicExists
@@ -48,7 +50,8 @@ class FakeTopic(NamedTuple):
 class FakeBroker:
     """Implements `gateway.brokers.base.Broker` and topic creation. `error` is raised by every call while it is set.
 
-    `waiting` is set while a read waits at the end of its queue, so that a test knows when to append.
+    `waiting` is set while a read waits at the end of its queue, so that a test knows when to append. While `hold` is
+    not set, appends that are stored are not answered. `min_offsets` plays retention.
     """
 
     name = "fake"
@@ -65,6 +68,8 @@ class FakeBroker:
         self.acks: list[Acks] = []
         self.reached: Acks | None = None
         self.waiting = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+        self.append_count = self.read_count = 0  # calls
         self.on_topic: Callable[[TopicView], None] = lambda topic: None
         self.on_deleted: Callable[[TopicView], None] = lambda topic: None
         self._topics: dict[str, FakeTopic] = {}
@@ -81,7 +86,12 @@ class FakeBroker:
             if append.expected_offset not in (None, next_offset):
                 raise OffsetMoved(append.expected_offset or 0, next_offset)
         self.acks.append(acks)
-        return [self._append(append, acks) for append in appends]
+        answers = [self._append(append, acks) for append in appends]
+        self.append_count += 1
+        self.wake()
+        if self.hold is not None:
+            await self.hold.wait()
+        return answers
 
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
         return asyncio.ensure_future(self.append(appends, acks=acks))
@@ -106,9 +116,12 @@ class FakeBroker:
         )
         entries.append(entry)
         self._position += len(batch)
+        return Appended(entry.position, base_offset, now_ms, self.reached or acks)
+
+    def wake(self) -> None:
+        """Let reads that wait at an end look again."""
         self._grown.set()
         self._grown = asyncio.Event()
-        return Appended(entry.position, base_offset, now_ms, self.reached or acks)
 
     async def schedule(self, append: Append, *, acks: Acks) -> Appended:
         self._raise()
@@ -130,6 +143,7 @@ class FakeBroker:
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         self._raise()
+        self.read_count += 1
         low, high = self._bounds(queue)
         if wait_ms and offset == high:
             grown = self._grown
@@ -139,6 +153,7 @@ class FakeBroker:
                     await grown.wait()
             except TimeoutError:
                 pass
+            self._raise()
             low, high = self._bounds(queue)
         if offset < low:
             return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
@@ -147,20 +162,19 @@ class FakeBroker:
             return ReadResult(status, [], low, high, high)
         found: list[Entry] = []
         size = 0
+        next_offset = offset
         for entry in self.entries[queue]:
-            if tag_hashes is not None and tag_hashes.isdisjoint(entry.tag_hashes):
+            if entry.next_offset <= offset:
                 continue
             if end_offset is not None and entry.base_offset >= max(end_offset, offset + 1):
                 break
-            if entry.next_offset <= offset:
-                continue
-            if found and size + entry.size > max_bytes:
-                break
-            found.append(entry)
-            size += entry.size
-        if not found:
-            return ReadResult(ReadStatus.NO_MATCH, [], low, high, high)
-        return ReadResult(ReadStatus.FOUND, found, low, high, found[-1].next_offset)
+            if tag_hashes is None or not tag_hashes.isdisjoint(entry.tag_hashes):
+                size += entry.size
+                if found and size > max_bytes:
+                    break
+                found.append(entry)
+            next_offset = entry.next_offset
+        return ReadResult(ReadStatus.FOUND if found else ReadStatus.NO_MATCH, found, low, high, next_offset)
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         self._raise()
@@ -196,10 +210,14 @@ class FakeBroker:
         existing = self._topics.get(name)
         if existing is not None and existing.partitions != partitions:
             raise TopicExists(f"{name} has {existing.partitions} partitions")
-        if existing is None:
-            self._topics[name] = existing = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig())
-            self.on_topic(existing)
-        return existing
+        return existing or self.add_topic(name, partitions, config)
+
+    def add_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
+        """A topic that was not there."""
+        topic = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig())
+        self._topics[name] = topic
+        self.on_topic(topic)
+        return topic
 
     async def grow_topic(self, name: str, partitions: int) -> FakeTopic:
         self._raise()
@@ -237,16 +255,20 @@ class FakeBroker:
             raise self.error
 
 
-def fake_gateway(clock: FakeClock, **settings: object) -> tuple[Gateway, FakeBroker]:
+def fake_gateway(
+    clock: FakeClock, *, selector: Selector | None = None, limits: Limits | None = None, **settings: object
+) -> tuple[Gateway, FakeBroker]:
     """A gateway over a fresh fake broker. Settings are named as in `gateway.settings.config`, "__" for the dot."""
     broker = FakeBroker(clock)
     routes = RouteTable()
     broker.on_topic = lambda topic: routes.put(topic, broker)
     broker.on_deleted = routes.remove
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
+    if limits is not None:
+        config = replace(config, limits=limits)
     producer = Producer(
         routes,
-        PartitionSelector(),
+        selector or PartitionSelector(),
         clock=clock,
         limits=config.limits,
         acks=config.store.acks,

@@ -1,4 +1,4 @@
-"""The command line: help and usage in this process, everything else against a real server process.
+"""The command line against a real server process.
 
 Covers gateway.cli.serve, gateway.cli.topic, gateway.cli.send, gateway.cli.tail and gateway.cli.dump.
 """
@@ -21,6 +21,7 @@ from gateway.cli import app
 from gateway.cli.client import checked_url
 from gateway.cli.terminal import CliError, parse_duration_ms, printable
 from gateway.main.version import installed_version
+from tests.gateway.cli.command import mq
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,14 +49,6 @@ class Server:
 def _environment(url: str | None = None) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
     return environment if url is None else {**environment, "MQ_URL": url}
-
-
-def mq(*arguments: str, url: str | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments],
-        cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=_environment(url),
-    )  # fmt: skip
 
 
 def done(result: subprocess.CompletedProcess[str]) -> str:

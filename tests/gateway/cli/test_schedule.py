@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.gateway.cli.test_cli import Server, done, mq, rows
+from tests.gateway.cli.command import mq
+from tests.gateway.cli.test_cli import Server, done, rows
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import orjson
 
 from gateway.auth.tokens import find, read_tokens
-from tests.e2e.server import REPOSITORY
-from tests.waiting import PATIENCE_S
-
-
-def mq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
-    return subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments],
-        cwd=REPOSITORY, env={**kept, **environment}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+from tests.gateway.cli.command import mq
 
 
 def test_a_token_is_made_listed_and_revoked(tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ async def test_raw_batches_are_delivered_when_their_delay_is_over(tmp_path: Path
         assert [record["schedule_id"] for record in records] == [receipt["schedule_id"] for receipt in receipts]
 
 
+async def test_a_group_has_as_many_records_in_flight_as_the_settings_say(tmp_path: Path) -> None:
+    async with serving(config_of(tmp_path, **{"limits.group_in_flight_max": 2})) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        await client.post("/topics/orders", data=b'{"records":[{"value":1},{"value":2},{"value":3}]}')
+        receive = {"topics": ["orders"], "start": "earliest", "max_messages": 3}
+        response = await client.post("/mq/v1/groups/g/messages:receive", json=receive)
+        assert [message["value"] for message in (await response.json(content_type=None))["messages"]] == [1, 2]
+
+
 async def test_system_topics_are_out_of_reach(tmp_path: Path) -> None:
     async with serving(config_of(tmp_path)) as client:
         for name in ("__meta", "__timer", "__offsets"):

@@ -24,7 +24,7 @@ from gateway.groups.protocol import (
 )
 from store.errors import UnknownQueue
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
-from tests.waiting import WOKEN_S
+from tests.waiting import WOKEN_S, until
 from timer.errors import TooManySchedules
 
 G = "billing"
@@ -114,15 +114,13 @@ async def test_a_receive_waits_no_longer_than_asked_and_ends_when_the_server_dra
 async def test_a_cancelled_receive_gives_back_what_it_had_leased() -> None:
     async with world(values=[b"1"]) as made:
         waiting = asyncio.ensure_future(receive(made))
-        while made.groups.log.append_count < 2:  # the place of the group; the lease is under way
-            await asyncio.sleep(0)
-            if waiting.done():
-                break
+        await until(lambda: made.groups.log.append_count == 2)  # the place of the group; the lease is under way
+        assert not waiting.done()
         waiting.cancel()
         await asyncio.wait([waiting])
-        if waiting.cancelled():
-            (message,) = await receive(made)
-            assert message.attempt == 1
+        assert waiting.cancelled()
+        (message,) = await receive(made)
+        assert message.attempt == 1
 
 
 async def test_every_await_of_a_receive_may_be_cancelled() -> None:

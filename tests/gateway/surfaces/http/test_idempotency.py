@@ -49,7 +49,8 @@ def test_without_the_header_there_is_no_identity() -> None:
 
 def test_a_quoted_key_and_a_bare_one_are_the_same() -> None:
     assert identity('"b3c1"') == identity("b3c1") == identity("  b3c1 ")
-    assert identity(r'"a\"b"') == identity('"a\\"b"')
+    assert identity(r'"a\\b"') == identity(r"a\b")
+    assert len({identity(key) for key in (r'"a\\b"', r'"a\"b"', '"ab"')}) == 3
     assert identity('"a b"') is not None
 
 

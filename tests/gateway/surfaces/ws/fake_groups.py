@@ -34,8 +34,8 @@ from gateway.groups.protocol import (
     StartSpec,
     TopicPartition,
 )
+from gateway.routing.table import RouteTable
 from store import record_batch
-from tests.gateway.surfaces.ws.memory import MemoryRoutes
 
 LEASE_MS = 30_000
 
@@ -56,7 +56,7 @@ class OnLease:
 class FakeGroups:
     """One group, whatever it is called. `assign` and `revoke` are the test's rebalance."""
 
-    def __init__(self, routes: MemoryRoutes, consumer: Consumer, now_ms: int) -> None:
+    def __init__(self, routes: RouteTable, consumer: Consumer, now_ms: int) -> None:
         self.routes = routes
         self.consumer = consumer
         self.now_ms = now_ms

@@ -19,8 +19,9 @@ from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.session import Session
 from gateway.surfaces.ws.sessions import Sessions
 from tests import contract
+from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.surfaces.ws.fake_groups import FakeGroups
-from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway
+from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
@@ -31,10 +32,8 @@ class Server:
 
     def __init__(self, topics: dict[str, int], **options: Any) -> None:
         self.gateway, self.broker = memory_gateway(topics, **options)
-        routes = self.gateway.routes_table
-        assert isinstance(routes, MemoryRoutes)
-        self.routes = routes
-        self.groups = FakeGroups(routes, self.gateway.consumer, self.gateway.clock.now_ms())
+        self.routes = self.gateway.routes_table
+        self.groups = FakeGroups(self.routes, self.gateway.consumer, self.gateway.clock.now_ms())
         self.gateway = replace(self.gateway, groups=self.groups)
         self.sessions = Sessions(self.gateway)
 
@@ -63,7 +62,7 @@ class Talk:
     def __init__(self, server: Server, start: Any, access: Access) -> None:
         self.server = server
         self.gateway: Gateway = server.gateway
-        self.broker: MemoryBroker = server.broker
+        self.broker: FakeBroker = server.broker
         self.groups = server.groups
         self.said: asyncio.Queue[Frame] = asyncio.Queue()
         self.closed_with: CloseCode | None = None

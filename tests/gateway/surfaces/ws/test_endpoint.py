@@ -25,8 +25,9 @@ from gateway.surfaces.ws.conversation import REFUSED_IN_A_ROW_MAX
 from gateway.surfaces.ws.protocol import SUBPROTOCOL, binary_frame, split_binary
 from store.record_batch import Record, encode
 from tests.clock import START_MS
+from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.surfaces.ws.fake_groups import FakeGroups
-from tests.gateway.surfaces.ws.memory import MemoryBroker, MemoryRoutes, memory_gateway
+from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
@@ -77,9 +78,9 @@ class Tokens:
 
 
 class Running:
-    """One server over a memory broker, on a free port."""
+    """One server over a fake broker, on a free port."""
 
-    def __init__(self, gateway: Gateway, broker: MemoryBroker, server: TestServer) -> None:
+    def __init__(self, gateway: Gateway, broker: FakeBroker, server: TestServer) -> None:
         self.gateway = gateway
         self.broker = broker
         self.url = str(server.make_url("/ws/v1").with_scheme("ws"))
@@ -112,7 +113,6 @@ async def start() -> AsyncIterator[Start]:
 
 
 def fake_groups(gateway: Gateway) -> FakeGroups:
-    assert isinstance(gateway.routes_table, MemoryRoutes)
     return FakeGroups(gateway.routes_table, gateway.consumer, START_MS)
 
 
@@ -125,7 +125,7 @@ async def test_aiohttp_client_produces_and_follows(start: Start) -> None:
     async with ClientSession() as client, client.ws_connect(server.url, protocols=(SUBPROTOCOL,)) as socket:
         assert socket.protocol == SUBPROTOCOL
         await socket.send_json({"id": 1, "op": "hello"})
-        assert (await socket.receive_json())["server"] == "mq/0.0.1"
+        assert (await socket.receive_json())["server"] == "mq/1.2.3"
         await socket.send_json({"id": 2, "op": "subscribe", "sub": "s", "topics": ["orders"], "from": "earliest"})
         assert (await socket.receive_json())["partitions"] == {"orders": [0, 1]}
         assert (await socket.receive_json())["op"] == "caught_up"

@@ -17,14 +17,15 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted
 from gateway.surfaces.ws.merged import Merged
-from tests.gateway.surfaces.ws.memory import MemoryBroker, memory_gateway
+from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.gateway.surfaces.ws.talk import subscribe, talking
 from tests.waiting import until
 
 ALL = Wanted(Form.JSON, 10)
 
 
-async def filled(count: int, *, tag: str | None = None) -> tuple[Gateway, MemoryBroker]:
+async def filled(count: int, *, tag: str | None = None) -> tuple[Gateway, FakeBroker]:
     gateway, broker = memory_gateway({"orders": 1})
     for n in range(count):
         record = {"value": n} if tag is None else {"value": n, "tag": tag if n % 3 == 0 else "other"}
@@ -43,21 +44,21 @@ def frame_cache_of(gateway: Gateway, cache_bytes_max: int = CACHE_BYTES_MAX) -> 
 
 
 async def read(frame_cache: FrameCache, offset: int, wanted: Wanted = ALL, count_max: int = 1000) -> list[int]:
-    portion = await frame_cache.read("orders", 1, 0, offset, wanted, count_max=count_max)
+    portion = await frame_cache.read("orders", 16, 0, offset, wanted, count_max=count_max)
     return [orjson.loads(b"[" + part.body + b"]")[n]["value"] for part in portion.ranges for n in range(len(part.ends))]
 
 
 async def test_ranges_follow_each_other_without_a_gap_and_each_prefix_is_json() -> None:
     gateway, _ = await filled(25)
     frame_cache = frame_cache_of(gateway)
-    portion = await frame_cache.read("orders", 1, 0, 3, ALL, count_max=1000)
+    portion = await frame_cache.read("orders", 16, 0, 3, ALL, count_max=1000)
     assert [(part.start, part.stop) for part in portion.ranges] == [(3, 13), (13, 23), (23, 25)]
     part = portion.ranges[0]
     for count in range(1, 11):
         messages = orjson.loads(b"[" + part.body[: part.marks[count - 1]] + b"]")
         assert [message["value"] for message in messages] == list(range(3, 3 + count))
         assert part.size_bytes(count) == sum(len(orjson.dumps(message)) for message in messages)
-    beyond = await frame_cache.read("orders", 1, 0, 26, ALL, count_max=1000)
+    beyond = await frame_cache.read("orders", 16, 0, 26, ALL, count_max=1000)
     assert (beyond.ranges, beyond.end) == ((), 25)
 
 
@@ -100,12 +101,12 @@ async def test_a_filter_leaves_out_the_others_and_moves_on_behind_them(form: For
     gateway, _ = await filled(20, tag="paid")
     frame_cache = frame_cache_of(gateway)
     wanted = Wanted(form, 4, parse_filter("tag:paid"))
-    portion = await frame_cache.read("orders", 1, 0, 1, wanted, count_max=1000)
+    portion = await frame_cache.read("orders", 16, 0, 1, wanted, count_max=1000)
     assert [list(part.ends) for part in portion.ranges] == [[4, 7, 10, 13], [16, 19]]
     assert portion.ranges[-1].stop == 20
-    nothing = await frame_cache.read("orders", 1, 0, 0, Wanted(form, 4, parse_filter("tag:none")), count_max=1000)
+    nothing = await frame_cache.read("orders", 16, 0, 0, Wanted(form, 4, parse_filter("tag:none")), count_max=1000)
     assert [(part.start, part.stop, len(part.ends)) for part in nothing.ranges] == [(0, 20, 0)]
-    few = await frame_cache.read("orders", 1, 0, 1, wanted, count_max=2)
+    few = await frame_cache.read("orders", 16, 0, 1, wanted, count_max=2)
     assert few.ranges[0].ends, "cached or not, at least what may be sent is there"
 
 

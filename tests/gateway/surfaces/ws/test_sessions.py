@@ -229,9 +229,9 @@ async def test_a_reader_with_a_pattern_hears_of_topics_that_come_and_go_and_grow
         answer = await talk.ask(subscribe(pattern="orders.*"))
         assert answer["partitions"] == {"orders": [0]}
         await talk.hear()
-        server.routes.add("orders-eu", 1)
-        server.routes.add("orders", 2)
-        server.routes.add("other", 1)
+        server.broker.add_topic("orders-eu", 1)
+        await server.broker.grow_topic("orders", 2)
+        server.broker.add_topic("other", 1)
         await talk.fill("orders-eu", 2)
         await talk.session.refresh()
         assert (await talk.hear())["partitions"] == {"orders": [1], "orders-eu": [0]}

@@ -18,7 +18,7 @@ from gateway.surfaces.ws.protocol import split_binary
 from store import record_batch
 from tests import contract
 from tests.gateway.surfaces.ws.fake_groups import FakeGroups
-from tests.gateway.surfaces.ws.memory import MemoryRoutes, memory_gateway
+from tests.gateway.surfaces.ws.memory import memory_gateway
 
 Frame = dict[str, Any]
 
@@ -144,9 +144,7 @@ class Wire:
 async def wired(topics: dict[str, int]) -> AsyncIterator[Wire]:
     """A server over a memory broker with these topics, on a free port."""
     gateway, _ = memory_gateway(topics)
-    routes = gateway.routes_table
-    assert isinstance(routes, MemoryRoutes)
-    gateway = replace(gateway, groups=FakeGroups(routes, gateway.consumer, gateway.clock.now_ms()))
+    gateway = replace(gateway, groups=FakeGroups(gateway.routes_table, gateway.consumer, gateway.clock.now_ms()))
     server = TestServer(build_application(gateway))
     await server.start_server()
     try:

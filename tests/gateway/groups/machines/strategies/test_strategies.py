@@ -68,8 +68,10 @@ def test_consistent_hash_moves_only_partitions_of_who_left() -> None:
     strategy, of = ConsistentHash(lambda _: "b"), partitions(64)
     before = allocate(strategy, c(5), of, {})
     after = allocate(strategy, ["c0", "c1", "c3", "c4"], of, {})
+    assert sorted(after) == ["c0", "c1", "c3", "c4"]
     for member in after:
-        assert set(before[member]) <= set(after[member])
+        assert set() < set(before[member]) <= set(after[member])
+    assert before["c2"]
 
 
 def test_consistent_hash_needs_a_virtual_node() -> None:

@@ -1,0 +1,35 @@
+"""`mq` run to its end in this process: what it prints and its exit code are those of the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from unittest.mock import patch
+
+from typer.testing import CliRunner
+
+from gateway.cli import main
+from gateway.cli.client import CA_VARIABLE
+
+
+def mq(
+    *arguments: str, url: str | None = None, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one command with these settings and no others of ours."""
+    ours: dict[str, str | None] = {name: None for name in (CA_VARIABLE, *os.environ) if name.startswith("MQ_")}
+    given = environment if url is None else {**environment, "MQ_URL": url}
+    with (
+        CliRunner().isolation(stdin, env={**ours, **given}) as (out, errors, _),
+        patch.object(sys, "argv", ["mq", *arguments]),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        else:
+            code = 0
+        assert isinstance(code, int)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return subprocess.CompletedProcess(arguments, code, out.getvalue().decode(), errors.getvalue().decode())
