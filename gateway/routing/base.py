@@ -87,3 +87,11 @@ class Selector(Protocol):
 
 class UnknownPartition(UnknownQueue):
     """The topic exists, but has no partition of this number."""
+
+
+def topic_id_of(routes: Routes, name: str) -> int | None:
+    """The id of the topic with this name; None when there is none (any more)."""
+    try:
+        return routes.topic(name).topic_id
+    except UnknownQueue:
+        return None

@@ -52,6 +52,7 @@ from gateway.groups.protocol import (
     PartitionLag,
     TopicPartition,
 )
+from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -166,7 +167,9 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     gateway.stats.fetched_record_count += len(received.messages)
     if wants_raw:
         return _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
-    shown = [delivered_as_json(message, _topic_id(gateway, message.topic)) for message in received.messages]
+    shown = [
+        delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic)) for message in received.messages
+    ]
     return json_answer(request, {"messages": shown, "backlog": received.backlog})
 
 
@@ -256,7 +259,7 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 
 
 def _raw(gateway: Gateway, message: Delivered) -> web.Response:
-    topic_id = _topic_id(gateway, message.topic)
+    topic_id = topic_id_of(gateway.routes_table, message.topic)
     topic_partition = MessageId(topic_id or 0, message.partition, message.offset)
     response = raw_answer(
         RawRecord(
@@ -270,14 +273,6 @@ def _raw(gateway: Gateway, message: Delivered) -> web.Response:
     response.headers["Mq-Delivery-Attempt"] = str(message.attempt)
     response.headers["Mq-Visible-Until"] = str(message.until_ms)
     return response
-
-
-def _topic_id(gateway: Gateway, topic: str) -> int | None:
-    """None for a topic that has been deleted meanwhile."""
-    try:
-        return gateway.routes_table.topic(topic).topic_id
-    except UnknownQueue:
-        return None
 
 
 def _group(view: GroupView) -> dict[str, object]:

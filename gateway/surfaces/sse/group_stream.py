@@ -24,10 +24,10 @@ from gateway.auth.access import Access, Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.protocol import Delivered, Receive
+from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, while_allowed
 from gateway.surfaces.http.streaming import StreamedAnswer
-from store.errors import UnknownQueue
 from store.limits import MiB
 
 PIECE_RECORDS = 100
@@ -150,11 +150,7 @@ class GroupStream:
             await gateway.groups.ack(group, receipts)
 
     def _shown(self, message: Delivered) -> bytes:
-        try:
-            topic_id = self._gateway.routes_table.topic(message.topic).topic_id
-        except UnknownQueue:  # deleted meanwhile
-            topic_id = None
-        item = delivered_as_json(message, topic_id)
+        item = delivered_as_json(message, topic_id_of(self._gateway.routes_table, message.topic))
         if self._acks_itself:
             del item["receipt"], item["visible_until"]
         data = orjson.dumps(item)

@@ -32,7 +32,7 @@ from gateway.groups.machines.membership import Share
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import Subscription as Wish
 from gateway.groups.protocol import Groups, MemberKey, StartSpec, TopicPartition
-from gateway.routing.base import Routes
+from gateway.routing.base import Routes, topic_id_of
 from gateway.surfaces.ws import commands
 from gateway.surfaces.ws.commands import From, FromTime, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import Commits, Owned
@@ -243,7 +243,7 @@ class Stream:
         assigned = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.assigned}
         revoking = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.revoking}
         ids = assigned | revoking  # a topic that was made anew is another one: its partitions are lost, and taken
-        gone = {key for key, topic_id in revoking.items() if self._topic_id(key.topic) != topic_id}
+        gone = {key for key, topic_id in revoking.items() if topic_id_of(self._routes, key.topic) != topic_id}
         await self._lose(
             [key for key, owned in self._owned.items() if key in gone or ids.get(key) != owned.fed.topic_id]
         )
@@ -327,13 +327,6 @@ class Stream:
         if self._outbox is not None:
             with suppress(OutboxClosed):
                 await self._outbox.put(frame)
-
-    def _topic_id(self, name: str) -> int | None:
-        """None: the topic has gone."""
-        try:
-            return self._routes.topic(name).topic_id
-        except UnknownQueue:
-            return None
 
 
 def start_spec(start: commands.Start | None) -> StartSpec:
