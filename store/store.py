@@ -40,6 +40,7 @@ from store.topics import (
     META_QUEUE,
     Changes,
     Event,
+    KeyForm,
     Topic,
     TopicConfig,
     TopicTable,
@@ -329,15 +330,23 @@ class Store:
     # ---- topics --------------------------------------------------------------------------------------------------
 
     async def create_topic(
-        self, name: str, partitions: int, *, config: TopicConfig | None = None, is_own: bool = False
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: TopicConfig | None = None,
+        json_keys: KeyForm | None = None,
+        is_own: bool = False,
     ) -> tuple[Topic, bool]:
-        """The topic, and whether it was made now. Durable on return. `config` None: nothing chosen, whatever an
-        existing one has. `is_own`: a topic of the server, whose name may be a reserved one. Raises IllegalTopic,
-        TopicExists, and what `append` raises."""
+        """The topic, and whether it was made now. Durable on return. `config` or `json_keys` None: nothing chosen,
+        whatever an existing one has. `is_own`: a topic of the server, whose name may be a reserved one. Raises
+        IllegalTopic, TopicExists, and what `append` raises."""
         if config is not None:
             check_config(config, retention_ms_max=self.config.retention_ms)
         return await self._change_topics(
-            lambda: self._topics.decide_create(name, partitions, self._clock.now_ms(), config=config, is_own=is_own)
+            lambda: self._topics.decide_create(
+                name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own
+            )
         )
 
     async def configure_topic(self, name: str, changes: Changes) -> tuple[Topic, bool]:

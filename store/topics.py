@@ -3,7 +3,7 @@
 An event is one JSON record of system topic `__meta`:
 
     {"event": "topic_created", "topic_id": 16, "name": "orders", "partitions": 4, "created_ms": 1767225600000,
-     "config": {}}
+     "config": {}, "json_keys": "raw"}
     {"event": "topic_grown", "topic_id": 16, "partitions": 8}
     {"event": "topic_configured", "topic_id": 16, "config": {"retention_ms": 86400000}}
     {"event": "topic_deleted", "topic_id": 16}
@@ -14,6 +14,7 @@ An event is one JSON record of system topic `__meta`:
 Topic ids grow and are never used twice, so nothing stored under an old id can show up under a topic that was created
 again. A topic has a queue for each of its partitions, by number; further ones, in which segments of partitions lie,
 have ids from PARTITIONS_MAX on, so that a topic that grows never meets one. A queue that is sealed stays so.
+Topics made before `json_keys` was written have the form "confluent".
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from typing import Any
 
 import orjson
@@ -32,6 +34,17 @@ from store.types import QueueKey
 _NAME = re.compile(rf"[A-Za-z0-9._%-]{{1,{TOPIC_NAME_BYTES_MAX}}}", re.ASCII)
 RESERVED_PREFIXES = ("__", "%DLQ%", "%RETRY%")
 FIRST_USER_TOPIC_ID = 16
+
+
+class KeyForm(StrEnum):
+    """How a key that a client writes as a JSON string becomes bytes. Chosen when a topic is made, and fixed from then
+    on: with another form the same key would go to another partition."""
+
+    RAW = "raw"
+    """UTF-8 of the string, as raw batches, text and Spark have it: one key, one partition, whatever way it came."""
+
+    CONFLUENT = "confluent"
+    """The JSON text, quotes included, as Confluent's REST Proxy stores keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +88,16 @@ class Topic:
     partitions: int
     created_ms: int = 0
     config: TopicConfig = TopicConfig()
+    json_keys: KeyForm = KeyForm.CONFLUENT
 
     @property
     def is_system(self) -> bool:
         return self.topic_id < FIRST_USER_TOPIC_ID
+
+    @property
+    def raw_keys(self) -> bool:
+        """Whether keys are stored as they are, not as JSON text."""
+        return self.json_keys is KeyForm.RAW
 
 
 META = Topic(1, "__meta", 1)
@@ -97,6 +116,7 @@ class TopicCreated:
     partitions: int
     created_ms: int
     config: Chosen
+    json_keys: KeyForm = KeyForm.CONFLUENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +204,18 @@ class TopicTable:
             self._put(topic)
 
     def decide_create(
-        self, name: str, partitions: int, now_ms: int, *, config: TopicConfig | None = None, is_own: bool = False
+        self,
+        name: str,
+        partitions: int,
+        now_ms: int,
+        *,
+        config: TopicConfig | None = None,
+        json_keys: KeyForm | None = None,
+        is_own: bool = False,
     ) -> TopicCreated | Topic:
-        """The event to write, or the topic if one with this shape (and `config`, if given) exists. `is_own`: it is the
-        server's own, and its name may begin with a reserved prefix. Raises IllegalTopic, TopicExists."""
+        """The event to write, or the topic if one with this shape (and `config` and `json_keys`, if given) exists. A
+        new topic's keys are raw unless `json_keys` says otherwise. `is_own`: it is the server's own, and its name may
+        begin with a reserved prefix. Raises IllegalTopic, TopicExists."""
         check_name(name, is_own=is_own)
         _check_partitions(partitions)
         existing = self._by_name.get(name)
@@ -196,8 +224,11 @@ class TopicTable:
                 raise TopicExists(f"topic {name} exists with {existing.partitions} partitions, not {partitions}")
             if config is not None and config != existing.config:
                 raise TopicExists(f"topic {name} exists with another configuration: {existing.config.chosen()}")
+            if json_keys is not None and json_keys is not existing.json_keys:
+                raise TopicExists(f"topic {name} exists with json_keys={existing.json_keys}; it cannot be changed")
             return existing
-        return TopicCreated(self._next_id, name, partitions, now_ms, (config or TopicConfig()).chosen())
+        chosen = (config or TopicConfig()).chosen()
+        return TopicCreated(self._next_id, name, partitions, now_ms, chosen, json_keys or KeyForm.RAW)
 
     def decide_configure(self, name: str, changes: Changes) -> TopicConfigured | Topic:
         """The event to write, or the topic if the changes change nothing; None takes a choice back. Names are those of
@@ -245,7 +276,8 @@ class TopicTable:
         if isinstance(event, TopicCreated):
             self._next_id = max(self._next_id, event.topic_id + 1)
             config = TopicConfig().changed(event.config)
-            return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms, config))
+            json_keys = KeyForm(event.json_keys)
+            return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms, config, json_keys))
         topic = self._by_id[event.topic_id]
         if isinstance(event, TopicGrown):
             return self._put(replace(topic, partitions=event.partitions))
@@ -276,7 +308,8 @@ class TopicTable:
     def restore(self, fields: Mapping[str, Any]) -> None:
         """Fill an empty table with the fields of a snapshot."""
         for topic in fields["topics"]:
-            self._put(Topic(**{**topic, "config": TopicConfig(**topic["config"])}))
+            json_keys = KeyForm(topic.get("json_keys", KeyForm.CONFLUENT))
+            self._put(Topic(**{**topic, "config": TopicConfig(**topic["config"]), "json_keys": json_keys}))
         for topic_id, queue_id, end_offset, before_offset in fields.get("queues", ()):
             self._queues[QueueKey(topic_id, queue_id)] = QueueState(end_offset, before_offset)
         self._next_id = fields["next_topic_id"]

@@ -129,7 +129,8 @@ class Append:
 
     `batch` is a whole RecordBatch v2 that `store.record_batch` made or checked. The store sets its base offset: in
     place in a bytearray, which then belongs to the store, in a copy of anything else. `tag_hashes` has one hash a
-    record, or is empty when no record has a tag. `json_values` promises that every key and value is valid JSON or null.
+    record, or is empty when no record has a tag. `json_values` promises that every value is valid JSON or null, and
+    every key as well if the keys of the topic are JSON (store/topics.py).
     With an `identity` it is stored only if none of its records is known by it; see `Store.append`. With an
     `expected_offset` only if that is the offset its first record gets.
     """
@@ -156,7 +157,8 @@ class Appended(NamedTuple):
 
 @dataclass(slots=True)  # as Append
 class Entry:
-    """One entry as read from the log, CRC checked. `batch` is a RecordBatch or a view of it, base offset patched in."""
+    """One entry as read from the log, CRC checked. `batch` is a RecordBatch or a view of it, base offset patched in.
+    `raw_keys`: its topic's keys are raw (store/topics.py); the log does not say, whoever reads for a topic sets it."""
 
     position: int
     size: int  # bytes of the entry in the log, padding included
@@ -171,6 +173,7 @@ class Entry:
     delays: Sequence[Delay] = field(default=())
     sources: Sequence[Source] = field(default=())
     identity: Identity | None = None
+    raw_keys: bool = False
 
     @property
     def next_offset(self) -> int:

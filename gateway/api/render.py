@@ -53,7 +53,9 @@ def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, obj
         "partition": message.partition,
         "offset": message.offset,
         "message_id": None if topic_id is None else MessageId(topic_id, message.partition, message.offset).text,
-        **render_parts(message.key, message.value, message.headers, None, json_values=message.json_value),
+        **render_parts(
+            message.key, message.value, message.headers, None, json_values=message.json_value, raw_keys=message.raw_key
+        ),
         "timestamp": message.timestamp_ms,
         "store_timestamp": message.store_time_ms,
         "delivery_attempt": message.attempt,

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.routing.base import TopicView
-from store.topics import Changes, TopicConfig
+from store.topics import Changes, KeyForm, TopicConfig
 
 
 class TopicAdmin(Protocol):
     """Creating topics, and whether the broker can take records."""
 
-    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
-        """Create a topic, durable on return; one of the same shape (and `config`, if given) is returned as it is.
+    async def create_topic(
+        self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
+    ) -> TopicView:
+        """Create a topic, durable on return; one of the same shape (and `config` and `json_keys`, if given) is returned
+        as it is. Without `json_keys` a new topic's keys are raw.
 
         Raises TopicExists, IllegalTopic, or another StoreError.
         """

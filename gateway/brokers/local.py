@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from store import Store
-from store.topics import Changes, Topic, TopicConfig
+from store.topics import Changes, KeyForm, Topic, TopicConfig
 from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult, ReadStatus
 
 
@@ -88,11 +88,19 @@ class LocalBroker:
         await self._store.expire_queue(queue, before_offset)
 
     async def create_topic(
-        self, name: str, partitions: int, *, config: TopicConfig | None = None, is_own: bool = False
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: TopicConfig | None = None,
+        json_keys: KeyForm | None = None,
+        is_own: bool = False,
     ) -> Topic:
         """The topic, created if need be; durable on return. `is_own`: one of the server's, whose name may be reserved.
         Raises IllegalTopic, TopicExists."""
-        topic, is_new = await self._store.create_topic(name, partitions, config=config, is_own=is_own)
+        topic, is_new = await self._store.create_topic(
+            name, partitions, config=config, json_keys=json_keys, is_own=is_own
+        )
         if is_new:
             self._on_topic(topic)
         return topic

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gateway.cli.client import connected, topic_path
 from gateway.cli.terminal import URL_DEFAULT, CliError, Json, Url, escaped, print_json
+from store.topics import KeyForm
 
 app = typer.Typer(help="Create, list and describe topics.", no_args_is_help=True)
 
@@ -25,6 +26,14 @@ def create(
         int | None,
         typer.Option("--partitions", "-p", min=1, help="How many; fixed for good. [dim]default: the server's, 4[/dim]"),
     ] = None,
+    json_keys: Annotated[
+        KeyForm | None,
+        typer.Option(
+            "--json-keys",
+            help="How a key sent as a JSON string is stored: raw, as its UTF-8, or confluent, in quotes, as other "
+            "REST proxies do; fixed for good. [dim]default: raw[/dim]",
+        ),
+    ] = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -34,7 +43,8 @@ def create(
 
       mq topic create orders --partitions 8
     """
-    body = {} if partitions is None else {"partitions": partitions}
+    wanted = {"partitions": partitions, "json_keys": json_keys}
+    body = {name: choice for name, choice in wanted.items() if choice is not None}
 
     async def created() -> dict[str, object]:
         async with connected(url) as client:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from gateway.codec.records import Encoded, Format, encode_column
+from gateway.codec.records import Encoded, Format, encode_column, encode_keys
 from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
@@ -30,7 +30,7 @@ class Columns(NamedTuple):
         return _longest(self.values) + (0 if self.keys is None else _longest(self.keys))
 
 
-def columns_of(records: object, fmt: Format) -> Columns | None:
+def columns_of(records: object, fmt: Format, *, raw_keys: bool) -> Columns | None:
     """The columns of a request's `records`; None when `parse_records` must take them, as it had better with one."""
     if not isinstance(records, list) or len(records) < 2 or set(map(type, records)) != {dict}:
         return None
@@ -40,7 +40,7 @@ def columns_of(records: object, fmt: Format) -> Columns | None:
         return None
     try:
         values = encode_column(list(map(_VALUE, records)), fmt)
-        keys = encode_column(list(map(_KEY, records)), fmt) if width == 2 else None
+        keys = encode_keys(list(map(_KEY, records)), fmt, raw_keys=raw_keys) if width == 2 else None
     except (KeyError, RequestError):
         return None
     if _longest(values) > _VALUE_BYTES_MAX:

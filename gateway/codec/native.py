@@ -33,15 +33,15 @@ _SEPARATOR_VALUE: str = orjson.loads(_SEPARATOR)
 
 
 class Parsed(NamedTuple):
-    """One record or error a document, in their order; `json_values`: every key and value is JSON or null."""
+    """One record or error a document, in their order; `json_values`: as `store.types.Append` has it."""
 
     records: list[ProduceRecord | RequestError]
     json_values: bool
 
 
-def parse_documents(documents: Sequence[Document]) -> Parsed:
-    """The records of JSON documents."""
-    return parse_objects(load_documents(documents))
+def parse_documents(documents: Sequence[Document], *, raw_keys: bool) -> Parsed:
+    """The records of JSON documents. `raw_keys`: those of the topic are (store/topics.py)."""
+    return parse_objects(load_documents(documents), raw_keys=raw_keys)
 
 
 def load_documents(documents: Sequence[Document]) -> list[object | RequestError]:
@@ -69,36 +69,42 @@ def _load(document: Document) -> object | RequestError:
         return error
 
 
-def parse_objects(values: Sequence[object]) -> Parsed:
+def parse_objects(values: Sequence[object], *, raw_keys: bool) -> Parsed:
     """The records of JSON values; errors among the values stay errors."""
-    if not any(isinstance(value, RequestError) or (isinstance(value, dict) and _has_form(value)) for value in values):
+    if not any(isinstance(value, RequestError) or has_form(value) for value in values):
         try:
-            return Parsed(list(parse_records(list(values), Format.JSON)), True)
+            return Parsed(list(parse_records(list(values), Format.JSON, raw_keys=raw_keys)), True)
         except RequestError:
             pass  # which one it was is found out below
-    records = [value if isinstance(value, RequestError) else _parse(value) for value in values]
-    is_json = not any(isinstance(value, dict) and _has_form(value) for value in values)
+    records = [value if isinstance(value, RequestError) else _parse(value, raw_keys) for value in values]
+    is_json = not any(map(has_form, values))
     return Parsed(records, is_json)
+
+
+def has_form(value: object) -> bool:
+    """Whether a record has its key or value in a form of the native API."""
+    return isinstance(value, dict) and _has_form(value)
 
 
 def _has_form(value: dict[str, object]) -> bool:
     return "value_b64" in value or "value_text" in value or "key_b64" in value or "key_text" in value
 
 
-def _parse(value: object) -> ProduceRecord | RequestError:
+def _parse(value: object, raw_keys: bool) -> ProduceRecord | RequestError:
     try:
         if not isinstance(value, dict):
             raise bad_request("A record must be a JSON object.")
         if not _has_form(value):
-            return parse_records([value], Format.JSON)[0]
+            return parse_records([value], Format.JSON, raw_keys=raw_keys)[0]
         fields = {name: field for name, field in value.items() if name not in _FORMS}
-        return parse_raw_record(fields, _bytes_of(value, "key"), _bytes_of(value, "value"))
+        key = _bytes_of(value, "key", strings_raw=raw_keys)
+        return parse_raw_record(fields, key, _bytes_of(value, "value"))
     except RequestError as error:
         return RequestError(error.error_code, error.message)
 
 
-def _bytes_of(value: dict[str, object], name: str) -> bytes | None:
-    """The bytes of a key or value in whichever of its three forms it has."""
+def _bytes_of(value: dict[str, object], name: str, *, strings_raw: bool = False) -> bytes | None:
+    """The bytes of a key or value in whichever of its three forms it has. `strings_raw`: a JSON string is its UTF-8."""
     plain, text, encoded = value.get(name), value.get(f"{name}_text"), value.get(f"{name}_b64")
     if sum(f"{name}{form}" in value for form in ("", "_text", "_b64")) > 1:
         raise bad_request(f"{name}, {name}_text and {name}_b64 exclude each other.")
@@ -113,4 +119,6 @@ def _bytes_of(value: dict[str, object], name: str) -> bytes | None:
             return binascii.a2b_base64(encoded, strict_mode=True)
         except ValueError:
             raise bad_request(f"{name}_b64: is not base64") from None
+    if strings_raw and isinstance(plain, str):
+        return plain.encode()
     return None if plain is None else orjson.dumps(plain)

@@ -3,19 +3,21 @@
 In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group"}`,
 all optional. How key and value become bytes is the format's choice:
 
-    json     any JSON value, stored as compact JSON; null is no key, or a tombstone
+    json     any JSON value, stored as compact JSON; null is no key, or a tombstone. In a topic whose keys are raw
+             (store/topics.py) a key that is a string is stored as its UTF-8: the same key as in the other formats
     binary   standard base64 with padding
     text     a string, stored as UTF-8
 
-Out: the same, plus topic, partition, offset, timestamp, store_timestamp. Formats need not match: a record whose bytes
-do not decode in the format asked for comes with `"value": null`, its bytes as `value_b64`/`key_b64` and an error, so
-that one bad record never blocks a reader. The native form (format None) never fails: `value` where the bytes are
-JSON, else `value_text`, else `value_b64`, and the key likewise.
+Out: the same, plus topic, partition, offset, timestamp, store_timestamp. A raw key is shown as a JSON string, whatever
+JSON it was: the bytes do not tell 7 from "7". Formats need not match: a record whose bytes do not decode in the format
+asked for comes with `"value": null`, its bytes as `value_b64`/`key_b64` and an error, so that one bad record never
+blocks a reader. The native form (format None) never fails: `value` where the bytes are JSON, else `value_text`, else
+`value_b64`, and the key likewise; a raw key is `key`, or `key_b64` where it is no UTF-8.
 
 Invariants
     R1  all records of a request are checked before any is returned: one bad record refuses the batch
     R2  an unknown field refuses the request; a misspelt `delay_ms` must never send at once
-    R3  bytes are passed on as JSON without a look only when their entry promises `json_values`
+    R3  bytes are passed on as JSON without a look only when their entry promises `json_values`; raw keys never are
     R4  a rendered record has no line break in it, so that it can be a line of NDJSON
 """
 
@@ -25,6 +27,7 @@ import binascii
 import secrets
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
@@ -84,9 +87,9 @@ _HEADER_KNOWN = frozenset(("key", "value", "text"))
 _ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
 
 
-def parse_envelope(body: bytes, fmt: Format, *, records_max: int) -> list[ProduceRecord]:
+def parse_envelope(body: bytes, fmt: Format, *, records_max: int, raw_keys: bool) -> list[ProduceRecord]:
     """The records of a request body `{"records": [...]}`. Raises RequestError; see `open_envelope`, `parse_records`."""
-    return parse_records(open_envelope(body, records_max=records_max), fmt)
+    return parse_records(open_envelope(body, records_max=records_max), fmt, raw_keys=raw_keys)
 
 
 def open_envelope(body: bytes, *, records_max: int) -> object:
@@ -104,8 +107,8 @@ def open_envelope(body: bytes, *, records_max: int) -> object:
     return records
 
 
-def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
-    """Check a list of record objects and encode their keys and values.
+def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[ProduceRecord]:
+    """Check a list of record objects and encode their keys and values. `raw_keys`: those of the topic are.
 
     Raises RequestError for the first record that breaks a rule, naming it; then none is returned (R1).
     """
@@ -121,10 +124,11 @@ def parse_records(records: object, fmt: Format) -> list[ProduceRecord]:
     keys: Encoded
     values: Encoded
     if len(records) == 1 and fmt is Format.JSON:  # the commonest request, without the lists of the others
-        keys = [_encode_json_value(records[0].get("key"), 0)]
+        key = records[0].get("key")
+        keys = [key.encode() if raw_keys and key.__class__ is str else _encode_json_value(key, 0)]
         values = [_encode_json_value(records[0].get("value"), 0)]
     else:
-        keys = encode_column([item.get("key") for item in records], fmt)
+        keys = encode_keys([item.get("key") for item in records], fmt, raw_keys=raw_keys)
         values = encode_column([item.get("value") for item in records], fmt)
     new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
     parsed: list[ProduceRecord] = []
@@ -324,8 +328,22 @@ Encoded = Sequence[bytes | None]
 
 
 def encode_column(values: list[object], fmt: Format) -> Encoded:
-    """The keys, or the values, of all records as they are stored. Raises RequestError naming the first bad one."""
+    """The values of all records as they are stored. Raises RequestError naming the first bad one."""
     return _ENCODERS[fmt](values)
+
+
+def encode_keys(keys: list[object], fmt: Format, *, raw_keys: bool) -> Encoded:
+    """The keys of all records as they are stored. Raises RequestError naming the first bad one."""
+    if not raw_keys or fmt is not Format.JSON:
+        return encode_column(keys, fmt)
+    if set(map(type, keys)) <= {str}:
+        return list(map(str.encode, keys))  # type: ignore[arg-type]
+    return [key.encode() if isinstance(key, str) else _encode_json_value(key, index) for index, key in enumerate(keys)]
+
+
+def stored_forms(key: str, *, raw_keys: bool) -> frozenset[bytes]:
+    """What to look for to find a key: as it is, and in a topic without raw keys also as JSON has it."""
+    return frozenset((key.encode(),) if raw_keys else (key.encode(), orjson.dumps(key)))
 
 
 _LINE_BREAK = orjson.Fragment(b"\n")
@@ -438,15 +456,22 @@ def render_records(
     """
     rendered: list[dict[str, object]] = []
     append = rendered.append
-    fields_of = native_fields if fmt is None else _FIELDS[fmt]
+    fields_of = _FIELDS[fmt]
     fragment = orjson.Fragment
     id_prefix = None if topic_id is None else message_id_prefix(topic_id, partition)
     for entry in entries:
         records: Iterable[record_batch.DecodedRecord] = record_batch.decode(entry.batch)
         plain_json = fmt in _JSON_LIKE
-        if plain_json and not entry.json_values:  # R3
+        raw_keys = entry.raw_keys
+        if plain_json and (raw_keys or not entry.json_values):
             records = [record for record in records if start <= record.offset < stop]
-            plain_json = are_json([part for record in records for part in (record.key, record.value)])
+            plain_json = are_shown_plainly(
+                [record.key for record in records],
+                [record.value for record in records],
+                json_values=entry.json_values,
+                raw_keys=raw_keys,
+            )
+        shown_key: Callable[[bytes], object] = bytes.decode if raw_keys else fragment
         store_time_ms = entry.store_time_ms
         for record in records:
             offset = record.offset
@@ -461,7 +486,7 @@ def render_records(
             if plain_json:
                 item: dict[str, object] = {
                     "topic": topic,
-                    "key": None if key is None else fragment(key),
+                    "key": None if key is None else shown_key(key),
                     "value": None if value is None else fragment(value),
                     "partition": partition,
                     "offset": offset,
@@ -471,7 +496,7 @@ def render_records(
             else:
                 item = {
                     "topic": topic,
-                    **fields_of(key, value),
+                    **fields_of(key, value, raw_keys),
                     "partition": partition,
                     "offset": offset,
                     "timestamp": record.timestamp,
@@ -500,17 +525,23 @@ def split_lines(records: Sequence[Mapping[str, object]]) -> list[bytes]:
 
 
 def render_parts(
-    key: bytes | None, value: bytes | None, headers: record_batch.Headers, fmt: Format | None, *, json_values: bool
+    key: bytes | None,
+    value: bytes | None,
+    headers: record_batch.Headers,
+    fmt: Format | None,
+    *,
+    json_values: bool,
+    raw_keys: bool,
 ) -> dict[str, object]:
     """Key, value and headers of one record as the fields that `render_records` gives them."""
     item: dict[str, object]
-    if json_values and fmt in _JSON_LIKE:  # R3
+    if json_values and fmt in _JSON_LIKE and (not raw_keys or are_utf8((key,))):  # R3
         item = {
-            "key": None if key is None else orjson.Fragment(key),
+            "key": None if key is None else key.decode() if raw_keys else orjson.Fragment(key),
             "value": None if value is None else orjson.Fragment(value),
         }
     else:
-        item = native_fields(key, value) if fmt is None else _FIELDS[fmt](key, value)
+        item = _FIELDS[fmt](key, value, raw_keys)
     if headers:
         add_headers(item, headers)
     return item
@@ -536,20 +567,25 @@ def _b64(value: bytes) -> str:
     return b64encode(value).decode("ascii")
 
 
-def _binary_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+def _binary_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict[str, object]:
     return {"key": None if key is None else _b64(key), "value": None if value is None else _b64(value)}
 
 
-def _json_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
-    if (key is None or _is_json(key)) and (value is None or _is_json(value)):
-        return {
-            "key": None if key is None else _fragment(key),
-            "value": None if value is None else _fragment(value),
-        }
-    return _undecodable(key, value, "The record's key or value is not JSON.")
+def _json_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict[str, object]:
+    if value is None or _is_json(value):
+        shown = None if value is None else _fragment(value)
+        if key is None:
+            return {"key": None, "value": shown}
+        if raw_keys:
+            with suppress(UnicodeDecodeError):
+                return {"key": key.decode(), "value": shown}
+        elif _is_json(key):
+            return {"key": _fragment(key), "value": shown}
+    what = "key is not UTF-8, or its value" if raw_keys else "key or value"
+    return _undecodable(key, value, f"The record's {what} is not JSON.")
 
 
-def _text_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
+def _text_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict[str, object]:
     try:
         return {"key": None if key is None else key.decode(), "value": None if value is None else value.decode()}
     except UnicodeDecodeError:
@@ -567,19 +603,28 @@ def _undecodable(key: bytes | None, value: bytes | None, error: str) -> dict[str
     return fields
 
 
-def native_fields(key: bytes | None, value: bytes | None) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    for name, data in (("key", key), ("value", value)):
-        if data is None:
-            fields[name] = None
-        elif _is_json(data):
-            fields[name] = _fragment(data)
-        else:
-            try:
-                fields[f"{name}_text"] = data.decode()
-            except UnicodeDecodeError:
-                fields[f"{name}_b64"] = _b64(data)
-    return fields
+def _native_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict[str, object]:
+    key_fields = _raw_key_field(key) if raw_keys and key is not None else native_field("key", key)
+    return {**key_fields, **native_field("value", value)}
+
+
+def _raw_key_field(key: bytes) -> dict[str, object]:
+    try:
+        return {"key": key.decode()}
+    except UnicodeDecodeError:
+        return {"key_b64": _b64(key)}
+
+
+def native_field(name: str, data: bytes | None) -> dict[str, object]:
+    """A key that is no raw one, or a value, as the native form has it: JSON, else text, else base64."""
+    if data is None:
+        return {name: None}
+    if _is_json(data):
+        return {name: _fragment(data)}
+    try:
+        return {f"{name}_text": data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": _b64(data)}
 
 
 def _fragment(data: bytes) -> orjson.Fragment:
@@ -591,6 +636,25 @@ def _fragment(data: bytes) -> orjson.Fragment:
 
 _BETWEEN = secrets.randbits(62)
 """Put between values that are looked at together. Nobody can know it, so no value holds it."""
+
+
+def are_shown_plainly(
+    keys: Iterable[bytes | None], values: Iterable[bytes | None], *, json_values: bool, raw_keys: bool
+) -> bool:
+    """Whether all records can be shown as JSON without a look at each: values are JSON and keys as well, or UTF-8 where
+    they are raw. `json_values`: their entry promises what it can."""
+    if raw_keys:
+        return are_utf8(keys) and (json_values or are_json(values))
+    return json_values or are_json([*keys, *values])
+
+
+def are_utf8(parts: Iterable[bytes | None]) -> bool:
+    """Whether all are UTF-8: one look at all of them, as a space between two completes nothing."""
+    try:
+        b" ".join(filter(None, parts)).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def are_json(parts: Iterable[bytes | None]) -> bool:
@@ -620,7 +684,8 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-_FIELDS: dict[Format, Callable[[bytes | None, bytes | None], dict[str, object]]] = {
+_FIELDS: dict[Format | None, Callable[[bytes | None, bytes | None, bool], dict[str, object]]] = {
+    None: _native_fields,
     Format.JSON: _json_fields,
     Format.BINARY: _binary_fields,
     Format.TEXT: _text_fields,

@@ -9,6 +9,7 @@ JSON), and other formats, are rendered as objects.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -16,11 +17,12 @@ import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
-from gateway.codec.records import Format, are_json, render_records
+from gateway.codec.records import Format, are_shown_plainly, render_records
 from store import record_batch
 from store.types import Entry
 
 _HEADERS_OF = attrgetter("headers")
+_ESCAPED = re.compile(rb'["\\\x00-\x1f]')  # what orjson does not copy from a string as it is
 
 
 def render_texts(
@@ -62,8 +64,10 @@ def _plain_texts(
         return None
     keys = [record.key for record in records]
     values = [record.value for record in records]
-    if not entry.json_values and not are_json([*keys, *values]):
+    if not are_shown_plainly(keys, values, json_values=entry.json_values, raw_keys=entry.raw_keys):
         return None
+    if entry.raw_keys:
+        keys = _as_json_strings(keys)
     before = b'{"topic":%b,"key":' % orjson.dumps(topic).replace(b"%", b"%%")
     between = b'"partition":%d,"offset":' % partition
     after = b'"store_timestamp":%d' % entry.store_time_ms
@@ -81,3 +85,10 @@ def _plain_texts(
         for record, key, value in zip(records, keys, values, strict=True)
         for offset in (record.offset,)
     ]
+
+
+def _as_json_strings(keys: Sequence[bytes | None]) -> list[bytes | None]:
+    """Keys that are UTF-8 as JSON strings."""
+    if _ESCAPED.search(b" ".join(filter(None, keys))) is None:
+        return [None if key is None else b'"%b"' % key for key in keys]
+    return [None if key is None else orjson.dumps(key.decode()) for key in keys]

@@ -36,8 +36,8 @@ def data_types(value: object) -> DataTypes:
     return key.get("type") if isinstance(key, dict) else None, data.get("type") if isinstance(data, dict) else None
 
 
-def parse_v3_record(value: object) -> ProduceRecord | RequestError:
-    """One record, or the error it is answered with."""
+def parse_v3_record(value: object, *, raw_keys: bool) -> ProduceRecord | RequestError:
+    """One record, or the error it is answered with. `raw_keys`: those of the topic are (store/topics.py)."""
     if isinstance(value, RequestError):
         return value
     try:
@@ -56,7 +56,8 @@ def parse_v3_record(value: object) -> ProduceRecord | RequestError:
                 fields["timestamp"] = parse_time_ms(timestamp)
             except ValueError as error:
                 raise bad_request(f"timestamp: {error}") from error
-        return parse_raw_record(fields, _data("key", value.get("key")), _data("value", value.get("value")))
+        key = _data("key", value.get("key"), strings_raw=raw_keys)
+        return parse_raw_record(fields, key, _data("value", value.get("value")))
     except RequestError as error:
         return RequestError(error.error_code, error.message)
 
@@ -101,8 +102,8 @@ def _headers(headers: object) -> list[dict[str, object]]:
     return renamed
 
 
-def _data(name: str, part: object) -> bytes | None:
-    """The bytes of a key or value."""
+def _data(name: str, part: object, *, strings_raw: bool = False) -> bytes | None:
+    """The bytes of a key or value. `strings_raw`: a JSON string is its UTF-8, as STRING is."""
     if part is None:
         return None
     if not isinstance(part, Mapping):
@@ -116,7 +117,7 @@ def _data(name: str, part: object) -> bytes | None:
     if data is None:
         return None
     if kind == "JSON":
-        return orjson.dumps(data)
+        return data.encode() if strings_raw and isinstance(data, str) else orjson.dumps(data)
     if not isinstance(data, str):
         raise bad_request(f"{name}: data must be a string for type {kind}")
     if kind == "STRING":

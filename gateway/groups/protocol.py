@@ -159,7 +159,8 @@ class Delivered(NamedTuple):
     """One record in a consumer's hands until `until_ms` (epoch ms). A retried one shows the position it came from
     first.
 
-    `attempt` counts deliveries from 1. `json_value`: key and value are known to be JSON or null.
+    `attempt` counts deliveries from 1. `json_value`: value, and key if it is no raw one, are known to be JSON or null.
+    `raw_key`: its topic's keys are raw (store/topics.py).
     """
 
     topic: str
@@ -171,6 +172,7 @@ class Delivered(NamedTuple):
     timestamp_ms: int
     store_time_ms: int
     json_value: bool
+    raw_key: bool
     tag: str | None
     message_group: str | None
     attempt: int

@@ -12,7 +12,7 @@ from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
 from store import Store
 from store.errors import StoreStopped, TopicExists
-from store.topics import Changes, TopicConfig
+from store.topics import Changes, KeyForm, TopicConfig
 from timer.service import TimerService
 
 log = logging.getLogger(__name__)
@@ -52,11 +52,13 @@ class LocalAdmin:
         except TopicExists:
             return self.routes.topic(name)
 
-    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> TopicView:
+    async def create_topic(
+        self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
+    ) -> TopicView:
         """See `gateway.api.topics.TopicAdmin`."""
         is_there = name in self.routes
         with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
-            return await self.broker.create_topic(name, partitions, config=config)
+            return await self.broker.create_topic(name, partitions, config=config, json_keys=json_keys)
 
     async def configure_topic(self, name: str, changes: Changes) -> TopicView:
         """See `gateway.api.topics.TopicAdmin`."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.brokers.base import Broker
 from store.errors import UnknownQueue
-from store.topics import TopicConfig
+from store.topics import KeyForm, TopicConfig
 from store.types import QueueKey
 
 
@@ -22,6 +22,10 @@ class TopicView(Protocol):
     def partitions(self) -> int: ...
     @property
     def config(self) -> TopicConfig: ...
+    @property
+    def json_keys(self) -> KeyForm: ...
+    @property
+    def raw_keys(self) -> bool: ...
 
 
 class Route(Protocol):

@@ -96,6 +96,9 @@ class PartitionReader:
                 end_offset=end,
                 tag_hashes=tag_hashes,
             )
+            raw_keys = self._routes.topic(topic).raw_keys
+            for entry in result.entries:
+                entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
             if _is_whole(chain):
                 return result
         low, high = await _bounds(chain)

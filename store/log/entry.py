@@ -19,8 +19,8 @@ Format, big-endian, version 1; entries begin at multiples of 8:
     position  the entry's own position: bytes that were copied, misplaced or left from an older life do not pass
     durable   everything in the log before this position was covered by an fdatasync when this entry was written;
               recovery tells a torn tail from rot by it (store/log/recovery.py)
-    flags     1: all keys and values are JSON or null; 2: blank, the rest of the file is unused (CRC covers the header
-              only, length covers the rest of the file)
+    flags     1: all values are JSON or null, and all keys if its topic has JSON keys (store/topics.py); 2: blank, the
+              rest of the file is unused (CRC covers the header only, length covers the rest of the file)
     extension blocks of (type u8, count u32, items):
               1 tag hashes   i64 a record                                       count = records
               2 delays       due ms i64, topic id u32, queue id u32,

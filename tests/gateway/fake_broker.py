@@ -20,7 +20,7 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
 from store.errors import IllegalTopic, OffsetMoved, SealedQueue, TopicExists
-from store.topics import TIMER_QUEUE, Changes, TopicConfig, check_config
+from store.topics import TIMER_QUEUE, Changes, KeyForm, TopicConfig, check_config
 from store.types import (
     Acks,
     Append,
@@ -45,6 +45,11 @@ class FakeTopic(NamedTuple):
     topic_id: int
     partitions: int
     config: TopicConfig = TopicConfig()
+    json_keys: KeyForm = KeyForm.RAW
+
+    @property
+    def raw_keys(self) -> bool:
+        return self.json_keys is KeyForm.RAW
 
 
 class FakeBroker:
@@ -202,7 +207,9 @@ class FakeBroker:
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         self.min_offsets[queue] = max(before_offset, self.min_offsets.get(queue, 0))
 
-    async def create_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
+    async def create_topic(
+        self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
+    ) -> FakeTopic:
         self._raise()
         check_config(config or TopicConfig(), retention_ms_max=None)
         if not name.replace("-", "").isalnum():
@@ -210,11 +217,15 @@ class FakeBroker:
         existing = self._topics.get(name)
         if existing is not None and existing.partitions != partitions:
             raise TopicExists(f"{name} has {existing.partitions} partitions")
-        return existing or self.add_topic(name, partitions, config)
+        return existing or self.add_topic(name, partitions, config, json_keys)
 
-    def add_topic(self, name: str, partitions: int, config: TopicConfig | None = None) -> FakeTopic:
+    def add_topic(
+        self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
+    ) -> FakeTopic:
         """A topic that was not there."""
-        topic = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig())
+        topic = FakeTopic(
+            name, 16 + len(self._topics), partitions, config or TopicConfig(), json_keys or KeyForm.RAW
+        )
         self._topics[name] = topic
         self.on_topic(topic)
         return topic

@@ -16,6 +16,7 @@ from store.topics import (
     OFFSETS,
     TIMER,
     Event,
+    KeyForm,
     Topic,
     TopicConfig,
     TopicConfigured,
@@ -44,7 +45,7 @@ def test_a_new_table_has_the_system_topics_only() -> None:
 
 def test_deciding_changes_nothing() -> None:
     table = TopicTable()
-    assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5, {})
+    assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5, {}, KeyForm.RAW)
     with pytest.raises(UnknownQueue):
         table.by_name("a")
 
@@ -218,3 +219,29 @@ def test_a_snapshot_is_the_whole_table() -> None:
     restored.restore(orjson.loads(orjson.dumps(table.snapshot())))
     assert restored.all() == table.all()
     assert restored.snapshot() == table.snapshot()
+
+
+def test_a_topic_keeps_the_form_of_keys_that_it_was_made_with() -> None:
+    table = TopicTable()
+    event = table.decide_create("a", 1, 0, json_keys=KeyForm.CONFLUENT)
+    assert isinstance(event, TopicCreated)
+    (read,) = decode_events([encode_event(event)])
+    topic = table.apply(read)
+    assert (topic.json_keys, topic.raw_keys) == (KeyForm.CONFLUENT, False)
+    assert table.decide_create("a", 1, 0) is topic
+    assert table.decide_create("a", 1, 0, json_keys=KeyForm.CONFLUENT) is topic
+    with pytest.raises(TopicExists):
+        table.decide_create("a", 1, 0, json_keys=KeyForm.RAW)
+
+
+def test_a_topic_of_an_older_version_has_json_keys() -> None:
+    event = {"event": "topic_created", "topic_id": 16, "name": "a", "partitions": 1, "created_ms": 5, "config": {}}
+    table = TopicTable()
+    (read,) = decode_events([orjson.dumps(event)])
+    assert table.apply(read).json_keys is KeyForm.CONFLUENT
+    snapshot = orjson.loads(orjson.dumps(table.snapshot()))
+    for topic in snapshot["topics"]:
+        del topic["json_keys"]
+    restored = TopicTable()
+    restored.restore(snapshot)
+    assert restored.by_name("a").json_keys is KeyForm.CONFLUENT

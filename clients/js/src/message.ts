@@ -81,9 +81,9 @@ export class Message {
     return (this.raw["receipt"] as string | undefined) ?? null;
   }
 
-  /** The key: JSON where it is, else text, else bytes; null where there is none. */
+  /** The key: a string, else bytes; null where there is none. In a topic with JSON keys: JSON where it is. */
   get key(): any {
-    return part(this.raw, "key", this.#key);
+    return part(this.raw, "key", this.#key, this.raw["raw_key"] === true);
   }
 
   /** The value: JSON where it is, else text, else bytes; null for a tombstone. */
@@ -163,7 +163,7 @@ export function readMessages(settler: Settler, list: readonly unknown[], payload
   return messages;
 }
 
-function part(raw: Fields, name: string, bytes: Part): unknown {
+function part(raw: Fields, name: string, bytes: Part, isRaw = false): unknown {
   if (bytes === undefined) {
     if (name in raw) return raw[name];
     const plain = raw[`${name}_text`];
@@ -178,6 +178,7 @@ function part(raw: Fields, name: string, bytes: Part): unknown {
   } catch {
     return bytes;
   }
+  if (isRaw) return plain;
   try {
     return JSON.parse(plain);
   } catch {

@@ -117,7 +117,7 @@ interface Batch {
   timer: ReturnType<typeof setTimeout> | undefined;
 }
 
-type Form = "json" | "base64" | "payload";
+type Form = "json" | "payload";
 
 export class Producer {
   readonly #filling = new Map<string, Batch>();
@@ -152,7 +152,7 @@ export class Producer {
   /** Raises what is wrong with the records, or that there is no room for them. */
   #take(topic: string, records: readonly ProduceRecord[], resolve: Call["resolve"], reject: Call["reject"]): void {
     const isBytes = records.some(({ key, value }) => key instanceof Uint8Array || value instanceof Uint8Array);
-    const form = isBytes ? (this.binary ? "payload" : "base64") : "json";
+    const form = isBytes && this.binary ? "payload" : "json";
     const call: Call = { text: "", parts: [], count: records.length, bytes: 0, repeatable: true, resolve, reject };
     for (const record of records) this.#add(call, record, form);
     call.bytes = call.text.length;
@@ -182,16 +182,16 @@ export class Producer {
   #add(call: Call, record: ProduceRecord, form: Form): void {
     const { key, value, headers, deliverAt } = record;
     const fields: Fields = {};
+    // A key that is no bytes stays JSON: how it is stored is a setting of the topic.
+    if (!(key instanceof Uint8Array) && key != null) fields["key"] = key;
     if (form === "json") {
-      if (key != null) fields["key"] = key;
-      fields["value"] = value ?? null;
+      if (key instanceof Uint8Array) fields["key_b64"] = toBase64(key);
+      if (value instanceof Uint8Array) fields["value_b64"] = toBase64(value);
+      else fields["value"] = value ?? null;
     } else {
-      const parts = [bytesOf(key), bytesOf(value)];
-      if (form === "base64") [fields["key"], fields["value"]] = parts.map((part) => part && toBase64(part));
-      else {
-        [fields["key_len"], fields["value_len"]] = parts.map((part) => part && part.length);
-        for (const part of parts) if (part !== null) call.parts.push(part);
-      }
+      const parts = [key instanceof Uint8Array ? key : null, bytesOf(value)];
+      [fields["key_len"], fields["value_len"]] = parts.map((part) => part && part.length);
+      for (const part of parts) if (part !== null) call.parts.push(part);
     }
     for (const [name, written] of NAMES) if (record[name] !== undefined) fields[written] = record[name];
     if (headers !== undefined) fields["headers"] = headersOf(headers);
@@ -297,7 +297,6 @@ export class Producer {
 
   #frame(id: number, topic: string, form: Form, calls: readonly Call[]): string | Uint8Array {
     const command: Fields = { id, op: "produce", topic, acks: this.options.acks };
-    if (form === "base64") command["format"] = "binary";
     const texts = calls.map((call) => call.text).join(",");
     const text = `${JSON.stringify(command).slice(0, -1)},"records":[${texts}]}`;
     return form === "payload" ? binaryFrame(text, calls.flatMap((call) => call.parts)) : text;

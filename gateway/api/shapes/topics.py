@@ -12,11 +12,13 @@ from gateway.errors import INVALID, MALFORMED
 from gateway.routing.select import SELECTORS
 from gateway.settings.limits import Limits
 from store.limits import TOPIC_NAME_BYTES_MAX
-from store.topics import CONFIG_NAMES
+from store.topics import CONFIG_NAMES, KeyForm
 
 Selector = Literal["key", "round_robin", "random", "room"]
 _CHOSEN = "How the partition of records that name none is chosen."
 assert get_args(Selector) == SELECTORS
+
+_KEY_FORM = "How a key sent as a JSON string is stored: raw, as its UTF-8; confluent, as JSON with its quotes. Fixed."
 
 TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]
 PartitionCount = Annotated[int, up_to("partitions_max", least=1)]
@@ -47,7 +49,10 @@ class TopicSettings(Shape):
 class NewTopicBody(TopicSettings):
     """A topic that is to be there."""
 
-    more = {"examples": [{"partitions": 4}, {"partitions": 4, "retention_ms": 86_400_000}]}
+    codes = TopicSettings.codes | {"json_keys": INVALID}
+    more = {"examples": [{"partitions": 4}, {"partitions": 4, "retention_ms": 86_400_000}, {"json_keys": "confluent"}]}
+
+    json_keys: Annotated[KeyForm, Meta(description=_KEY_FORM)] | None = None
 
 
 class TopicChangesBody(TopicSettings):

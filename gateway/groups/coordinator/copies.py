@@ -33,12 +33,18 @@ DEAD_LETTER_PARTITIONS = 1
 
 
 class Copy(NamedTuple):
-    """A record to store, and whether its key and value are known to be JSON. `due_ms` (epoch ms): for delayed ones."""
+    """A record to store. `json_values`: key and value are known to be JSON; a raw key is not, as a topic of a group
+    takes records of topics with either form of keys. `due_ms` (epoch ms): for delayed ones."""
 
     record: Record
     json_values: bool
     partition: int = 0
     due_ms: int = 0
+
+    @classmethod
+    def of(cls, stored: Stored, record: Record, partition: int = 0, due_ms: int = 0) -> Copy:
+        """The copy `record` of a stored one."""
+        return cls(record, stored.json_values and not (stored.raw_keys and record.key is not None), partition, due_ms)
 
 
 class CopyWriter:
@@ -88,7 +94,9 @@ class CopyWriter:
 def copied_from(group: str, topic: str, partition: int, stored: Stored, attempts: int) -> Origin:
     """Where a record came from first, after so many deliveries. Only what we wrote ourselves is believed."""
     first = origin_of(stored.record.headers) if topic == retry_topic(group) else None
-    return Origin(topic, partition, stored.offset, attempts) if first is None else first._replace(attempts=attempts)
+    if first is not None:
+        return first._replace(attempts=attempts)
+    return Origin(topic, partition, stored.offset, attempts, stored.raw_keys)
 
 
 def _append_of(queue: QueueKey, copies: Sequence[Copy], delays: Sequence[Delay] = ()) -> Append:

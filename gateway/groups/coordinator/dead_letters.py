@@ -67,9 +67,8 @@ class DeadLetters:
             stored = await context.records.at(topic, key.partition, letter.offset)
             if stored is not None:
                 origin = copied_from(group, topic, key.partition, stored, letter.attempt)
-                copies.append(
-                    Copy(dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms), stored.json_values)
-                )
+                letter_record = dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms)
+                copies.append(Copy.of(stored, letter_record))
         if copies:
             await self._copies.dead_letter(group, copies)
         await context.write(leases.decide_settle(letter.offset for letter in letters))
@@ -128,5 +127,5 @@ class DeadLetters:
                 stored = entry.at(at)
                 if (origin := origin_of(stored.record.headers)) is not None:
                     revived = retry_copy(stored.record, origin._replace(attempts=0))
-                    copies.append(Copy(revived, stored.json_values, origin.partition))
+                    copies.append(Copy.of(stored, revived, origin.partition))
         return copies, step.next_offset

@@ -312,10 +312,10 @@ class Receiving:
         for lease, stored, receipt in zip(leased, records, receipts, strict=True):
             record = stored.record
             headers: Headers = record.headers
-            topic, partition, offset = lane.topic, lane.partition, lease.offset
+            topic, partition, offset, raw_keys = lane.topic, lane.partition, lease.offset, stored.raw_keys
             if lane.is_retry:
                 if (origin := origin_of(headers)) is not None:
-                    topic, partition, offset, _ = origin
+                    topic, partition, offset, _, raw_keys = origin
                 headers = shown_headers(headers)
             delivered.append(
                 Delivered(
@@ -328,6 +328,7 @@ class Receiving:
                     record.timestamp,
                     stored.store_time_ms,
                     stored.json_values,
+                    raw_keys,
                     text_of(headers, TAG_HEADER) if headers else None,
                     text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
                     lease.attempt,

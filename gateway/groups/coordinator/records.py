@@ -30,6 +30,7 @@ class Decoded:
     base_offset: int
     store_time_ms: int
     json_values: bool
+    raw_keys: bool
     records: list[DecodedRecord]
     size_bytes: int
 
@@ -39,7 +40,8 @@ class Decoded:
 
     def at(self, offset: int) -> Stored:
         """One record of it."""
-        return Stored(self.records[offset - self.base_offset], offset, self.store_time_ms, self.json_values)
+        record = self.records[offset - self.base_offset]
+        return Stored(record, offset, self.store_time_ms, self.json_values, self.raw_keys)
 
 
 class Step(NamedTuple):
@@ -56,6 +58,7 @@ class Stored(NamedTuple):
     offset: int
     store_time_ms: int
     json_values: bool
+    raw_keys: bool
 
     @property
     def size_bytes(self) -> int:
@@ -107,6 +110,7 @@ class RecordReader:
                 entry.base_offset,
                 entry.store_time_ms,
                 entry.json_values,
+                entry.raw_keys,
                 list(record_batch.decode(entry.batch)),
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
             )

@@ -223,7 +223,7 @@ class Settling:
             if stored is not None:
                 origin = copied_from(group, topic, key.partition, stored, receipt.attempt)
                 record = retry_copy(stored.record, origin)
-                found[receipt.offset] = Copy(record, stored.json_values, origin.partition, now_ms + wait_ms)
+                found[receipt.offset] = Copy.of(stored, record, origin.partition, now_ms + wait_ms)
         return list(found.items())
 
     def _parsed(self, group: str, receipts: Sequence[str]) -> _Receipts:

@@ -7,6 +7,7 @@ Headers of a copy, all text; a copy of a copy keeps the first place:
 
     mq-origin-topic, mq-origin-partition, mq-origin-offset   the record it is a copy of
     mq-origin-deliver-at, mq-origin-schedule-id              what the timer had written there, if it came from the timer
+    mq-origin-keys                                           "raw", if that is how its topic has keys (store/topics.py)
     mq-attempts                                              deliveries so far
     mq-reason, mq-dead-lettered-at (epoch ms)                of a dead letter only
 
@@ -22,7 +23,7 @@ from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER
 from gateway.groups.machines.errors import IllegalRequest
 from store.limits import TOPIC_NAME_BYTES_MAX
 from store.record_batch import DecodedRecord, Headers, Record
-from store.topics import RESERVED_PREFIXES, check_name
+from store.topics import RESERVED_PREFIXES, KeyForm, check_name
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
@@ -36,6 +37,7 @@ ORIGIN_PARTITION = "mq-origin-partition"
 ORIGIN_OFFSET = "mq-origin-offset"
 ORIGIN_DELIVER_AT = "mq-origin-deliver-at"
 ORIGIN_SCHEDULE_ID = "mq-origin-schedule-id"
+ORIGIN_KEYS = "mq-origin-keys"
 ATTEMPTS = "mq-attempts"
 REASON = "mq-reason"
 DEAD_LETTERED_AT = "mq-dead-lettered-at"
@@ -43,19 +45,20 @@ DEAD_LETTERED_AT = "mq-dead-lettered-at"
 assert set(RESERVED_PREFIXES) >= {RETRY_PREFIX, DEAD_LETTER_PREFIX}
 
 _OF_COPIES = frozenset(
-    (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_DELIVER_AT, ORIGIN_SCHEDULE_ID, ATTEMPTS, REASON)
-) | {DEAD_LETTERED_AT}
+    (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_DELIVER_AT, ORIGIN_SCHEDULE_ID, ORIGIN_KEYS, ATTEMPTS)
+) | {REASON, DEAD_LETTERED_AT}
 _KEPT_AS = {DELIVER_AT_HEADER: ORIGIN_DELIVER_AT, SCHEDULE_ID_HEADER: ORIGIN_SCHEDULE_ID}
 _SHOWN_AS = {kept: shown for shown, kept in _KEPT_AS.items()}
 
 
 class Origin(NamedTuple):
-    """Where a record came from first, and how often it was delivered before."""
+    """Where a record came from first, and how often it was delivered before. `raw_keys`: its topic's keys are."""
 
     topic: str
     partition: int
     offset: int
     attempts: int
+    raw_keys: bool
 
 
 def check_group_name(group: str) -> None:
@@ -84,6 +87,7 @@ def origin_of(headers: Headers) -> Origin | None:
             int(found[ORIGIN_PARTITION]),
             int(found[ORIGIN_OFFSET]),
             int(found[ATTEMPTS]),
+            found.get(ORIGIN_KEYS) == KeyForm.RAW.encode(),
         )
     except (KeyError, ValueError):
         return None
@@ -121,6 +125,7 @@ def _copy(record: DecodedRecord, origin: Origin, more: Sequence[tuple[str, bytes
         (ORIGIN_PARTITION, b"%d" % origin.partition),
         (ORIGIN_OFFSET, b"%d" % origin.offset),
         (ATTEMPTS, b"%d" % origin.attempts),
+        *(((ORIGIN_KEYS, KeyForm.RAW.encode()),) if origin.raw_keys else ()),
         *more,
     ]
     return Record(record.key, record.value, record.timestamp, headers)

@@ -344,7 +344,14 @@ def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> di
         "reason": None if reason is None else reason.decode("utf-8", "replace"),
         "dead_lettered_at": int(at) if at is not None and at.isdigit() and len(at) < 16 else None,
         "timestamp": record.timestamp,
-        **render_parts(record.key, record.value, shown_headers(record.headers), None, json_values=json_values),
+        **render_parts(
+            record.key,
+            record.value,
+            shown_headers(record.headers),
+            None,
+            json_values=json_values,
+            raw_keys=origin is not None and origin.raw_keys,
+        ),
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 
-import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.read import AtTime
@@ -18,7 +17,7 @@ from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
 from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.message_ids import MessageId, parse_message_id
-from gateway.codec.records import render_parts
+from gateway.codec.records import render_parts, stored_forms
 from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError, invalid
 from gateway.routing.base import TopicView, UnknownPartition
 from gateway.surfaces.http.answers import json_answer, packed
@@ -65,9 +64,9 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
     key = query.text("key")
     if key is None:
         raise invalid("key: whose messages to look for")
-    keys = frozenset((key.encode(), orjson.dumps(key)))  # as sent raw, and as sent in JSON
     limit = query.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
     view = gateway.routes_table.topic(request.match_info["topic"])
+    keys = stored_forms(key, raw_keys=view.raw_keys)
     partitions = _partitions(query, view)
     time_ms = query.time_ms("from")
     start = _start(query.text("cursor"), view)
@@ -121,7 +120,14 @@ def _matches(
         found.append(
             {
                 "topic": view.name,
-                **render_parts(record.key, record.value, record.headers, None, json_values=entry.json_values),
+                **render_parts(
+                    record.key,
+                    record.value,
+                    record.headers,
+                    None,
+                    json_values=entry.json_values,
+                    raw_keys=entry.raw_keys,
+                ),
                 "partition": partition,
                 "offset": record.offset,
                 "message_id": MessageId(view.topic_id, partition, record.offset).text,

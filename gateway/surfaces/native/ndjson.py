@@ -24,6 +24,7 @@ from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
+from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.conditions import refuse_condition
@@ -43,11 +44,12 @@ QUERY = ("acks", "receipts")
 class NativeLines:
     """Records and receipts of the native API, a line each."""
 
-    def __init__(self, topic_id: int) -> None:
-        self._topic_id = topic_id
+    def __init__(self, topic: TopicView) -> None:
+        self._topic_id = topic.topic_id
+        self._raw_keys = topic.raw_keys
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
-        return parse_documents(documents)
+        return parse_documents(documents, raw_keys=self._raw_keys)
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
         return {"i": request_index, **receipt_as_json(receipt, self._topic_id)}
@@ -78,18 +80,18 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         raise invalid('receipts: must be "all" or "errors"')
     acks = acks_named(query.text("acks"))
     topic = request.match_info["topic"]
-    topic_id = gateway.routes_table.topic(topic).topic_id
+    view = gateway.routes_table.topic(topic)
     media = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     timeout_ms = gateway.config.body_timeout_ms
     if media == cloudevents.BATCH_TYPE:
         body = await read_body(request, bytes_max=gateway.limits.body_bytes_max, timeout_ms=timeout_ms)
         charge_bytes(gateway, request, len(body))
         pieces = _one_piece(_lines_of_events(body, gateway.limits.records_per_request_max))
-        dialect: NativeLines = EventLines(topic_id)
+        dialect: NativeLines = EventLines(view)
     elif media in (*LINES_TYPES, JSON_TYPE):
         stream = BodyStream(request, timeout_ms=timeout_ms, charge=lambda count: charge_bytes(gateway, request, count))
         pieces = stream.pieces()
-        dialect = NativeLines(topic_id)
+        dialect = NativeLines(view)
     else:
         raise RequestError(415, f"HTTP 415 Unsupported Media Type: send {LINES_TYPE}, or {cloudevents.BATCH_TYPE}.")
     answer = StreamedAnswer(gateway, request, content_type=LINES_TYPE)
@@ -103,7 +105,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         access=access_of(request),
         acks=acks,
         trace=trace_headers(request),
-        identity=request_identity(request, topic_id, None),
+        identity=request_identity(request, view.topic_id, None),
         errors_only=receipts == "errors",
     ).run()
 

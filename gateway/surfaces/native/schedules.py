@@ -22,9 +22,11 @@ from gateway.api.shapes.queries import BUCKETS_DEFAULT, BUCKETS_MAX, PAGE_ROWS_D
 from gateway.api.shapes.schedules import MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
+from gateway.codec.records import stored_forms
 from gateway.codec.tags import TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
+from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -132,7 +134,8 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
     check_accept(request)
     fired = _done(await request.app[SCHEDULES].fire(await _changeable(gateway, request)))
     assert fired.target is not None
-    topic = _topic_name(gateway, fired.target.topic_id)
+    view = _topic_of(gateway, fired.target.topic_id)
+    topic = None if view is None else view.name
     return json_answer(request, {"topic": topic, "partition": fired.target.partition, "offset": fired.offset})
 
 
@@ -171,10 +174,11 @@ async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
 
 
 def _check(gateway: Gateway, request: web.Request, schedule: Schedule, permission: Permission) -> None:
-    topic = _topic_name(gateway, schedule.topic_id)
-    if topic is None:  # deleted: nobody has rights on it any more
-        permission = Permission.OPERATE
-    access_of(request).check(permission, topic=topic)
+    view = _topic_of(gateway, schedule.topic_id)
+    if view is None:  # deleted: nobody has rights on it any more
+        access_of(request).check(Permission.OPERATE, topic=None)
+    else:
+        access_of(request).check(permission, topic=view.name)
 
 
 def _gone(standing: Standing) -> RequestError:
@@ -193,10 +197,11 @@ def _schedule_query(
     gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
 ) -> ScheduleQuery:
     key = asked.text("key")
-    keys: frozenset[bytes | None] | None = None
-    if key is not None:
-        keys = frozenset((key.encode(), orjson.dumps(key)))  # as sent raw, and as sent in JSON
+    keys: frozenset[bytes] | None = None
     topic_ids = _topic_ids(gateway, request, asked, needed)
+    if key is not None:
+        name = asked.text("topic")
+        keys = stored_forms(key, raw_keys=name is not None and gateway.routes_table.topic(name).raw_keys)
     return ScheduleQuery(topic_ids, asked.time_ms("from") or 0, asked.time_ms("to"), keys)
 
 
@@ -219,9 +224,9 @@ def _topic_ids(
     )
 
 
-def _topic_name(gateway: Gateway, topic_id: int) -> str | None:
+def _topic_of(gateway: Gateway, topic_id: int) -> TopicView | None:
     try:
-        return gateway.routes_table.by_id(topic_id).name
+        return gateway.routes_table.by_id(topic_id)
     except UnknownQueue:
         return None
 
@@ -259,11 +264,16 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
     picked = schedule.record
     record = picked.record
     tag = next((content for name, content in record.headers if name == TAG_HEADER), None)
+    view = _topic_of(gateway, schedule.topic_id)
     row: dict[str, object] = {
         "schedule_id": schedule.id.text,
-        "topic": _topic_name(gateway, schedule.topic_id),
+        "topic": None if view is None else view.name,
         "partition": schedule.partition,
-        **_shown("key", record.key, picked.json_values),
+        **(
+            _shown_raw(record.key)
+            if view is not None and view.raw_keys
+            else _shown("key", record.key, picked.json_values)
+        ),
         "tag": None if tag is None else tag.decode(),
         "deliver_at": schedule.id.due_ms,
         "created_at": schedule.accepted_ms,
@@ -272,6 +282,13 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
         "state": "pending",
     }
     return row | _shown("value", record.value, picked.json_values) if with_value else row
+
+
+def _shown_raw(key: bytes | None) -> dict[str, object]:
+    try:
+        return {"key": None if key is None else key.decode()}
+    except UnicodeDecodeError:
+        return _shown("key", key, False)
 
 
 def _shown(name: str, content: bytes | None, is_json: bool) -> dict[str, object]:

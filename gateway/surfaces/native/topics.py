@@ -2,6 +2,7 @@
 
 Settings of a topic are `retention_ms`, `max_message_bytes` and `selector` here; where Kafka's names are spoken the
 first two are `retention.ms` and `max.message.bytes`; what was not chosen is left out, and null takes a choice back.
+`json_keys` is chosen when a topic is made, and stays (store/topics.py).
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
             raise TopicExists(f"Topic {name} exists with another number of partitions: {existing.partitions}.")
         if config is not None and config != existing.config:
             raise TopicExists(f"Topic {name} exists with other settings: {existing.config.chosen()}. Use PATCH.")
+        if shape.json_keys not in (None, existing.json_keys):
+            raise TopicExists(f"Topic {name} exists with json_keys {existing.json_keys}, which cannot be changed.")
         return json_answer(request, _native(existing))
-    created = await gateway.admin.create_topic(name, wanted or gateway.config.partitions_default, config)
+    count = wanted or gateway.config.partitions_default
+    created = await gateway.admin.create_topic(name, count, config, shape.json_keys)
     return json_answer(request, _native(created), status=201)
 
 
@@ -108,7 +112,8 @@ async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web
 
 
 def _native(view: TopicView) -> dict[str, object]:
-    return {"topic": view.name, "topic_id": view.topic_id, "partitions": view.partitions, **view.config.chosen()}
+    shown = {"topic": view.name, "topic_id": view.topic_id, "partitions": view.partitions, "json_keys": view.json_keys}
+    return {**shown, **view.config.chosen()}
 
 
 async def _offsets(

@@ -172,6 +172,7 @@ def pushes() -> dict[str, Schema]:
         {
             **NATIVE_PARTS,
             "key_len": said(nullable(COUNT), "In binary frames: its bytes are in the payload."),
+            "raw_key": said({"const": True}, "In binary frames: the key is a string, or bytes, not JSON."),
             "value_len": nullable(COUNT),
             "headers": array(obj({"key": STRING, "value": nullable(BASE64)})),
             "tag": STRING,

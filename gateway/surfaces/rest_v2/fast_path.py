@@ -76,6 +76,7 @@ class FastPath:
         self._known_access = gateway.authenticator.known_access
         self._check_origin = origins.check
         self._producer = gateway.producer
+        self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
         self._stats = [gateway.stats.routes.setdefault(name, RouteStats()) for name in ("produce", "produce_partition")]
         self._bytes_max = min(BODY_BYTES_MAX, gateway.limits.body_bytes_max)
@@ -111,7 +112,8 @@ class FastPath:
             fmt = sent_format(headers.get(_CONTENT_TYPE, ""))
             if fmt is None:
                 return None
-            records = parse_envelope(body, fmt, records_max=self._records_max)
+            raw_keys = self._topic_of(topic).raw_keys
+            records = parse_envelope(body, fmt, records_max=self._records_max, raw_keys=raw_keys)
             if len(records) != 1:
                 return None
             begun = self._producer.begin(

@@ -71,8 +71,8 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         due = due_named(query)
     topic = request.match_info["topic"]
     partition = partition_in(request)
-    topic_id = gateway.routes_table.topic(topic).topic_id  # an unknown topic is told before a bad record
-    identity = request_identity(request, topic_id, body)
+    view = gateway.routes_table.topic(topic)  # an unknown topic is told before a bad record
+    identity = request_identity(request, view.topic_id, body)
     sequence = producer_sequence(request)
     expected = expected_offset(request)
     receipts: Sequence[Outcome] | Sequence[BatchReceipt]
@@ -107,14 +107,15 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
         trace = trace_headers(request)
         is_whole = bool(identity or sequence or expected is not None)
-        if not (is_whole or trace or selector or due) and (columns := columns_of(sent, fmt)) is not None:
+        is_plain = not (is_whole or trace or selector or due)
+        if is_plain and (columns := columns_of(sent, fmt, raw_keys=view.raw_keys)) is not None:
             stored = await gateway.producer.produce_columns(
                 topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
             )
             if stored is not None:
                 return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
         try:
-            records = delayed(parse_records(sent, fmt), due)
+            records = delayed(parse_records(sent, fmt, raw_keys=view.raw_keys), due)
             if trace:
                 records = [traced(record, trace) for record in records]
             singles = await gateway.producer.produce(
@@ -132,7 +133,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             if is_whole or not isinstance(sent, list) or len(sent) < 2:
                 raise
             sending = Sending(gateway, topic, fmt is Format.JSON, acks, partition=partition, selector=selector)
-            singles = await _send_each(sending, sent, fmt, trace, due)
+            singles = await _send_each(sending, sent, fmt, trace, due, raw_keys=view.raw_keys)
         receipts = singles
         offsets = rendered_receipts(singles)
     response = _answer(content_type, offsets, receipts)
@@ -174,14 +175,14 @@ def _taken(name: str, headers: record_batch.Headers) -> tuple[str | None, record
 
 
 async def _send_each(
-    sending: Sending, sent: Sequence[object], fmt: Format, trace: Headers, due: Due | None
+    sending: Sending, sent: Sequence[object], fmt: Format, trace: Headers, due: Due | None, *, raw_keys: bool
 ) -> list[Outcome]:
     """Send what is good of a request that was refused: a receipt or a refusal for each record (V1). Raises RequestError
     (V2)."""
     parsed: list[ProduceRecord | RequestError] = []
     for request_index, item in enumerate(sent):
         try:
-            parsed += delayed(parse_records([item], fmt), due)
+            parsed += delayed(parse_records([item], fmt, raw_keys=raw_keys), due)
         except RequestError as refusal:
             if not isinstance(item, dict) or not item.keys() <= RECORD_FIELDS:
                 at = f"records[{request_index}]: {refusal.message}"

@@ -19,6 +19,7 @@ from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
 from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
 from gateway.errors import RequestError
+from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
@@ -40,9 +41,10 @@ STORED = 200
 class V3Records:
     """Records and receipts of a v3 stream."""
 
-    def __init__(self, cluster_id: str, topic: str) -> None:
+    def __init__(self, cluster_id: str, topic: TopicView) -> None:
         self._cluster_id = cluster_id
-        self._topic = topic
+        self._topic = topic.name
+        self._raw_keys = topic.raw_keys
         self._types: deque[DataTypes] = deque()  # of the records without a receipt yet
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
@@ -51,7 +53,7 @@ class V3Records:
     def parse_values(self, values: Sequence[object]) -> Parsed:
         """As `parse`, for documents that are JSON values already."""
         self._types.extend(map(data_types, values))
-        return Parsed([parse_v3_record(value) for value in values], False)
+        return Parsed([parse_v3_record(value, raw_keys=self._raw_keys) for value in values], False)
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
         fields = receipt_of(
@@ -89,7 +91,7 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
         topic=view.name,
         body=body.pieces(),
         splitter=Values(bytes_max=DOCUMENT_BYTES_MAX),
-        dialect=V3Records(to.cluster_id, view.name),
+        dialect=V3Records(to.cluster_id, view),
         answer=StreamedAnswer(gateway, request, content_type=JSON_TYPE),
         access=access_of(request),
         trace=trace_headers(request),
@@ -105,7 +107,7 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     to = links(gateway, request)
     view = topic_of(gateway, request)
     entries = _entries(body)
-    dialect = V3Records(to.cluster_id, view.name)
+    dialect = V3Records(to.cluster_id, view)
     parsed = dialect.parse_values([_without_id(entry) for entry in entries])
     identity = request_identity(request, view.topic_id, body)
     sending = Sending(gateway, view.name, parsed.json_values, identity=identity)

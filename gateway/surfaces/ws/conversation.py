@@ -305,8 +305,10 @@ class Conversation:
     async def _produce(self, command: commands.Produce, size_bytes: int, payload: memoryview | None) -> None:
         self._check("produce", topic=command.topic)
         self.check_staying()
-        records = records_of(command, payload, self._gateway.limits.records_per_request_max)
-        sending = send(self._gateway.producer, command, records, is_binary=payload is not None)
+        raw_keys = self._gateway.routes_table.topic(command.topic).raw_keys
+        count_max = self._gateway.limits.records_per_request_max
+        sent = records_of(command, payload, count_max, raw_keys=raw_keys)
+        sending = send(self._gateway.producer, command, sent)
         await self.in_flight.start(self._answer_later(command.id, sending, is_wanted=command.ack), size_bytes)
 
     async def _settle(self, command: commands.Settle, size_bytes: int) -> None:

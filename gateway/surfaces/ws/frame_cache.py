@@ -293,15 +293,18 @@ def _render_binary(
                 "timestamp": record.timestamp,
                 "store_timestamp": entry.store_time_ms,
             }
-            payloads.append(binary_parts(message, record.key, record.value))
+            payloads.append(binary_parts(message, record.key, record.value, raw_key=entry.raw_keys))
             if headers := record.headers:
                 add_headers(message, headers)
             messages.append(message)
     return messages, payloads
 
 
-def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | None) -> bytes:
-    """Put the lengths of key and value into a message of a binary frame; their bytes."""
+def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | None, *, raw_key: bool) -> bytes:
+    """Put the lengths of key and value into a message of a binary frame, and whether the key is a raw one; their
+    bytes."""
     message["key_len"] = None if key is None else len(key)
+    if raw_key and key is not None:
+        message["raw_key"] = True
     message["value_len"] = None if value is None else len(value)
     return (key or b"") + (value or b"")

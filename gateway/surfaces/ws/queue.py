@@ -325,11 +325,13 @@ class Queue:
         }
         payload = b""
         if self._form is Form.BINARY:
-            payload = binary_parts(message, one.key, one.value)
+            payload = binary_parts(message, one.key, one.value, raw_key=one.raw_key)
             if one.headers:
                 add_headers(message, one.headers)
         else:
-            message |= render_parts(one.key, one.value, one.headers, None, json_values=one.json_value)
+            message |= render_parts(
+                one.key, one.value, one.headers, None, json_values=one.json_value, raw_keys=one.raw_key
+            )
         if one.message_group is not None:
             message["message_group"] = one.message_group
         if not self._command.auto_ack:

@@ -1,22 +1,31 @@
 """Records that a socket sends: from a `produce` command, in text or in a binary frame, to the answer.
 
-In a binary frame keys and values are in the payload, one behind the other, and each record says how long its own are.
+In a binary frame keys and values are in the payload, one behind the other, and each record says how long its own are; a
+key may be in the record instead, as JSON. In a text frame of format `json` bytes may be `value_b64` or `key_b64`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from gateway.api.producer import Producer
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
-from gateway.codec.records import BATCH_REFUSED, Format, ProduceRecord, parse_raw_record, parse_records
+from gateway.codec.native import has_form, parse_objects
+from gateway.codec.records import BATCH_REFUSED, Format, ProduceRecord, encode_keys, parse_raw_record, parse_records
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.surfaces.ws.commands import Produce
 
-Records = bytes | list[ProduceRecord]
-"""What is sent: raw batches, or records."""
+
+class Records(NamedTuple):
+    """What is sent; `json_values` as `store.types.Append` has it."""
+
+    records: list[ProduceRecord]
+    json_values: bool
 
 
-def records_of(command: Produce, payload: memoryview | None, count_max: int) -> Records:
-    """What a produce sends. `payload` None: it came in a text frame. Raises RequestError; then nothing is stored."""
+def records_of(command: Produce, payload: memoryview | None, count_max: int, *, raw_keys: bool) -> Records | bytes:
+    """What a produce sends: records, or raw batches. `payload` None: it came in a text frame. `raw_keys`: those of the
+    topic are. Raises RequestError; then nothing is stored."""
     records = command.records
     if command.format is None:
         if payload is None or records is not None:
@@ -24,26 +33,25 @@ def records_of(command: Produce, payload: memoryview | None, count_max: int) -> 
         return bytes(payload)
     if isinstance(records, list) and len(records) > count_max:
         raise RequestError(BATCH_REFUSED, f"{len(records)} records in one command; the limit is {count_max}.")
-    if payload is None:
-        return parse_records(records, command.format)
-    return _binary_records(records, payload)
+    if payload is not None:
+        return Records(_binary_records(records, payload, raw_keys), False)
+    if command.format is Format.JSON and isinstance(records, list) and any(map(has_form, records)):
+        return _native_records(records, raw_keys)
+    return Records(parse_records(records, command.format, raw_keys=raw_keys), command.format is Format.JSON)
 
 
-async def send(producer: Producer, command: Produce, records: Records, *, is_binary: bool) -> dict[str, object]:
-    """Store them; the fields of the answer. `is_binary`: keys and values came as bytes, which need not be JSON.
-
-    Raises RequestError, StoreError.
-    """
-    if isinstance(records, bytes):
-        batches = await producer.produce_batches(command.topic, records, partition=command.partition, acks=command.acks)
+async def send(producer: Producer, command: Produce, sent: Records | bytes) -> dict[str, object]:
+    """Store them; the fields of the answer. Raises RequestError, StoreError."""
+    if isinstance(sent, bytes):
+        batches = await producer.produce_batches(command.topic, sent, partition=command.partition, acks=command.acks)
         reached = min(receipt.acks for receipt in batches)
         offsets = [batch_receipt_as_json(receipt) for receipt in batches]
     else:
         receipts = await producer.produce(
             command.topic,
-            records,
+            sent.records,
             partition=command.partition,
-            json_values=command.format is Format.JSON and not is_binary,
+            json_values=sent.json_values,
             acks=command.acks,
         )
         reached = min(receipt.acks for receipt in receipts)
@@ -51,7 +59,22 @@ async def send(producer: Producer, command: Produce, records: Records, *, is_bin
     return {"acks": reached.name.lower(), "offsets": offsets}
 
 
-def _binary_records(records: object, payload: memoryview) -> list[ProduceRecord]:
+def _native_records(records: list[object], raw_keys: bool) -> Records:
+    """Records some of which have bytes in base64. Raises RequestError for the first bad one."""
+    parsed = parse_objects(records, raw_keys=raw_keys)
+    taken: list[ProduceRecord] = []
+    for number, record in enumerate(parsed.records):
+        if isinstance(record, RequestError):
+            raise _at_record(record, number)
+        taken.append(record)
+    return Records(taken, parsed.json_values)
+
+
+def _at_record(error: RequestError, number: int) -> RequestError:
+    return RequestError(error.error_code, error.message, validation_errors=[f"records[{number}]: {error.message}"])
+
+
+def _binary_records(records: object, payload: memoryview, raw_keys: bool) -> list[ProduceRecord]:
     """Records whose keys and values are in the payload, one behind the other. Raises RequestError."""
     if not isinstance(records, list) or not records:
         raise invalid("records: must be an array of one or more objects")
@@ -70,17 +93,15 @@ def _binary_records(records: object, payload: memoryview) -> list[ProduceRecord]
                 raise bad_request(f"records[{number}].{name}: {length!r} is not a length within the payload")
             parts.append(bytes(payload[position : position + length]))
             position += length
-        for name in ("key", "value"):
-            if name in record:
-                raise invalid(f"records[{number}].{name}: is in the payload of a binary frame")
+        if "value" in record or ("key" in record and parts[0] is not None):
+            name = "value" if "value" in record else "key"
+            raise invalid(f"records[{number}].{name}: is in the payload of a binary frame")
         try:
+            if (key := record.pop("key", None)) is not None:
+                parts[0] = encode_keys([key], Format.JSON, raw_keys=raw_keys)[0]
             parsed.append(parse_raw_record(record, parts[0], parts[1]))
         except RequestError as error:
-            raise RequestError(
-                error.error_code,
-                error.message,
-                validation_errors=[f"records[{number}]: {error.message}"],
-            ) from None
+            raise _at_record(error, number) from None
     if position != len(payload):
         raise bad_request(f"The payload has {len(payload)} bytes; keys and values take {position}.")
     return parsed

@@ -8,7 +8,7 @@ from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Delivered, Sett
 
 def message(offset: int, *, partition: int = 0, until_ms: int = 100) -> Delivered:
     return Delivered(
-        "t", partition, offset, None, b"1", (), 0, 0, True, None, None, 1, f"r{partition}-{offset}", until_ms
+        "t", partition, offset, None, b"1", (), 0, 0, True, False, None, None, 1, f"r{partition}-{offset}", until_ms
     )
 
 

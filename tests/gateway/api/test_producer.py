@@ -271,7 +271,9 @@ async def test_what_was_sent_is_counted(gateway: Gateway) -> None:
 async def test_batches_are_stored_compressed_when_so_configured_and_read_the_same(clock: FakeClock) -> None:
     gateway, broker = fake_gateway(clock, compression="zstd")
     await broker.create_topic("orders", 1)
-    records = parse_records([{"value": {"number": number, "text": "x" * 50}} for number in range(200)], Format.JSON)
+    records = parse_records(
+        [{"value": {"number": number, "text": "x" * 50}} for number in range(200)], Format.JSON, raw_keys=False
+    )
     await gateway.producer.produce("orders", records, json_values=True)
     [append] = broker.appends
     assert record_batch.is_compressed(append.batch)

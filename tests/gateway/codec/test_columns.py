@@ -32,10 +32,10 @@ requests = st.one_of(
 
 def same(records: object, fmt: Format) -> bool:
     """Whether there were columns; AssertionError when they differ from what `parse_records` makes."""
-    columns = columns_of(records, fmt)
+    columns = columns_of(records, fmt, raw_keys=False)
     if columns is None:
         return False
-    parsed = parse_records(records, fmt)
+    parsed = parse_records(records, fmt, raw_keys=False)
     assert list(columns.values) == [record.value for record in parsed]
     keys = [None] * len(parsed) if columns.keys is None else list(columns.keys)
     assert keys == [record.key for record in parsed]
@@ -87,23 +87,23 @@ def test_plain_records_have_columns(fmt: Format) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_plain_has_none(records: object) -> None:
-    assert columns_of(records, Format.JSON) is None
+    assert columns_of(records, Format.JSON, raw_keys=False) is None
 
 
 def test_a_bad_record_leaves_all_to_parse_records() -> None:
-    assert columns_of([{"value": "AP8="}, {"value": "AP8"}], Format.BINARY) is None
-    assert columns_of([{"key": "k", "value": "v"}, {"key": 1, "value": "v"}], Format.TEXT) is None
+    assert columns_of([{"value": "AP8="}, {"value": "AP8"}], Format.BINARY, raw_keys=False) is None
+    assert columns_of([{"key": "k", "value": "v"}, {"key": 1, "value": "v"}], Format.TEXT, raw_keys=False) is None
 
 
 def test_a_value_nested_too_deeply_to_be_written_again_is_left_to_parse_records() -> None:
     deep = orjson.loads(b"[" * 300 + b"]" * 300)
-    assert columns_of([{"value": deep}, {"value": 1}], Format.JSON) is None
+    assert columns_of([{"value": deep}, {"value": 1}], Format.JSON, raw_keys=False) is None
 
 
 def test_keys_and_values_up_to_their_limits_have_columns() -> None:
     key, value = "k" * KEY_BYTES_MAX, "v" * (RECORD_BYTES_MAX - KEY_BYTES_MAX)
-    assert columns_of([{"key": key, "value": value}] * 2, Format.TEXT) == Columns(
+    assert columns_of([{"key": key, "value": value}] * 2, Format.TEXT, raw_keys=False) == Columns(
         [key.encode()] * 2, [value.encode()] * 2
     )
-    assert columns_of([{"key": key + "k", "value": ""}] * 2, Format.TEXT) is None
-    assert columns_of([{"key": "", "value": value + "v"}] * 2, Format.TEXT) is None
+    assert columns_of([{"key": key + "k", "value": ""}] * 2, Format.TEXT, raw_keys=False) is None
+    assert columns_of([{"key": "", "value": value + "v"}] * 2, Format.TEXT, raw_keys=False) is None

@@ -17,11 +17,14 @@ from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
 def codes(*documents: Document) -> list[int]:
     """The error code of each document, 0 for a good one."""
-    return [one.error_code if isinstance(one, RequestError) else 0 for one in parse_documents(documents).records]
+    return [
+        one.error_code if isinstance(one, RequestError) else 0
+        for one in parse_documents(documents, raw_keys=False).records
+    ]
 
 
 def record(document: bytes) -> ProduceRecord:
-    (one,) = parse_documents([document]).records
+    (one,) = parse_documents([document], raw_keys=False).records
     assert isinstance(one, ProduceRecord), one
     return one
 
@@ -35,8 +38,8 @@ def test_keys_and_values_come_in_three_forms() -> None:
 
 
 def test_only_json_is_promised_to_be_json() -> None:
-    assert parse_documents([b'{"value":1}', b'{"tag":"a","value":null}']).json_values
-    assert not parse_documents([b'{"value":1}', b'{"value_text":"x"}']).json_values
+    assert parse_documents([b'{"value":1}', b'{"tag":"a","value":null}'], raw_keys=False).json_values
+    assert not parse_documents([b'{"value":1}', b'{"value_text":"x"}'], raw_keys=False).json_values
 
 
 def test_one_bad_record_does_not_touch_the_others() -> None:

@@ -23,12 +23,12 @@ NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 def refusal(records: object, fmt: Format = Format.JSON) -> int:
     with pytest.raises(RequestError) as caught:
-        parse_records(records, fmt)
+        parse_records(records, fmt, raw_keys=False)
     return caught.value.error_code
 
 
 def record(**fields: object) -> ProduceRecord:
-    (parsed,) = parse_records([fields], Format.JSON)
+    (parsed,) = parse_records([fields], Format.JSON, raw_keys=False)
     return parsed
 
 
@@ -36,13 +36,13 @@ def record(**fields: object) -> ProduceRecord:
 
 
 def test_json_keys_and_values_are_stored_as_compact_json() -> None:
-    parsed = parse_records([{"key": "u1", "value": {"sku": 9, "a": [1, 2.5, None]}}], Format.JSON)
+    parsed = parse_records([{"key": "u1", "value": {"sku": 9, "a": [1, 2.5, None]}}], Format.JSON, raw_keys=False)
     assert parsed == [ProduceRecord(b'"u1"', b'{"sku":9,"a":[1,2.5,null]}', NO_HEADERS, None, None, None, None, None)]
 
 
 def test_a_missing_or_null_value_is_a_tombstone_and_a_missing_key_is_none() -> None:
     for item in ({}, {"value": None}, {"key": None}, {"key": None, "value": None}):
-        assert parse_records([item], Format.JSON)[0][:2] == (None, None)
+        assert parse_records([item], Format.JSON, raw_keys=False)[0][:2] == (None, None)
 
 
 def test_false_zero_and_empty_are_values() -> None:
@@ -51,8 +51,11 @@ def test_false_zero_and_empty_are_values() -> None:
 
 
 def test_binary_is_base64_and_text_is_utf8() -> None:
-    assert parse_records([{"key": "aw==", "value": "AP8="}], Format.BINARY)[0][:2] == (b"k", b"\x00\xff")
-    assert parse_records([{"key": "k", "value": "ä"}], Format.TEXT)[0][:2] == (b"k", "ä".encode())
+    assert parse_records([{"key": "aw==", "value": "AP8="}], Format.BINARY, raw_keys=False)[0][:2] == (
+        b"k",
+        b"\x00\xff",
+    )
+    assert parse_records([{"key": "k", "value": "ä"}], Format.TEXT, raw_keys=False)[0][:2] == (b"k", "ä".encode())
 
 
 @pytest.mark.parametrize("text", ["AP8", "AP8==", "A*8=", "AP 8=", "AP8=\n", "é", "=", "AP8=AP8="])
@@ -95,7 +98,7 @@ def test_wrong_shapes_and_unknown_fields_are_refused(records: object, answer: in
 
 def test_an_unknown_field_is_named_in_the_words_clients_know() -> None:
     with pytest.raises(RequestError) as caught:
-        parse_records([{"value": 1}, {"value": 1, "dealy_ms": 5}], Format.JSON)
+        parse_records([{"value": 1}, {"value": 1, "dealy_ms": 5}], Format.JSON, raw_keys=False)
     assert caught.value.message == "Unrecognized field: dealy_ms"
     assert caught.value.validation_errors == ["records[1]: Unrecognized field: dealy_ms"]
 
@@ -182,14 +185,14 @@ def test_the_header_limits_hold_at_n_and_n_plus_1() -> None:
 def test_the_record_limit_counts_key_and_value_and_holds_at_n_and_n_plus_1(extra: dict[str, object]) -> None:
     key = "k" * 10
     value = "v" * (RECORD_BYTES_MAX - 10)
-    assert parse_records([{"key": key, "value": value, **extra}], Format.TEXT)
+    assert parse_records([{"key": key, "value": value, **extra}], Format.TEXT, raw_keys=False)
     too_large = [{"key": key, "value": value + "v", **extra}]
     assert refusal(too_large, Format.TEXT) == RECORD_TOO_LARGE
 
 
 def test_headers_count_towards_the_record_limit() -> None:
     value = "v" * (RECORD_BYTES_MAX - 2)
-    assert parse_records([{"value": value, "headers": [{"key": "a", "text": "b"}]}], Format.TEXT)
+    assert parse_records([{"value": value, "headers": [{"key": "a", "text": "b"}]}], Format.TEXT, raw_keys=False)
     too_large = [{"value": value, "headers": [{"key": "a", "text": "bc"}]}]
     assert refusal(too_large, Format.TEXT) == RECORD_TOO_LARGE
 
@@ -205,7 +208,7 @@ def test_a_value_too_deep_to_be_written_again_is_refused() -> None:
 
 def test_envelopes_ignore_the_schema_fields_of_old_clients() -> None:
     body = b'{"records":[{"value":1}],"key_schema":null,"value_schema_id":3,"key_schema_id":1,"value_schema":"s"}'
-    assert len(parse_envelope(body, Format.JSON, records_max=1)) == 1
+    assert len(parse_envelope(body, Format.JSON, records_max=1, raw_keys=False)) == 1
 
 
 @pytest.mark.parametrize(
@@ -228,14 +231,14 @@ def test_envelopes_ignore_the_schema_fields_of_old_clients() -> None:
 )
 def test_bad_envelopes_are_refused(body: bytes, code: int) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_envelope(body, Format.JSON, records_max=10)
+        parse_envelope(body, Format.JSON, records_max=10, raw_keys=False)
     assert caught.value.error_code == code
 
 
 def test_the_limit_of_records_holds_at_n_and_n_plus_1() -> None:
-    assert len(parse_envelope(orjson.dumps({"records": [{}] * 10}), Format.JSON, records_max=10)) == 10
+    assert len(parse_envelope(orjson.dumps({"records": [{}] * 10}), Format.JSON, records_max=10, raw_keys=False)) == 10
     with pytest.raises(RequestError, match="the limit is 10"):
-        parse_envelope(orjson.dumps({"records": [{}] * 11}), Format.JSON, records_max=10)
+        parse_envelope(orjson.dumps({"records": [{}] * 11}), Format.JSON, records_max=10, raw_keys=False)
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------
@@ -367,7 +370,7 @@ JSON = st.recursive(
 
 @given(st.lists(st.tuples(JSON, JSON), min_size=1, max_size=5))
 def test_what_goes_in_as_json_comes_out_the_same(pairs: list[tuple[object, object]]) -> None:
-    parsed = parse_records([{"key": None, "value": value} for _, value in pairs], Format.JSON)
+    parsed = parse_records([{"key": None, "value": value} for _, value in pairs], Format.JSON, raw_keys=False)
     stored = entry(*[Record(item.key, item.value, 7) for item in parsed], json_values=True)
     for fmt in (Format.JSON, None):
         assert [item["value"] for item in rendered(fmt, stored)] == [value for _, value in pairs]
@@ -383,7 +386,7 @@ ANYTHING = st.recursive(
 @given(ANYTHING, st.sampled_from(Format))
 def test_any_json_is_either_parsed_or_refused(records: object, fmt: Format) -> None:
     with suppress(RequestError):
-        parsed = parse_records(records, fmt)
+        parsed = parse_records(records, fmt, raw_keys=False)
         assert isinstance(records, list)
         assert len(parsed) == len(records)
 
@@ -391,11 +394,11 @@ def test_any_json_is_either_parsed_or_refused(records: object, fmt: Format) -> N
 @pytest.mark.parametrize(("field", "limit"), [("msg_id", MSG_ID_BYTES_MAX), ("message_group", MESSAGE_GROUP_BYTES_MAX)])
 @pytest.mark.parametrize("others", [{}, {"tag": "t"}])
 def test_ids_and_groups_have_limits(field: str, limit: int, others: dict[str, object]) -> None:
-    (parsed,) = parse_records([{"value": 1, field: "é" * (limit // 2), **others}], Format.JSON)
+    (parsed,) = parse_records([{"value": 1, field: "é" * (limit // 2), **others}], Format.JSON, raw_keys=False)
     assert getattr(parsed, field) == "é" * (limit // 2)
     for illegal in ("é" * (limit // 2) + "x", "", 7):
         with pytest.raises(RequestError) as refusal:
-            parse_records([{"value": 1, field: illegal, **others}], Format.JSON)
+            parse_records([{"value": 1, field: illegal, **others}], Format.JSON, raw_keys=False)
         assert refusal.value.error_code == RECORD_PART_ILLEGAL
-    (parsed,) = parse_records([{"value": 1, field: None, **others}], Format.JSON)
+    (parsed,) = parse_records([{"value": 1, field: None, **others}], Format.JSON, raw_keys=False)
     assert getattr(parsed, field) is None

@@ -10,7 +10,7 @@ from gateway.errors import RequestError
 
 
 def parsed(value: object) -> ProduceRecord:
-    record = parse_v3_record(value)
+    record = parse_v3_record(value, raw_keys=False)
     assert isinstance(record, ProduceRecord), record
     return record
 
@@ -57,7 +57,7 @@ def test_binary_data_and_no_data() -> None:
     ],
 )
 def test_bad_records_are_told_why(value: object, code: int) -> None:
-    error = parse_v3_record(value)
+    error = parse_v3_record(value, raw_keys=False)
     assert isinstance(error, RequestError)
     assert error.error_code == code
 

@@ -26,9 +26,15 @@ def topics(limits: Limits) -> dict[str, Schema]:
     """Topics and their offsets."""
     settings = schema_of(TopicSettings, limits)["properties"]
     chosen = {name: not_null(settings[name]) for name in CONFIG_NAMES}
+    json_keys = not_null(schema_of(NewTopicBody, limits)["properties"]["json_keys"])
     replica = obj({"broker": COUNT, "leader": BOOLEAN, "in_sync": BOOLEAN})
     bounds = {"partition": PARTITION, "beginning_offset": OFFSET, "end_offset": OFFSET}
-    topic = {"topic": STRING, "topic_id": said(COUNT, "The epoch: never used again."), "partitions": integer(1)}
+    topic = {
+        "topic": STRING,
+        "topic_id": said(COUNT, "The epoch: never used again."),
+        "partitions": integer(1),
+        "json_keys": json_keys,
+    }
     return {
         "NewTopic": schema_of(NewTopicBody, limits),
         "TopicChanges": schema_of(TopicChangesBody, limits),

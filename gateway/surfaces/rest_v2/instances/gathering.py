@@ -100,7 +100,7 @@ class Gathering:
             if self.count and self.size_bytes + size_bytes > self.bytes_max:
                 self.is_full = True
                 return offset
-            parts = render_parts(key, value, headers, self._fmt, json_values=entry.json_values)
+            parts = render_parts(key, value, headers, self._fmt, json_values=entry.json_values, raw_keys=entry.raw_keys)
             if "error_code" in parts and self._on_decode_error is not OnDecodeError.INLINE:
                 if self._on_decode_error is OnDecodeError.SKIP:
                     continue

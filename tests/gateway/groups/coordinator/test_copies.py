@@ -26,19 +26,19 @@ def test_copies_are_cut_into_batches_by_size_and_none_is_left_out() -> None:
 
 
 def test_the_first_place_is_kept_but_only_where_we_wrote_it() -> None:
-    origin = Origin("orders", 1, 42, 3)
+    origin = Origin("orders", 1, 42, 3, True)
     copy = retry_copy(record(b"v"), origin)
     (decoded,) = record_batch.decode(bytes(record_batch.encode([copy])))
-    stored = Stored(decoded, 7, 0, True)
-    assert copied_from(G, retry_topic(G), 0, stored, 4) == Origin("orders", 1, 42, 4)
-    assert copied_from(G, "orders", 0, stored, 4) == Origin("orders", 0, 7, 4), "a sender's header says nothing"
+    stored = Stored(decoded, 7, 0, True, False)
+    assert copied_from(G, retry_topic(G), 0, stored, 4) == Origin("orders", 1, 42, 4, True)
+    assert copied_from(G, "orders", 0, stored, 4) == Origin("orders", 0, 7, 4, False), "a sender's header says nothing"
 
 
 async def test_retries_go_to_partitions_as_configured_and_dead_letters_to_one() -> None:
     async with world() as made:
         await made.groups.configure(G, {"retry_partitions": 2})
         writer = CopyWriter(made.groups._context)
-        copies = [Copy(retry_copy(record(b"%d" % n), Origin("orders", n, 0, 1)), True, n) for n in range(3)]
+        copies = [Copy(retry_copy(record(b"%d" % n), Origin("orders", n, 0, 1, False)), True, n) for n in range(3)]
         await writer.retry_now(G, copies)
         assert [value for value, _ in await made.records(retry_topic(G), 0)] == [b"0", b"2"]
         assert [value for value, _ in await made.records(retry_topic(G), 1)] == [b"1"]

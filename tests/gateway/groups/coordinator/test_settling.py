@@ -250,6 +250,7 @@ async def test_a_rejected_record_is_in_the_dead_letter_topic_with_its_reason() -
             "mq-origin-topic": b"orders",
             "mq-origin-partition": b"0",
             "mq-origin-offset": b"0",
+            "mq-origin-keys": b"raw",
             "mq-attempts": b"1",
             "mq-reason": b"bad schema",
             "mq-dead-lettered-at": b"%d" % made.clock.now_ms(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gateway.groups.machines.strategies.base import Partition
-from store.topics import TopicConfig
+from store.topics import KeyForm, TopicConfig
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class FakeTopic:
     topic_id: int
     partitions: int
     config: TopicConfig = field(default_factory=TopicConfig)
+    json_keys: KeyForm = KeyForm.RAW
+    raw_keys: bool = True
 
     def every(self) -> tuple[Partition, ...]:
         """All its partitions."""

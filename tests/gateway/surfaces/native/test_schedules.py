@@ -95,7 +95,7 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         "deliver_at": START_MS + 90_000,
         "created_at": START_MS,
         "timestamp": START_MS,
-        "size": 4,
+        "size": 2,
         "state": "pending",
         "value": 1,
     }

@@ -71,7 +71,7 @@ async def test_what_is_not_there_has_its_own_code(client: Client, path: str, cod
 
 
 async def test_a_topic_is_created_once_and_described(client: Client, broker: FakeBroker) -> None:
-    shape = {"topic": "new", "topic_id": 17, "partitions": 2}
+    shape = {"topic": "new", "topic_id": 17, "partitions": 2, "json_keys": "raw"}
     for status in (201, 200):
         response = await client.put("/mq/v1/topics/new", json={"partitions": 2})
         assert (response.status, await response.json()) == (status, shape)
@@ -81,7 +81,7 @@ async def test_a_topic_is_created_once_and_described(client: Client, broker: Fak
     bounds = [{"partition": number, "beginning_offset": 0, "end_offset": 0} for number in range(2)]
     assert described == {**shape, "offsets": bounds}
     _, _, listed = await get(client, "/mq/v1/topics")
-    assert listed == {"topics": [shape, {"topic": "orders", "topic_id": 16, "partitions": 4}]}
+    assert listed == {"topics": [shape, {**shape, "topic": "orders", "topic_id": 16, "partitions": 4}]}
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b' {"partitions":null}'])
@@ -183,7 +183,8 @@ async def test_a_topic_has_settings_of_its_own(client: Client, gateway: Gateway)
     assert (await client.put(path, data=b'{"max_message_bytes":100,"retention_ms":1000}')).status == 200
     assert (await client.put(path, data=b'{"max_message_bytes":101}')).status == 409
     changed = await client.patch(path, data=b'{"max_message_bytes":null}')
-    assert await changed.json() == {"topic": "small", "topic_id": 17, "partitions": 1, "retention_ms": 1000}
+    shape = {"topic": "small", "topic_id": 17, "partitions": 1, "json_keys": "raw", "retention_ms": 1000}
+    assert await changed.json() == shape
     metadata = await (await client.get("/topics/small")).json()
     assert metadata["configs"] == {"cleanup.policy": "delete", "retention.ms": "1000"}
     for bad in (b'{"retention_ms":0}', b'{"retention_ms":"1"}', b'{"max_message_bytes":4194305}', b"{}", b'{"x":1}'):
@@ -230,3 +231,17 @@ async def test_lists_show_what_may_be_described(
     assert await (await client.get("/topics")).json() == ["orders"]
     listed = await (await client.get("/mq/v1/topics")).json()
     assert [topic["topic"] for topic in listed["topics"]] == ["orders"]
+
+
+async def test_the_form_of_keys_is_chosen_once(client: Client) -> None:
+    created = await client.put("/mq/v1/topics/shared", json={"json_keys": "confluent"})
+    assert (created.status, (await created.json())["json_keys"]) == (201, "confluent")
+    for same in ({}, {"json_keys": None}, {"json_keys": "confluent"}):
+        assert (await client.put("/mq/v1/topics/shared", json=same)).status == 200
+    assert (await client.put("/mq/v1/topics/shared", json={"json_keys": "raw"})).status == 409
+    for wrong in ("quoted", 1, ["raw"]):
+        refused = await client.put("/mq/v1/topics/other", json={"json_keys": wrong})
+        message = (await refused.json())["message"]
+        assert (refused.status, message) == (422, 'json_keys: must be "raw" or "confluent"')
+    refused = await client.patch("/mq/v1/topics/shared", json={"json_keys": "raw"})
+    assert (refused.status, (await refused.json())["message"]) == (422, "Unrecognized field: json_keys")

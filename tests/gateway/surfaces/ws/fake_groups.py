@@ -265,7 +265,7 @@ class FakeGroups:
                         leased.append(
                             Delivered(
                                 topic, partition, record.offset, record.key, record.value, record.headers,
-                                record.timestamp, entry.store_time_ms, False,
+                                record.timestamp, entry.store_time_ms, False, entry.raw_keys,
                                 None if tag is None else tag.decode(), None, self.attempts[place], receipt, until_ms,
                             )
                         )  # fmt: skip

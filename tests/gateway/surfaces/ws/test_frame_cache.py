@@ -36,7 +36,7 @@ async def filled(count: int, *, tag: str | None = None) -> tuple[Gateway, FakeBr
 async def produce(gateway: Gateway, record: dict[str, object]) -> None:
     from gateway.codec.records import Format, parse_records
 
-    await gateway.producer.produce("orders", parse_records([record], Format.JSON), json_values=True)
+    await gateway.producer.produce("orders", parse_records([record], Format.JSON, raw_keys=False), json_values=True)
 
 
 def frame_cache_of(gateway: Gateway, cache_bytes_max: int = CACHE_BYTES_MAX) -> FrameCache:

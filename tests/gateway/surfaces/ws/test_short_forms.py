@@ -67,7 +67,7 @@ async def test_produce_by_url_stores_frames_as_they_are(server: Whole) -> None:
     async with server.peer() as peer:
         await peer.subscribe(**{"from": {"orders": {"0": 10, "1": 0}}})
         one, two = await peer.messages(2)
-        assert (one["value_b64"], one["key_text"], one["tag"]) == ("/wA=", "k", "t")
+        assert (one["value_b64"], one["key"], one["tag"]) == ("/wA=", "k", "t")
         assert two["value"] == {"a": 1}
 
 
