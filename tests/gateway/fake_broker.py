@@ -223,9 +223,7 @@ class FakeBroker:
         self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
     ) -> FakeTopic:
         """A topic that was not there."""
-        topic = FakeTopic(
-            name, 16 + len(self._topics), partitions, config or TopicConfig(), json_keys or KeyForm.RAW
-        )
+        topic = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig(), json_keys or KeyForm.RAW)
         self._topics[name] = topic
         self.on_topic(topic)
         return topic
