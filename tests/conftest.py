@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -30,7 +29,6 @@ def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
 
 
-TESTS = Path(__file__).parent
 SLOW_FIRST = ("e2e", "spark", "properties", "timer", "crash")
 MUTANT = "::test_every_mutant_is_killed["
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
@@ -56,8 +54,10 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first: side by side, nobody then waits for one file at the end."""
-    rank = {name: number for number, name in enumerate(SLOW_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.relative_to(TESTS).parts[0], len(rank)))
+    last = len(SLOW_FIRST)
+    items.sort(
+        key=lambda item: min((SLOW_FIRST.index(part) for part in item.path.parts if part in SLOW_FIRST), default=last)
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
