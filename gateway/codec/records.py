@@ -547,6 +547,31 @@ def render_parts(
     return item
 
 
+def render_record(
+    topic: str,
+    partition: int,
+    record: record_batch.DecodedRecord,
+    entry: Entry,
+    fmt: Format | None,
+    *,
+    topic_id: int | None = None,
+) -> dict[str, object]:
+    """One record of an entry as `render_records` has it, for those who look at records one by one."""
+    item: dict[str, object] = {
+        "topic": topic,
+        **render_parts(
+            record.key, record.value, record.headers, fmt, json_values=entry.json_values, raw_keys=entry.raw_keys
+        ),
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "store_timestamp": entry.store_time_ms,
+    }
+    if topic_id is not None:
+        item["message_id"] = f"{message_id_prefix(topic_id, partition)}{record.offset}"
+    return item
+
+
 def add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
     """Our own headers become fields, the others a list; trouble in a header never fails a read."""
     shown: list[dict[str, object]] = []

@@ -16,8 +16,8 @@ from gateway.api.read import AtTime
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
 from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
-from gateway.codec.message_ids import MessageId, parse_message_id
-from gateway.codec.records import render_parts, stored_forms
+from gateway.codec.message_ids import parse_message_id
+from gateway.codec.records import render_record, stored_forms
 from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError, invalid
 from gateway.routing.base import TopicView, UnknownPartition
 from gateway.surfaces.http.answers import json_answer, packed
@@ -117,24 +117,7 @@ def _matches(
     for record in record_batch.decode(entry.batch):
         if record.offset < start or (keys is not None and record.key not in keys):
             continue
-        found.append(
-            {
-                "topic": view.name,
-                **render_parts(
-                    record.key,
-                    record.value,
-                    record.headers,
-                    None,
-                    json_values=entry.json_values,
-                    raw_keys=entry.raw_keys,
-                ),
-                "partition": partition,
-                "offset": record.offset,
-                "message_id": MessageId(view.topic_id, partition, record.offset).text,
-                "timestamp": record.timestamp,
-                "store_timestamp": entry.store_time_ms,
-            }
-        )
+        found.append(render_record(view.name, partition, record, entry, None, topic_id=view.topic_id))
         if len(found) >= count_max:
             break
     return found

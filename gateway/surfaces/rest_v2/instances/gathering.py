@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.codec.filters import TagFilter
-from gateway.codec.records import Format, render_parts
+from gateway.codec.records import Format, render_record
 from gateway.errors import UNDECODABLE, RequestError
 from gateway.groups.machines.strategies.base import Partition
 from gateway.surfaces.rest_v2.instances.settings import OnDecodeError
@@ -100,24 +100,15 @@ class Gathering:
             if self.count and self.size_bytes + size_bytes > self.bytes_max:
                 self.is_full = True
                 return offset
-            parts = render_parts(key, value, headers, self._fmt, json_values=entry.json_values, raw_keys=entry.raw_keys)
-            if "error_code" in parts and self._on_decode_error is not OnDecodeError.INLINE:
+            item = render_record(topic_partition.topic, topic_partition.partition, record, entry, self._fmt)
+            if "error_code" in item and self._on_decode_error is not OnDecodeError.INLINE:
                 if self._on_decode_error is OnDecodeError.SKIP:
                     continue
                 if self.count:
                     self.is_full = True
                     return offset
                 raise _undecodable(topic_partition, offset, self._fmt)
-            shown.append(
-                {
-                    "topic": topic_partition.topic,
-                    "partition": topic_partition.partition,
-                    "offset": offset,
-                    "timestamp": record.timestamp,
-                    "store_timestamp": entry.store_time_ms,
-                    **parts,
-                }
-            )
+            shown.append(item)
             self.count += 1
             self.size_bytes += size_bytes
             if self.count >= self._count_max:
