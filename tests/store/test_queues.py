@@ -72,20 +72,19 @@ async def test_what_was_said_of_queues_outlives(ending: str, is_saved: bool) -> 
         await check(store)
 
 
-async def test_what_was_accepted_before_the_seal_is_stored_and_nothing_behind_it() -> None:
-    async with opened(SimDisk()) as store:
-        await store.create_topic("orders", 1)
-        before = [asyncio.ensure_future(store.append([append_of(FIRST, [b"%d" % n])])) for n in range(20)]
+async def test_what_was_accepted_before_the_seal_is_stored_and_nothing_behind_it(tmp_path: Path) -> None:
+    store = await Store.open(StoreConfig(root=tmp_path, commit_log_file_bytes=1 * MiB, extent_bytes=1 * MiB))
+    await store.create_topic("orders", 1)
+    before = [store.begin_append([append_of(FIRST, [b"%d" % n])], acks=Acks.FLUSHED) for n in range(20)]
+    sealing = [asyncio.ensure_future(store.seal_queue(FIRST)) for _ in range(2)]
+    for _ in range(3):  # they have begun
         await asyncio.sleep(0)
-        sealing = asyncio.ensure_future(store.seal_queue(FIRST))
-        again = asyncio.ensure_future(store.seal_queue(FIRST))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        with pytest.raises(SealedQueue):
-            await store.append([append_of(FIRST, [b"late"])])
-        assert [await sealing, await again] == [20, 20]
-        assert [answers[0].base_offset for answers in await asyncio.gather(*before)] == list(range(20))
-        assert store.bounds(FIRST) == Bounds(0, 20)
+    with pytest.raises(SealedQueue):
+        await store.append([append_of(FIRST, [b"late"])])
+    assert await asyncio.gather(*sealing) == [20, 20]
+    assert [answers[0].base_offset for answers in await asyncio.gather(*before)] == list(range(20))
+    assert store.bounds(FIRST) == Bounds(0, 20)
+    await store.close()
 
 
 async def test_a_seal_whose_caller_is_cancelled_is_made_whole() -> None:

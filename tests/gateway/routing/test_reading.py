@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.reading import PartitionReader
@@ -33,6 +33,7 @@ class Held(NamedTuple):
     broker: FakeBroker
     queue: QueueKey
     physical: int
+    is_tagged: bool
 
     @property
     def is_gone(self) -> bool:
@@ -59,7 +60,7 @@ class World:
         assert segment.to_logical(appended) == len(self.held)
         now_ms = self.clock.now_ms()
         self.held += [
-            Held(value, now_ms, segment.broker, segment.queue, appended + number)  # type: ignore[arg-type]
+            Held(value, now_ms, segment.broker, segment.queue, appended + number, is_tagged)  # type: ignore[arg-type]
             for number, value in enumerate(values)
         ]
 
@@ -87,12 +88,12 @@ class World:
         """Behind it nothing is missing."""
         return max((offset + 1 for offset, held in enumerate(self.held) if held.is_gone), default=0)
 
-    async def read_all(self, offset: int, end_offset: int | None) -> list[tuple[int, bytes]]:
+    async def read_all(self, offset: int, end_offset: int | None, max_bytes: int) -> list[tuple[int, bytes]]:
         """What a reader gets who begins at an offset, and goes on until there is no more."""
         found: list[tuple[int, bytes]] = []
         end = len(self.held) if end_offset is None else min(end_offset, len(self.held))
         while offset < end:
-            result = await self.reader.read("orders", PARTITION, offset, max_bytes=150, end_offset=end_offset)
+            result = await self.reader.read("orders", PARTITION, offset, max_bytes=max_bytes, end_offset=end_offset)
             assert (result.min_offset, result.max_offset) == (self.first, len(self.held))
             assert result.status is ReadStatus.FOUND, result
             for entry in result.entries:
@@ -118,8 +119,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(1, 4), st.integers(0, 1)),
         st.tuples(st.just("pass"), st.integers(1, 3), st.just(0)),
-        st.tuples(st.just("move"), st.integers(0, 1), st.integers(5, 7)),
-        st.tuples(st.just("foreign"), st.integers(0, 1), st.integers(6, 7)),
+        st.tuples(st.just("move"), st.integers(0, 1), st.integers(5, 6)),
+        st.tuples(st.just("foreign"), st.integers(0, 5), st.integers(1, 3)),
         st.tuples(st.just("expire"), st.integers(0, 5), st.integers(1, 3)),
         st.tuples(st.just("configure"), st.just(0), st.just(0)),
     ),
@@ -127,6 +128,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=400)
 @given(STEPS, st.integers(0, 60), st.integers(0, 60))
 def test_a_chain_reads_as_one_list(steps: list[Step], start: int, end: int) -> None:
     asyncio.run(_a_chain_reads_as_one_list(steps, start, end))
@@ -142,10 +144,10 @@ async def _a_chain_reads_as_one_list(steps: list[Step], start: int, end: int) ->
         elif step == "move":
             await world.move(world.brokers[first], second)
         elif step == "foreign":  # somebody else's records in a queue that this partition does not write now
-            open_segment = world.routes.writable("orders", PARTITION)
-            broker, queue = world.brokers[first], QueueKey(16, second)
-            if (broker, queue) != (open_segment.broker, open_segment.queue):
-                await append(broker, queue, [b"foreign"] * 2)
+            chain = world.routes.chain("orders", PARTITION)
+            segment = chain[first % len(chain)]
+            if (segment.broker, segment.queue) != (chain[-1].broker, chain[-1].queue):
+                await append(segment.broker, segment.queue, [b"foreign"] * second, TAGGED)
         elif step == "expire":
             await world.expire(first, second / 3)
         else:  # the topic's shape comes anew, as when it is configured or grown
@@ -154,9 +156,10 @@ async def _a_chain_reads_as_one_list(steps: list[Step], start: int, end: int) ->
     low, high = await reader.bounds("orders", PARTITION)
     assert (low, high) == (world.first, len(held))
     expected = [(offset, held[offset].value) for offset in range(low, high)]
-    assert await world.read_all(low, None) == expected
+    for max_bytes in (1, 150, 10_000):
+        assert await world.read_all(low, None, max_bytes) == expected
     from_start = max(start, low)
-    got = await world.read_all(from_start, max(end, from_start))
+    got = await world.read_all(from_start, max(end, from_start), 150)
     assert got == [row for row in expected if from_start <= row[0]][: len(got)]
     if from_start < min(end, high):
         assert got[-1][0] >= min(end, high) - 1
@@ -170,6 +173,14 @@ async def _a_chain_reads_as_one_list(steps: list[Step], start: int, end: int) ->
             result = await reader.read("orders", PARTITION, offset, max_bytes=1)
             assert (result.status, result.entries, result.next_offset) == (status, [], following)
             assert (result.min_offset, result.max_offset) == (low, high)
+
+    at, tagged = low, list[int]()
+    while at < high:
+        result = await reader.read("orders", PARTITION, at, max_bytes=150, tag_hashes=frozenset((TAGGED,)))
+        assert at < result.next_offset <= high
+        tagged += [offset for entry in result.entries for offset in range(entry.base_offset, entry.next_offset)]
+        at = result.next_offset
+    assert [offset for offset in tagged if offset >= low] == [n for n in range(low, high) if held[n].is_tagged]
 
     shown = [held[offset].time_ms for offset in range(low, high)]
     for time_ms in range(START_MS - 1, world.clock.now_ms() + 2):
