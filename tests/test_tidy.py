@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -105,6 +106,12 @@ def files_of_tests() -> Iterator[Path]:
     yield from sorted(TESTS.rglob("*.py"))
 
 
+@cache
+def trees_of_tests() -> dict[Path, ast.Module]:
+    """Every file of the tests, parsed."""
+    return {path: ast.parse(path.read_text()) for path in files_of_tests()}
+
+
 def imported_modules(tree: ast.Module) -> Iterator[str]:
     """Absolute names of what a file imports: `from a import b` names a and a.b, as b may be a module."""
     for node in ast.walk(tree):
@@ -174,7 +181,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_every_module_has_a_test() -> None:
-    imported = {name for path in files_of_tests() for name in imported_modules(ast.parse(path.read_text()))}
+    imported = {name for tree in trees_of_tests().values() for name in imported_modules(tree)}
     modules = {module_name(path) for path in source_files() if path.name != "__init__.py"}
     untested = {module for module in modules if not is_tested(module, imported)}
     without = sorted(untested - TESTED_THROUGH_OTHERS.keys())
@@ -185,7 +192,7 @@ def test_every_module_has_a_test() -> None:
 
 
 def test_every_fixed_limit_is_used_in_a_test() -> None:
-    used = {word for path in files_of_tests() for word in words(ast.parse(path.read_text()))}
+    used = {word for tree in trees_of_tests().values() for word in words(tree)}
     limits = {limit for path in source_files() if path.name == "limits.py" for limit in limits_of(path)}
     assert len(limits) >= 10
     unused = sorted(name for name, same in limits if not {name, same} & used)
@@ -205,9 +212,9 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_no_test_sleeps_outside_e2e() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
-        for path in files_of_tests()
+        for path, tree in trees_of_tests().items()
         if "e2e" not in path.parts
-        for line in calls(ast.parse(path.read_text()), "time", "sleep")
+        for line in calls(tree, "time", "sleep")
     ]
     assert found == []
 
