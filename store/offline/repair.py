@@ -59,6 +59,7 @@ from store.topics import (
     FIRST_USER_TOPIC_ID,
     META_QUEUE,
     Event,
+    KeyForm,
     QueueCreated,
     TopicCreated,
     TopicDeleted,
@@ -348,10 +349,12 @@ class _Repair:
                 elif key.queue_id >= known.partitions:
                     self._topics.apply(TopicGrown(key.topic_id, key.queue_id + 1))
             elif key.topic_id >= self._snapshot_next_id and key.topic_id not in self._deleted_ids:
-                self._report.notes.append(f"topic {queue.topic}: its creation is lost; known from its records")
+                self._report.notes.append(
+                    f"topic {queue.topic}: its creation is lost; known from its records; its keys are taken for raw"
+                )
                 is_further = key.queue_id >= PARTITIONS_MAX
                 self._topics.apply(
-                    TopicCreated(key.topic_id, queue.topic, 1 if is_further else key.queue_id + 1, 0, {})
+                    TopicCreated(key.topic_id, queue.topic, 1 if is_further else key.queue_id + 1, 0, {}, KeyForm.RAW)
                 )
                 if is_further:
                     self._topics.apply(QueueCreated(*key))
