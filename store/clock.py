@@ -18,4 +18,5 @@ class SystemClock:
     """The machine's wall clock."""
 
     def now_ms(self) -> int:
+        """See `Clock.now_ms`."""
         return time.time_ns() // 1_000_000

@@ -77,7 +77,9 @@ class File(Protocol):
         """Cut or extend to `size`; durable after the next `datasync`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release it; nothing is synced."""
+        ...
 
 
 class BackgroundSync(Protocol):
@@ -115,7 +117,9 @@ class Files(Protocol):
         `sync_dir` of each parent, or `sync_all`."""
         ...
 
-    def remove(self, path: Path) -> None: ...
+    def remove(self, path: Path) -> None:
+        """Delete a file; durable once its directory is synced."""
+        ...
 
     def remove_dir(self, directory: Path) -> None:
         """Remove an empty directory."""
@@ -153,6 +157,7 @@ class OsFile:
         self.path = path
 
     def pread(self, size: int, position: int) -> bytes:
+        """See `File.pread`."""
         chunk = os.pread(self._fd, size, position)
         if len(chunk) == size or not chunk:
             return chunk
@@ -164,6 +169,7 @@ class OsFile:
         return b"".join(parts)
 
     def pread_cached(self, size: int, position: int) -> Buffer | None:
+        """See `File.pread_cached`."""
         if not _RWF_NOWAIT:
             return None
         data = bytearray(size)
@@ -178,6 +184,7 @@ class OsFile:
         return data if count == size else None
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """See `File.pwritev`."""
         start = position
         for first in range(0, len(buffers), IOV_MAX):
             group = buffers[first : first + IOV_MAX]
@@ -193,23 +200,29 @@ class OsFile:
         return position - start
 
     def allocate(self, position: int, size: int) -> None:
+        """See `File.allocate`."""
         os.posix_fallocate(self._fd, position, size)  # where a file system cannot, the C library writes
 
     def begin_writeout(self, position: int, size: int) -> None:
+        """See `File.begin_writeout`."""
         if _sync_file_range is not None and _sync_file_range(self._fd, position, size, _SYNC_FILE_RANGE_WRITE):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(self.path))
 
     def datasync(self) -> None:
+        """See `File.datasync`."""
         os.fdatasync(self._fd)
 
     def size(self) -> int:
+        """See `File.size`."""
         return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
+        """See `File.truncate`."""
         os.ftruncate(self._fd, size)
 
     def close(self) -> None:
+        """See `File.close`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -228,13 +241,16 @@ class OsBackgroundSync:
         self._kernel = kernel
 
     def begin(self, file: File) -> asyncio.Future[None] | None:
+        """See `BackgroundSync.begin`."""
         assert isinstance(file, OsFile)
         return self._kernel.begin(file._fd)
 
     def yield_to_loop(self) -> None:
+        """See `BackgroundSync.yield_to_loop`."""
         self._kernel.yield_to_loop()
 
     def close(self) -> None:
+        """See `BackgroundSync.close`."""
         self._kernel.close()
 
 
@@ -242,6 +258,7 @@ class OsFiles:
     """The real file system."""
 
     def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> OsFile:
+        """See `Files.open`."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
             fd = os.open(path, flags, 0o600 if is_private else 0o644)
@@ -252,12 +269,14 @@ class OsFiles:
         return OsFile(fd, path)
 
     def list(self, directory: Path) -> list[str]:
+        """See `Files.list`."""
         try:
             return sorted(os.listdir(directory))
         except FileNotFoundError:
             return []
 
     def make_dirs(self, directory: Path, *, sync: bool = True) -> None:
+        """See `Files.make_dirs`."""
         missing = []
         while not directory.exists():
             missing.append(directory)
@@ -268,12 +287,15 @@ class OsFiles:
                 self.sync_dir(made.parent)
 
     def remove(self, path: Path) -> None:
+        """See `Files.remove`."""
         os.remove(path)
 
     def remove_dir(self, directory: Path) -> None:
+        """See `Files.remove_dir`."""
         os.rmdir(directory)
 
     def sync_dir(self, directory: Path) -> None:
+        """See `Files.sync_dir`."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -281,6 +303,7 @@ class OsFiles:
             os.close(fd)
 
     def sync_all(self, directory: Path) -> None:
+        """See `Files.sync_all`."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(fd):  # the os module has no name for it; errors since Linux 5.8
@@ -290,6 +313,7 @@ class OsFiles:
             os.close(fd)
 
     def lock(self, path: Path) -> OsFile:
+        """See `Files.lock`."""
         locked = self.open(path, create=True)
         try:
             fcntl.flock(locked._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -299,9 +323,11 @@ class OsFiles:
         return locked
 
     def background_sync(self) -> OsBackgroundSync | None:
+        """See `Files.background_sync`."""
         kernel = KernelSync.open()
         return None if kernel is None else OsBackgroundSync(kernel)
 
     def free_bytes(self, directory: Path) -> int:
+        """See `Files.free_bytes`."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize

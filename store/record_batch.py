@@ -91,15 +91,29 @@ class DecodedRecord(Protocol):
     """What `decode` yields: attributes of the C codec's record objects."""
 
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """In its queue."""
+        ...
+
     @property
-    def timestamp(self) -> int: ...
+    def timestamp(self) -> int:
+        """Event time, epoch ms."""
+        ...
+
     @property
-    def key(self) -> bytes | None: ...
+    def key(self) -> bytes | None:
+        """None: without one."""
+        ...
+
     @property
-    def value(self) -> bytes | None: ...
+    def value(self) -> bytes | None:
+        """None: a tombstone."""
+        ...
+
     @property
-    def headers(self) -> Headers: ...
+    def headers(self) -> Headers:
+        """In the order of their sender."""
+        ...
 
 
 class BatchHeader(NamedTuple):

@@ -512,6 +512,7 @@ class Store:
 
     @property
     def stats(self) -> WriterStats:
+        """What the writer has done since the start."""
         return self._writer.stats
 
     @property

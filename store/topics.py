@@ -92,6 +92,7 @@ class Topic:
 
     @property
     def is_system(self) -> bool:
+        """Whether it is one of the store itself."""
         return self.topic_id < FIRST_USER_TOPIC_ID
 
     @property

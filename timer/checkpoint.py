@@ -80,6 +80,7 @@ class CheckpointFile:
         self.latest = checkpoint
 
     def close(self) -> None:
+        """Release the file."""
         self._file.close()
 
     def _consider(self, slot: bytes) -> None:

@@ -245,6 +245,7 @@ class OpenSlots:
 
     @property
     def in_memory_count(self) -> int:
+        """Schedules in memory."""
         return len(self._memory)
 
     def _add(self, slot_s: int, delivered_from: int, bound: Key) -> _Slot:

@@ -61,4 +61,5 @@ class PendingFile:
         return dict(_TOPIC.iter_unpack(content[_HEADER.size : end]))
 
     def close(self) -> None:
+        """Release the file."""
         self._file.close()

@@ -37,9 +37,17 @@ class RecoveryLog(Protocol):
     """What recovery asks of the store."""
 
     @property
-    def end_position(self) -> int: ...
-    def bounds(self, queue: QueueKey) -> Bounds: ...
-    async def sources_since(self, position: int) -> set[Source]: ...
+    def end_position(self) -> int:
+        """As `Log.end_position`."""
+        ...
+
+    def bounds(self, queue: QueueKey) -> Bounds:
+        """As `Log.bounds`."""
+        ...
+
+    async def sources_since(self, position: int) -> set[Source]:
+        """As `Log.sources_since`."""
+        ...
 
 
 class Recovered(NamedTuple):

@@ -324,6 +324,7 @@ class TimerLog:
         return removed
 
     def close(self) -> None:
+        """Release its files."""
         for file in self._handles.values():
             file.close()
 

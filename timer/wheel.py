@@ -184,6 +184,7 @@ class Wheel:
         self._forgotten = False
 
     def close(self) -> None:
+        """Release the file; nothing is synced."""
         self._file.close()
 
     def _load(self, number: int) -> bytearray:

@@ -72,15 +72,19 @@ class Anybody:
     is_required = False
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
+        """See `Authenticator.access_of_request`."""
         return OPEN
 
     def known_access(self, headers: Headers) -> Access | None:
+        """See `Authenticator.known_access`."""
         return OPEN
 
     def access_of_token(self, token: str, address: str) -> Access:
+        """See `Authenticator.access_of_token`."""
         return OPEN
 
     def issue_ticket(self, access: Access) -> str:
+        """See `Authenticator.issue_ticket`."""
         return "open"
 
 

@@ -56,8 +56,10 @@ class AuthConfig:
 
     @property
     def tokens_path(self) -> Path:
+        """The file of tokens, chosen or in the data directory."""
         return self.token_file or self.data / DIRECTORY / "tokens.json"
 
     @property
     def acl_path(self) -> Path:
+        """The file of rules, chosen or in the data directory."""
         return self.acl_file or self.data / DIRECTORY / "acl.toml"

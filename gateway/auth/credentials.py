@@ -46,8 +46,14 @@ class Malformed(ValueError):
 class Headers(Protocol):
     """Headers, of which one name may come more than once."""
 
-    def get(self, key: str, /) -> str | None: ...
-    def getall(self, key: str, default: list[str], /) -> list[str]: ...
+    def get(self, key: str, /) -> str | None:
+        """The first value of a header; None when it is not there."""
+        ...
+
+    def getall(self, key: str, default: list[str], /) -> list[str]:
+        """All values of a header."""
+        ...
+
     def __contains__(self, key: object, /) -> bool: ...
 
 

@@ -78,6 +78,7 @@ class JwtVerifier:
 
     @property
     def key_ids(self) -> frozenset[str]:
+        """Of the keys that tokens may be signed with."""
         return frozenset(key_id for key_id, _ in self.keys)
 
     def verify(self, token: str) -> Claims:

@@ -17,7 +17,9 @@ class Broker(Protocol):
     """A store plus timer that owns physical queues. Errors are those of `store.errors`."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What routing knows it by."""
+        ...
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """Append batches, each to its queue, in the order given. Returns when all reached `acks`; the answers
@@ -51,7 +53,9 @@ class Broker(Protocol):
         units none of them occurs are passed over; what is returned may hold other records too (see `Store.read`)."""
         ...
 
-    async def bounds(self, queue: QueueKey) -> Bounds: ...
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        """The queue's first readable offset, and the one its next record gets. Raises UnknownQueue."""
+        ...
 
     async def create_queue(self, queue: QueueKey) -> None:
         """Have a queue, empty and open; one that is there stays as it is. Durable on return."""

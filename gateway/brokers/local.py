@@ -41,15 +41,19 @@ class LocalBroker:
 
     @property
     def name(self) -> str:
+        """See `Broker.name`."""
         return self._name
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """See `Broker.append`."""
         return await self._store.append(appends, acks=acks)
 
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """See `Broker.begin_append`."""
         return self._store.begin_append(appends, acks=acks)
 
     async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+        """See `Broker.schedule`."""
         return await self._timer.schedule(append, acks=acks)
 
     async def read(
@@ -62,6 +66,7 @@ class LocalBroker:
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
+        """See `Broker.read`."""
         result = await self._store.read(
             queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
         )
@@ -73,18 +78,23 @@ class LocalBroker:
         return result
 
     async def bounds(self, queue: QueueKey) -> Bounds:
+        """See `Broker.bounds`."""
         return self._store.bounds(queue)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """See `Broker.offset_for_time`."""
         return await self._store.offset_for_time(queue, time_ms, boundary)
 
     async def create_queue(self, queue: QueueKey) -> None:
+        """See `Broker.create_queue`."""
         await self._store.create_queue(queue)
 
     async def seal_queue(self, queue: QueueKey) -> int:
+        """See `Broker.seal_queue`."""
         return await self._store.seal_queue(queue)
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """See `Broker.expire_queue`."""
         await self._store.expire_queue(queue, before_offset)
 
     async def create_topic(

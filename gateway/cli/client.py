@@ -26,12 +26,15 @@ class Client:
         self._url = url
 
     async def get(self, path: str) -> dict[str, object]:
+        """The answer to a GET. Raises CliError."""
         return await self._request("GET", path, None, None)
 
     async def put(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        """The answer to a PUT of a JSON body. Raises CliError."""
         return await self._request("PUT", path, orjson.dumps(body), JSON)
 
     async def patch(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        """The answer to a PATCH of a JSON body. Raises CliError."""
         return await self._request("PATCH", path, orjson.dumps(body), JSON)
 
     async def delete(self, path: str) -> dict[str, object]:
@@ -39,6 +42,7 @@ class Client:
         return await self._request("DELETE", path, None, None)
 
     async def post(self, path: str, body: bytes, content_type: str) -> dict[str, object]:
+        """The answer to a POST. Raises CliError."""
         return await self._request("POST", path, body, content_type)
 
     async def _request(self, method: str, path: str, body: bytes | None, content_type: str | None) -> dict[str, object]:

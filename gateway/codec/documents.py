@@ -53,6 +53,7 @@ class Lines:
         self._skips = False
 
     def feed(self, chunk: bytes) -> list[Document]:
+        """See `Splitter.feed`."""
         *ended, rest = chunk.split(b"\n")
         documents: list[Document] = []
         if ended:
@@ -66,6 +67,7 @@ class Lines:
         return documents
 
     def finish(self) -> list[Document]:
+        """See `Splitter.finish`."""
         return self._take()
 
     def _keep(self, part: bytes) -> None:
@@ -108,6 +110,7 @@ class Values:
         self.is_broken = False
 
     def feed(self, chunk: bytes) -> list[Document]:
+        """See `Splitter.feed`."""
         if self.is_broken:
             return []
         self._buffer += chunk
@@ -145,6 +148,7 @@ class Values:
         return documents
 
     def finish(self) -> list[Document]:
+        """See `Splitter.finish`."""
         rest = bytes(self._buffer).strip(_SPACE)
         self._buffer.clear()
         return [rest] if rest else []

@@ -212,7 +212,9 @@ class Groups(Protocol):
 
     # Groups
 
-    def groups(self) -> list[GroupView]: ...
+    def groups(self) -> list[GroupView]:
+        """All groups there are."""
+        ...
 
     def describe(self, group: str) -> GroupDescription:
         """Raises UnknownGroup (404/40405)."""

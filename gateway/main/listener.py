@@ -44,6 +44,7 @@ def bound_socket(config: GatewayConfig) -> Iterator[socket.socket]:
 
 
 def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
+    """Where a client on this machine finds the server."""
     port = listener.getsockname()[1]
     scheme = "http" if tls is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -42,6 +42,7 @@ class AuthReloader:
 
 
 async def reload_forever(auth_reloader: AuthReloader | None, tls: ServerTls | None) -> None:
+    """Look for changed files of rights and certificates until cancelled."""
     while auth_reloader is not None or tls is not None:
         await asyncio.sleep(RELOAD_INTERVAL_S)
         if auth_reloader is not None:

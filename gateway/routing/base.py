@@ -15,48 +15,88 @@ class TopicView(Protocol):
     """One topic as clients see it."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As clients name it."""
+        ...
+
     @property
-    def topic_id(self) -> int: ...
+    def topic_id(self) -> int:
+        """Never used again for another topic."""
+        ...
+
     @property
-    def partitions(self) -> int: ...
+    def partitions(self) -> int:
+        """How many."""
+        ...
+
     @property
-    def config(self) -> TopicConfig: ...
+    def config(self) -> TopicConfig:
+        """What was chosen for it."""
+        ...
+
     @property
-    def json_keys(self) -> KeyForm: ...
+    def json_keys(self) -> KeyForm:
+        """How keys sent as JSON are stored."""
+        ...
+
     @property
-    def raw_keys(self) -> bool: ...
+    def raw_keys(self) -> bool:
+        """Whether keys are stored as they are, not as JSON text."""
+        ...
 
 
 class Route(Protocol):
     """A segment of a partition: a stretch of a queue of a broker, and how its offsets and the partition's translate."""
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> Broker:
+        """Whose queue it is."""
+        ...
+
     @property
-    def queue(self) -> QueueKey: ...
+    def queue(self) -> QueueKey:
+        """The queue, as its broker knows it."""
+        ...
+
     @property
-    def logical_start(self) -> int: ...
+    def logical_start(self) -> int:
+        """The partition's offset of the segment's first record."""
+        ...
+
     @property
-    def physical_start(self) -> int: ...
+    def physical_start(self) -> int:
+        """The queue's offset of the segment's first record."""
+        ...
+
     @property
     def physical_end(self) -> int | None:
         """Exclusive; None while records may be added."""
         ...
 
-    def to_logical(self, offset: int) -> int: ...
-    def to_physical(self, offset: int) -> int: ...
+    def to_logical(self, offset: int) -> int:
+        """The partition's offset for one of the queue."""
+        ...
+
+    def to_physical(self, offset: int) -> int:
+        """The queue's offset for one of the partition."""
+        ...
 
 
 class Routes(Protocol):
     """The table of topics and routes; every method answers from memory."""
 
-    def topics(self) -> list[TopicView]: ...
+    def topics(self) -> list[TopicView]:
+        """All topics, by name."""
+        ...
+
     def topic(self, name: str) -> TopicView:
         """Raises store.errors.UnknownQueue."""
         ...
 
-    def writable(self, topic: str, partition: int) -> Route: ...
+    def writable(self, topic: str, partition: int) -> Route:
+        """The open segment of a partition. Raises UnknownQueue."""
+        ...
+
     def by_id(self, topic_id: int) -> TopicView:
         """Raises store.errors.UnknownQueue."""
         ...
@@ -85,8 +125,13 @@ class Routes(Protocol):
 class Selector(Protocol):
     """Which partition a record goes to when nobody said so."""
 
-    def for_key(self, key: bytes, count: int) -> int: ...
-    def next(self, topic: str, count: int, selector: str | None = None) -> int: ...
+    def for_key(self, key: bytes, count: int) -> int:
+        """The partition of a key, of `count`."""
+        ...
+
+    def next(self, topic: str, count: int, selector: str | None = None) -> int:
+        """The partition of records without a key, of `count`."""
+        ...
 
 
 class UnknownPartition(UnknownQueue):

@@ -32,7 +32,9 @@ class BrokerNames(Protocol):
     """Where partitions are."""
 
     @property
-    def faults(self) -> LatencyFaults: ...
+    def faults(self) -> LatencyFaults:
+        """Which brokers answer slowly, or not at all."""
+        ...
 
     def broker_name(self, topic: str, partition: int) -> str:
         """The broker that takes records of a partition now: `room@name`, or a name without a room."""

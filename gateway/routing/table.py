@@ -46,9 +46,11 @@ class Segment:
         )
 
     def to_logical(self, offset: int) -> int:
+        """See `Route.to_logical`."""
         return offset - self.physical_start + self.logical_start
 
     def to_physical(self, offset: int) -> int:
+        """See `Route.to_physical`."""
         return offset - self.logical_start + self.physical_start
 
 

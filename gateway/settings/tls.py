@@ -26,4 +26,5 @@ class TlsConfig:
 
     @property
     def is_on(self) -> bool:
+        """Whether the server speaks TLS."""
         return self.cert_file is not None

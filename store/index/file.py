@@ -135,21 +135,26 @@ class FileConsumeQueues(ConsumeQueues):
 
     @property
     def checkpoint(self) -> int:
+        """See `ConsumeQueues.checkpoint`."""
         return self._checkpoint
 
     @property
     def durable_position(self) -> int:
+        """See `ConsumeQueues.durable_position`."""
         return self._durable_position
 
     @property
     def pending_bytes(self) -> int:
+        """See `ConsumeQueues.pending_bytes`."""
         return self._pending_bytes
 
     @property
     def pending_file_count(self) -> int:
+        """See `ConsumeQueues.pending_file_count`."""
         return len(self._dirty)
 
     def append(self, entry: Indexed) -> None:
+        """See `ConsumeQueues.append`."""
         queue = self._queues.get(entry.queue) or self._queue(entry.queue)
         next_offset = entry.next_offset
         if next_offset <= queue.max_offset:
@@ -163,6 +168,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._last_position = entry.position
 
     def extend(self, queue: QueueKey, entries: Sequence[Indexed]) -> None:
+        """See `ConsumeQueues.extend`."""
         found = self._queue(queue)
         if any(entry.tag_hashes for entry in entries) or entries[0].base_offset != found.max_offset:
             super().extend(queue, entries)
@@ -181,6 +187,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._dirty.add(queue)
 
     def finish_rebuild(self) -> None:
+        """See `ConsumeQueues.finish_rebuild`."""
         for key, offset in self._floors.items():
             self._begin_at(key, offset)
         self._floors.clear()
@@ -195,15 +202,18 @@ class FileConsumeQueues(ConsumeQueues):
         queue.min_offset = queue.flushed_count = queue.max_offset = offset
 
     def max_offset(self, queue: QueueKey) -> int:
+        """See `ConsumeQueues.max_offset`."""
         return self._queue(queue).max_offset
 
     def bounds(self, queue: QueueKey) -> Bounds:
+        """See `ConsumeQueues.bounds`."""
         found = self._queue(queue)
         return Bounds(found.min_offset, found.max_offset)
 
     def runs(
         self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
     ) -> list[Run]:
+        """See `ConsumeQueues.runs`."""
         found = self._queue(queue)
         end = offset + unit_count
         runs: list[Run] = []
@@ -228,14 +238,17 @@ class FileConsumeQueues(ConsumeQueues):
         return runs
 
     def advance_min(self, position: int) -> None:
+        """See `ConsumeQueues.advance_min`."""
         self._first_position = position
         for queue in self._queues.values():
             self._correct_min(queue)
 
     def topic_ids(self) -> set[int]:
+        """See `ConsumeQueues.topic_ids`."""
         return {key.topic_id for key in self._queues}
 
     def drop_topic(self, topic_id: int) -> None:
+        """See `ConsumeQueues.drop_topic`."""
         for key in [key for key in self._queues if key.topic_id == topic_id]:
             queue = self._queues.pop(key)
             self._pending_bytes -= queue.pending.remove(len(queue.pending))
@@ -246,6 +259,7 @@ class FileConsumeQueues(ConsumeQueues):
 
     def flush(self, checkpoint: int) -> Flush:
         # Little is done here for each queue: there may be ten thousand, and the event loop stands still.
+        """See `ConsumeQueues.flush`."""
         dropped = list(self._dropped)
         work: list[_Work] = []
         is_all = self._last_position < checkpoint
@@ -282,6 +296,7 @@ class FileConsumeQueues(ConsumeQueues):
         return Flush(run, finish)
 
     def close(self) -> None:
+        """See `ConsumeQueues.close`."""
         for file in self._open_files.values():
             file.close()
         self._open_files.clear()

@@ -213,17 +213,21 @@ class RocksDbConsumeQueues(ConsumeQueues):
 
     @property
     def checkpoint(self) -> int:
+        """See `ConsumeQueues.checkpoint`."""
         return self._checkpoint
 
     @property
     def durable_position(self) -> int:
+        """See `ConsumeQueues.durable_position`."""
         return self._durable_position
 
     @property
     def pending_bytes(self) -> int:
+        """See `ConsumeQueues.pending_bytes`."""
         return self._pending_bytes
 
     def append(self, entry: Indexed) -> None:
+        """See `ConsumeQueues.append`."""
         queue = self._queues.get(entry.queue) or self._queue(entry.queue)
         next_offset = entry.next_offset
         if next_offset <= queue.max_offset:
@@ -241,6 +245,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._last_position = entry.position
 
     def finish_rebuild(self) -> None:
+        """See `ConsumeQueues.finish_rebuild`."""
         for key, offset in self._floors.items():
             queue = self._queue(key)
             if queue.max_offset < offset:
@@ -248,9 +253,11 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._floors = {}
 
     def max_offset(self, queue: QueueKey) -> int:
+        """See `ConsumeQueues.max_offset`."""
         return self._queue(queue).max_offset
 
     def bounds(self, queue: QueueKey) -> Bounds:
+        """See `ConsumeQueues.bounds`."""
         found = self._queue(queue)
         if found.min_position < self._first_position:
             self._correct_min(found)
@@ -263,6 +270,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
     def runs(
         self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
     ) -> list[Run]:
+        """See `ConsumeQueues.runs`."""
         found = self._queue(queue)
         end = offset + unit_count
         runs: list[Run] = []
@@ -286,6 +294,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         return runs
 
     def store_time_ms(self, queue: QueueKey, offset: int) -> int | None:
+        """See `ConsumeQueues.store_time_ms`."""
         found = self._queue(queue)
         if offset >= found.flushed_count:
             return found.pending[bisect_right(found.pending, offset, key=_BASE_OFFSET) - 1].store_time_ms
@@ -293,13 +302,16 @@ class RocksDbConsumeQueues(ConsumeQueues):
         return time_ms
 
     def advance_min(self, position: int) -> None:
+        """See `ConsumeQueues.advance_min`."""
         self._first_position = position
 
     def topic_ids(self) -> set[int]:
+        """See `ConsumeQueues.topic_ids`."""
         in_memory = {key.topic_id for key, queue in self._queues.items() if queue.max_offset}
         return in_memory if self._is_rebuilding else in_memory | self._database.topic_ids()
 
     def drop_topic(self, topic_id: int) -> None:
+        """See `ConsumeQueues.drop_topic`."""
         for key in [key for key in self._queues if key.topic_id == topic_id]:
             self._pending_bytes -= _bytes_of(self._queues.pop(key).pending)
         self._dirty = [queue for queue in self._dirty if queue.key.topic_id != topic_id]
@@ -312,6 +324,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._database.write(batch)
 
     def flush(self, checkpoint: int) -> Flush:
+        """See `ConsumeQueues.flush`."""
         if self._failure is not None and self._failure.errno == errno.ENOSPC:
             self._reopen_if_there_is_room()
         if not self._is_rebuilding:
@@ -354,6 +367,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         return Flush(run, finish)
 
     def close(self) -> None:
+        """See `ConsumeQueues.close`."""
         self._database.close()
 
     # ---- queues --------------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class LogFile(NamedTuple):
 
     @property
     def end(self) -> int:
+        """The position behind it."""
         return self.start + self.size
 
 

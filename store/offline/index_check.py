@@ -108,6 +108,7 @@ class FileIndexCheck:
         self._wrong = WrongRanges()
 
     def expect(self, entry: Entry) -> None:
+        """See `IndexCheck.expect`."""
         if entry.position >= self.checkpoint:
             return
         key = entry.queue
@@ -132,6 +133,7 @@ class FileIndexCheck:
             self._wrong.add(entry)
 
     def finish(self) -> Iterator[WrongUnits]:
+        """See `IndexCheck.finish`."""
         for key, ranges in self._wrong.items():
             files = self._files(key)
             for wrong in ranges:
@@ -152,6 +154,7 @@ class FileIndexCheck:
             yield from self._wrong_units(key, files, behind, _NO_ENTRY, is_lost=True)
 
     def close(self) -> None:
+        """See `IndexCheck.close`."""
         for piece in self._pieces.values():
             piece.files.close()
         self._pieces.clear()

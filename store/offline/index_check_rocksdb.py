@@ -47,6 +47,7 @@ class RocksDbIndexCheck:
             raise IndexDamaged(f"{self._path}: {error}") from error
 
     def expect(self, entry: Entry) -> None:
+        """See `IndexCheck.expect`."""
         if entry.position >= self.checkpoint:
             return
         key = entry.queue
@@ -66,6 +67,7 @@ class RocksDbIndexCheck:
             self._wrong.add(entry)
 
     def finish(self) -> Iterator[WrongUnits]:
+        """See `IndexCheck.finish`."""
         for key, ranges in self._wrong.items():
             for wrong in ranges:
                 reason = "index rows do not point to the entry that holds these records"
@@ -80,6 +82,7 @@ class RocksDbIndexCheck:
                 yield WrongUnits(key, (first, max_offset), str(self._path), 0, reason, True)
 
     def close(self) -> None:
+        """See `IndexCheck.close`."""
         self._db.close()
         self._scratch.cleanup()
 

@@ -37,7 +37,9 @@ class IndexCheck(Protocol):
         """Everything that is wrong, once all entries were shown to `expect`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the index."""
+        ...
 
 
 class NoIndexCheck:
@@ -50,6 +52,7 @@ class NoIndexCheck:
         """Nothing to compare with."""
 
     def finish(self) -> Iterator[WrongUnits]:
+        """Nothing is wrong with what is not there."""
         return iter(())
 
     def close(self) -> None:
@@ -66,6 +69,7 @@ class OffsetRange:
         self.end = end
 
     def add(self, offset: int) -> None:
+        """The range reaches to this offset."""
         if not self.end:
             self.first = offset
         self.end = offset + 1

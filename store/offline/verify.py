@@ -102,6 +102,7 @@ class VerifyReport:
     damage_count: int = 0
 
     def add(self, finding: Finding) -> None:
+        """Keep a finding."""
         self.finding_count += 1
         self.damage_count += finding.severity is Severity.DAMAGE
         if len(self.findings) < FINDINGS_MAX:

@@ -36,6 +36,7 @@ class Decoded:
 
     @property
     def next_offset(self) -> int:
+        """The offset behind its last record."""
         return self.base_offset + len(self.records)
 
     def at(self, offset: int) -> Stored:

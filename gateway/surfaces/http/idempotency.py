@@ -44,7 +44,9 @@ class Answered(Protocol):
     """A receipt."""
 
     @property
-    def duplicate(self) -> bool: ...
+    def duplicate(self) -> bool:
+        """Whether it was stored by an earlier request."""
+        ...
 
 
 def request_identity(request: web.Request, topic_id: int, body: bytes | None) -> RequestIdentity | None:

@@ -49,18 +49,22 @@ class NativeLines:
         self._raw_keys = topic.raw_keys
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
+        """See `Dialect.parse`."""
         return parse_documents(documents, raw_keys=self._raw_keys)
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+        """See `Dialect.receipt`."""
         return {"i": request_index, **receipt_as_json(receipt, self._topic_id)}
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
+        """See `Dialect.refusal`."""
         fields: dict[str, object] = {"i": request_index, "error_code": error.error_code, "error": error.message}
         if error.retriable:
             fields["retriable"] = True
         return fields
 
     def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        """See `Dialect.last_words`."""
         return {"error_code": error.error_code, "error": error.message, "count": request_index}
 
 
@@ -68,6 +72,7 @@ class EventLines(NativeLines):
     """CloudEvents in structured mode, with the receipts of the native API."""
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
+        """See `Dialect.parse`."""
         return Parsed([_event_record(document) for document in documents], False)
 
 

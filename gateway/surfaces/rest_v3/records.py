@@ -48,6 +48,7 @@ class V3Records:
         self._types: deque[DataTypes] = deque()  # of the records without a receipt yet
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
+        """See `Dialect.parse`."""
         return self.parse_values(load_documents(documents))
 
     def parse_values(self, values: Sequence[object]) -> Parsed:
@@ -56,6 +57,7 @@ class V3Records:
         return Parsed([parse_v3_record(value, raw_keys=self._raw_keys) for value in values], False)
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
+        """See `Dialect.receipt`."""
         fields = receipt_of(
             self._cluster_id,
             self._topic,
@@ -68,10 +70,12 @@ class V3Records:
         return {"error_code": STORED, **fields, **fate_as_json(receipt)}
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
+        """See `Dialect.refusal`."""
         self._types.popleft()
         return {"error_code": error.error_code, "message": error.message}
 
     def last_words(self, error: RequestError, request_index: int) -> dict[str, object]:
+        """See `Dialect.last_words`."""
         return {"error_code": error.error_code, "message": error.message}
 
 

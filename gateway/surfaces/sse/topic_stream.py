@@ -96,16 +96,20 @@ class EventForm:
     content_type = SSE_TYPE
 
     def opening(self, cursor: str, epochs: Mapping[str, str]) -> bytes:
+        """What a stream begins with."""
         named = ",".join(epochs.values())
         return f": connected epoch={named}\nretry: {RETRY_MS}\nid: {cursor}\n\n".encode()
 
     def record(self, data: bytes, cursor: bytes) -> bytes:
+        """One record, which is JSON, and the cursor behind it."""
         return b"id: %s\nevent: message\ndata: %s\n\n" % (cursor, data)
 
     def event(self, name: str, fields: Mapping[str, object], cursor: str) -> bytes:
+        """What is no record."""
         return b"id: %s\nevent: %s\ndata: %s\n\n" % (cursor.encode(), name.encode(), orjson.dumps(fields))
 
     def heartbeat(self, cursor: str) -> bytes:
+        """That the stream is alive."""
         return f": hb\nid: {cursor}\n\n".encode()
 
 
@@ -115,15 +119,19 @@ class LineForm:
     content_type = LINES_TYPE
 
     def opening(self, cursor: str, epochs: Mapping[str, str]) -> bytes:
+        """What a stream begins with."""
         return self.event("connected", {"epochs": epochs}, cursor)
 
     def record(self, data: bytes, cursor: bytes) -> bytes:
+        """One record, which is JSON, and the cursor behind it."""
         return b'%s,"cursor":"%s"}\n' % (data[:-1], cursor)
 
     def event(self, name: str, fields: Mapping[str, object], cursor: str) -> bytes:
+        """What is no record."""
         return orjson.dumps({"event": name, **fields, "cursor": cursor}) + b"\n"
 
     def heartbeat(self, cursor: str) -> bytes:
+        """That the stream is alive."""
         return self.event("heartbeat", {}, cursor)
 
 

@@ -38,9 +38,11 @@ class Credit(NamedTuple):
         return self.window - self.in_flight
 
     def sent(self, amount: int) -> Credit:
+        """With so much more on its way."""
         return self._replace(in_flight=self.in_flight + amount)
 
     def returned(self, amount: int) -> Credit:
+        """With so much of it settled."""
         assert 0 <= amount <= self.in_flight
         return self._replace(in_flight=self.in_flight - amount)
 

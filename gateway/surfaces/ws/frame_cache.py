@@ -121,6 +121,7 @@ class FrameCache:
 
     @property
     def cached_bytes(self) -> int:
+        """Memory that encoded ranges take."""
         return self._bytes
 
     async def read(

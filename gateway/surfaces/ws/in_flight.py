@@ -19,7 +19,9 @@ WORK_COUNT_MAX = 1024
 class StartTask(Protocol):
     """`asyncio.TaskGroup.create_task` of the group whose failure ends the socket."""
 
-    def __call__(self, work: Coroutine[object, object, None], /) -> asyncio.Task[None]: ...
+    def __call__(self, work: Coroutine[object, object, None], /) -> asyncio.Task[None]:
+        """Run it."""
+        ...
 
 
 class InFlight:

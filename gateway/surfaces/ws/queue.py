@@ -126,6 +126,7 @@ class Queue:
         return [topic.name for topic in self._wanted_topics()]
 
     def partition_count(self) -> int:
+        """A queue owns no partition."""
         return 0
 
     def state(self) -> dict[str, object]:

@@ -79,6 +79,7 @@ class Reader:
         return list(self._epochs)
 
     def partition_count(self) -> int:
+        """How many it reads."""
         return len(self.feed.fed_partitions)
 
     @property

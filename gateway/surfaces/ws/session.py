@@ -115,6 +115,7 @@ class Session:
 
     @property
     def subscriptions(self) -> list[Subscription]:
+        """Those that have not ended."""
         return [running.subscription for running in self._running.values()]
 
     def subscription(self, name: str) -> Subscription:

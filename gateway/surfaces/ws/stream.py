@@ -128,6 +128,7 @@ class Stream:
         return sorted({key.topic for key in self._owned})
 
     def partition_count(self) -> int:
+        """How many are its own now."""
         return len(self._owned)
 
     @property

@@ -18,6 +18,7 @@ class Averagely:
     name = "averagely"
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         shares: dict[str, list[Partition]] = {member: [] for member in members}
         for topic in by_topic(partitions):
             each, left_over = divmod(len(topic), len(members))

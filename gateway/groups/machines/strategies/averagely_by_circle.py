@@ -16,6 +16,7 @@ class AveragelyByCircle:
     name = "averagely_by_circle"
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         topics = by_topic(partitions)
         return {
             member: [partition for topic in topics for partition in topic[index :: len(members)]]

@@ -43,9 +43,13 @@ class Strategy(Protocol):
     """One way to share partitions among members. See the module's docstring for the terms."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What a group is configured by."""
+        ...
 
-    def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment: ...
+    def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """Every partition to one member; `current` is who has what now. Members and partitions come sorted."""
+        ...
 
 
 def room_of_name(name: str) -> str:

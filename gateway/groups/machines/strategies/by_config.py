@@ -25,6 +25,7 @@ class ByConfig:
                     raise ValueError(f"{pair} is given to {self._member_of[pair]} and to {member}")
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         shares: dict[str, list[Partition]] = {member: [] for member in members}
         for partition in partitions:
             member = self._member_of.get((partition.topic, partition.partition))

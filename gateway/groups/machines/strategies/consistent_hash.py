@@ -32,6 +32,7 @@ class ConsistentHash:
         self._virtual_nodes = virtual_nodes
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         ring = {point(f"{member}-{node}"): member for member in members for node in range(self._virtual_nodes)}
         points = sorted(ring)
         shares: dict[str, list[Partition]] = {member: [] for member in members}

@@ -23,6 +23,7 @@ class MachineRoom:
         self._rooms = frozenset(rooms)
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         shares: dict[str, list[Partition]] = {member: [] for member in members}
         near = [partition for partition in partitions if room_of_name(self._broker_of(partition)) in self._rooms]
         for topic in by_topic(near):

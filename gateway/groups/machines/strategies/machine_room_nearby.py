@@ -24,6 +24,7 @@ class MachineRoomNearby:
         self._room_of_member = room_of_member
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         members_of: dict[str, list[str]] = {}
         for member in members:
             members_of.setdefault(self._room_of_member(member), []).append(member)

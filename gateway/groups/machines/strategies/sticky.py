@@ -21,6 +21,7 @@ class Sticky:
     name = "sticky"
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
+        """See `Strategy.allocate`."""
         free = set(partitions)
         held: dict[str, list[Partition]] = {}
         for member in members:
