@@ -60,7 +60,7 @@ LANDINGS_LEAD_MS = 1_500
 """From scheduling the landings to the first of them: time for all to be accepted before any is due."""
 
 STALL_TIMEOUT_S = 20.0
-SPARK_TIMEOUT_S = 120.0
+SPARK_TIMEOUT_S = 300.0
 FLIGHTS_MIN = 100
 INTERRUPTED = 130
 

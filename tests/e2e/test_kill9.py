@@ -96,7 +96,7 @@ class World:
             if delayed_ms is not None:
                 due_ms = time.time_ns() // 1_000_000 + delayed_ms + self.rng.randrange(200)
                 record["deliver_at"] = due_ms
-            target = zlib.crc32(orjson.dumps(tail)) % PARTITIONS if partition is None else partition
+            target = zlib.crc32(tail.encode()) % PARTITIONS if partition is None else partition
             records.append(record)
             sends.append(self.history.send(value, target, now_ms(), due_ms=due_ms))
         path = f"/topics/{TOPIC}" if partition is None else f"/topics/{TOPIC}/partitions/{partition}"

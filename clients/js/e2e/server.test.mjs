@@ -90,7 +90,7 @@ test("raw batches hold the same as messages", async () => {
     const records = await collect(mq.subscribe({ topics: "raw", format: "batch", ...how }), 5_000);
     assertInOrder(records);
     assert.equal(new Set(records.map((record) => record.json().n)).size, 5_000);
-    assert.ok(records.every((record) => JSON.parse(record.keyText) === `k${record.json().n}` && record.tag === "t"));
+    assert.ok(records.every((record) => record.keyText === `k${record.json().n}` && record.tag === "t"));
     assert.ok(records[0].headers.some(({ key, value }) => key === "h" && Buffer.from(value).toString() === "v"));
   }
   await mq.close();

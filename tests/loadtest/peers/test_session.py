@@ -88,7 +88,7 @@ def test_a_step_has_numbers_and_what_the_window_took(tmp_path: Path) -> None:
     with sleeping(tmp_path) as server:
         found = result(server, saying('{"records": 10, "records_per_s": 5.5}', after_s=0.6), tmp_path)
     assert found["records_per_s"] == 5.5
-    assert found["limit"] in ("latency", "disturbed"), "it does nothing; other tests may"
+    assert found["limit"] in ("latency", "disturbed", "disk"), "it does nothing; other tests may"
     assert 0.5 < float(str(found["window_s"])) < PATIENCE_S
     assert float(str(found["server_cpu_s"])) < 0.1
     assert float(str(found["server_peak_mb"])) > 0
