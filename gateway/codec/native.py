@@ -83,18 +83,16 @@ def parse_objects(values: Sequence[object], *, raw_keys: bool) -> Parsed:
 
 def has_form(value: object) -> bool:
     """Whether a record has its key or value in a form of the native API."""
-    return isinstance(value, dict) and _has_form(value)
-
-
-def _has_form(value: dict[str, object]) -> bool:
-    return "value_b64" in value or "value_text" in value or "key_b64" in value or "key_text" in value
+    return isinstance(value, dict) and (
+        "value_b64" in value or "value_text" in value or "key_b64" in value or "key_text" in value
+    )
 
 
 def _parse(value: object, raw_keys: bool) -> ProduceRecord | RequestError:
     try:
         if not isinstance(value, dict):
             raise bad_request("A record must be a JSON object.")
-        if not _has_form(value):
+        if not has_form(value):
             return parse_records([value], Format.JSON, raw_keys=raw_keys)[0]
         fields = {name: field for name, field in value.items() if name not in _FORMS}
         key = _bytes_of(value, "key", strings_raw=raw_keys)

@@ -86,6 +86,7 @@ class PartitionReader:
         end = segment.physical_end
         if end_offset is not None:
             end = end_offset - shift if end is None else min(end, end_offset - shift)
+        raw_keys = self._routes.topic(topic).raw_keys  # before the wait: a later topic of this name may have others
         result: ReadResult | None = None
         if offset >= segment.logical_start:
             result = await segment.broker.read(
@@ -96,7 +97,6 @@ class PartitionReader:
                 end_offset=end,
                 tag_hashes=tag_hashes,
             )
-            raw_keys = self._routes.topic(topic).raw_keys
             for entry in result.entries:
                 entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
             if _is_whole(chain):
