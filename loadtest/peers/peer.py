@@ -37,6 +37,9 @@ class Level(NamedTuple):
     about: str
     """The settings, and what an answer means with them."""
 
+    works: Sequence[str] = ()
+    """The only works that are measured at this level; all that the peer does when empty."""
+
 
 Options = Mapping[str, float]
 """What a step asks for, by name (plan.py)."""

@@ -14,7 +14,7 @@ from loadtest.peers.plan import Row, Step, Turn
 from loadtest.peers.servers import Died, Server
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper, saying
 
-BATCHED, SCAN, PUSH = Step("batched", "batched"), Step("scan", "scan"), Step("push_200", "push")
+BATCHED, SCAN, PUSH = Step("batched", "batched"), Step("scan", "scan"), Step("push", "push")
 
 
 class Clients:

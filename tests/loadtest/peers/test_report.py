@@ -10,7 +10,7 @@ import pytest
 from loadtest.peers.report import LINES, PROGRAMS, markdown, ratio, rows_of, write_report
 
 BATCHED = next(line for line in LINES if line.step == "batched")
-PUSH = next(line for line in LINES if line.step == "push_200")
+PUSH = next(line for line in LINES if line.step == "push")
 
 
 def about_peer(durability: str = "synced", *, is_limit: bool = False) -> dict[str, object]:
@@ -75,7 +75,7 @@ def test_a_round_in_which_one_of_the_two_failed_has_no_ratio() -> None:
 
 
 def test_less_is_better_for_times() -> None:
-    rows = rows_of([*rounds("mq", [10], "push_200"), *rounds("nats", [5], "push_200")], "push_200")
+    rows = rows_of([*rounds("mq", [10], "push"), *rounds("nats", [5], "push")], "push")
     found = ratio(PUSH, rows[1], rows)
     assert found is not None
     assert found.value.median == 0.5

@@ -130,7 +130,7 @@ def test_windows_go_on_where_the_last_one_ended(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(main.time, "monotonic", clock.monotonic)
     monkeypatch.setattr(main, "FLEET_START_S", 0)
     peers: dict[str, Peer] = {"sleeper": Sleeper("sleeper", {"push": ["tool", "library"]})}
-    wanted = list(turns(peers, Durability.WRITTEN, rounds=2, quick=True))
+    wanted = list(turns(peers, Durability.WRITTEN, rounds=4, quick=True))
     assert len(wanted) == 8
     counts = []
     while len(clock.ran) < len(wanted):
