@@ -7,19 +7,23 @@ of `__timer` that are not in the wheel yet, then in its slot of the wheel. A sec
 is cancelled or moved away, not when it is delivered: then it is nearly over. What rolls first counts in its second once
 that is within the roll window, and is never refused then.
 
-A repeat of what was accepted needs no room: it is answered as a repeat also when nothing more is accepted.
+A repeat of what was accepted needs no room, and no key of its own: it is answered as a repeat also when nothing more
+is accepted, or its key is taken (by what it repeats).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended
-from timer.errors import TooManySchedules
+from store.uncancelled import to_its_end
+from timer.errors import ScheduleKeyTaken, TooManySchedules
+from timer.ports import TopicKey
 from timer.schedule import SLOT_MS
+from timer.schedule_keys import ScheduleKeys
 from timer.state import TimerState
 
 _InSeconds = dict[int, int]  # epoch second -> schedules
@@ -28,31 +32,53 @@ _InSeconds = dict[int, int]  # epoch second -> schedules
 class Accepting:
     """Takes schedules in, within the bounds of the configuration."""
 
-    def __init__(self, state: TimerState) -> None:
+    def __init__(self, state: TimerState, keys: ScheduleKeys) -> None:
         self._state = state
+        self._keys = keys
         self._accepting_count = 0  # records in appends under way
         self._unscheduled: _InSeconds = {}  # what is not in the wheel yet; for a moment also some that does
         self._unscheduled_entries: list[tuple[int, _InSeconds]] = []  # heap: by the offset behind each
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See TimerService.schedule."""
         assert append.queue == TIMER_QUEUE
-        log = self._state.log
         in_seconds = _by_second(delay.due_ms for delay in append.delays)
         count = len(append.delays)
+        wanted = [
+            None if key is None else TopicKey(delay.topic_id, key)
+            for key, delay in zip(keys, append.delays, strict=bool(keys))
+        ]
         try:
-            self._hold(in_seconds, count)
-        except TooManySchedules:
-            await log.refuse_known([append], acks=acks)
+            if wanted:
+                await self._keys.claim(wanted)
+            try:
+                self._hold(in_seconds, count)
+            except TooManySchedules:
+                self._keys.give_back(wanted)
+                raise
+        except (TooManySchedules, ScheduleKeyTaken):
+            await self._state.log.refuse_known([append], acks=acks)
             raise
+        appending = self._append(append, in_seconds, wanted, acks)
+        # A sender who gives up waiting must not give back the keys of what is stored all the same.
+        return await (to_its_end(appending) if wanted else appending)
+
+    async def _append(
+        self, append: Append, in_seconds: _InSeconds, keys: Sequence[TopicKey | None], acks: Acks
+    ) -> Appended:
+        count = len(append.delays)
         try:
-            (appended,) = await log.append([append], acks=acks)
+            (appended,) = await self._state.log.append([append], acks=acks)
         except BaseException:
             self._let_go(in_seconds)
+            self._keys.give_back(keys)
             raise
         finally:
             self._accepting_count -= count
-        heapq.heappush(self._unscheduled_entries, (appended.base_offset + count, in_seconds))
+        end_offset = appended.base_offset + count
+        heapq.heappush(self._unscheduled_entries, (end_offset, in_seconds))
+        if keys:
+            self._keys.stored(keys, end_offset)
         return appended
 
     @contextmanager

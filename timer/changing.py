@@ -23,8 +23,8 @@ from timer.errors import TimerBusy
 from timer.ports import Target
 from timer.record_cache import pick
 from timer.schedule import ScheduleId
-from timer.schedules import PATIENCE_MS, TRIES, Query, Schedules
-from timer.state import TimerState
+from timer.schedules import TRIES, Query, Schedules
+from timer.state import PATIENCE_MS, TimerState
 
 _CHANGES_PER_GO = 5000
 

@@ -8,7 +8,8 @@ File format: two slots, at byte 0 and byte 4096, each big-endian:
     | u32   | u16     | u16   | u64        | i64      | i64          | s i64     | s i64      | i64            | u32 |
     +-------+---------+-------+------------+----------+--------------+-----------+------------+----------------+-----+
 
-    magic 0x6D717463 ("mqtc"); version 1; flags: bit 0 = the wheel file is complete (clean stop)
+    magic 0x6D717463 ("mqtc"); version 1; flags: bit 0 = the wheel file is complete (clean stop),
+           bit 1 = the file `keys` says where schedule keys lead, up to the queue offset or further
     crc: CRC-32C of the 56 bytes before it
     log end         the timer log is durable up to this position; what follows it is cut
     queue offset    the next record of `__timer` to schedule in the wheel
@@ -38,6 +39,7 @@ assert _SLOT.size == 56
 _MAGIC = 0x6D717463
 _VERSION = 1
 _CLEAN = 0x0001
+_KEYED = 0x0002
 _SLOT_SPACING_BYTES = 4096  # a torn page never holds both
 
 
@@ -50,6 +52,7 @@ class Checkpoint(NamedTuple):
     write_mark_s: int
     delivered_from: int
     clean: bool
+    keyed: bool = False
 
 
 class CheckpointFile:
@@ -70,7 +73,7 @@ class CheckpointFile:
         """Make `checkpoint` the latest. Durable on return; OSError when it is not (and then see store.files F3)."""
         generation = self._generation + 1
         slot = _SLOT.pack(
-            _MAGIC, _VERSION, _CLEAN if checkpoint.clean else 0, generation,
+            _MAGIC, _VERSION, _CLEAN * checkpoint.clean | _KEYED * checkpoint.keyed, generation,
             checkpoint.log_end, checkpoint.queue_offset, checkpoint.read_mark_s, checkpoint.write_mark_s,
             checkpoint.delivered_from,
         )  # fmt: skip
@@ -95,5 +98,5 @@ class CheckpointFile:
             )
         if generation > self._generation:
             self._generation = generation
-            clean = bool(flags & _CLEAN)
-            self.latest = Checkpoint(log_end, queue_offset, read_mark_s, write_mark_s, delivered_from, clean)
+            marks = log_end, queue_offset, read_mark_s, write_mark_s, delivered_from
+            self.latest = Checkpoint(*marks, clean=bool(flags & _CLEAN), keyed=bool(flags & _KEYED))

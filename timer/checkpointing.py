@@ -1,7 +1,8 @@
 """Checkpoints: making what was scheduled and delivered part of the timer's files, and removing what nothing needs any
 more.
 
-Order of writing (K2 in timer/checkpoint.py): timer log, at a clean stop the wheel and the counts, then the checkpoint.
+Order of writing (K2 in timer/checkpoint.py): timer log, rows of schedule keys, at a clean stop the wheel and the
+counts, then the checkpoint.
 So a checkpoint names only what the timer log has flushed.
 
 A thread that waits for the disk goes on when its caller is cancelled. So what was begun here comes to its end first:
@@ -145,6 +146,7 @@ class Checkpointing:
         state = self._state
         progress = self._progress()
         unwritten = state.timer_log.unwritten()
+        rows = state.key_rows.take()
         log_end = state.log.end_position
         delivered_from = state.open.delivered_from(log_end)
         if state.queue_offset < state.log.bounds(TIMER_QUEUE).max_offset:
@@ -159,15 +161,22 @@ class Checkpointing:
             write_mark_s=max(state.open.write_mark_s, state.delivered_until_s),
             delivered_from=delivered_from,
             clean=clean,
+            keyed=state.key_rows.is_used,
         )
+        is_behind = state.queue_offset < state.log.bounds(TIMER_QUEUE).max_offset
+        # The next copy of what rolled in a slot that is done may not be met yet: its key's row stays.
+        rows_before_s = None if is_behind else checkpoint.read_mark_s
         assert checkpoint.log_end == progress[0]
 
         def write() -> None:
             if unwritten.units or unwritten.marks:
                 state.timer_log.write(unwritten)
+            if checkpoint.keyed:
+                state.key_rows.commit(rows, checkpoint.queue_offset, rows_before_s)
 
         await self._run_blocking(write)
         state.timer_log.written(unwritten)
+        state.key_rows.committed()
         await self._run_blocking(lambda: self._file.write(checkpoint))
         self._saved = progress
         state.metrics.checkpoint_count += 1

@@ -5,6 +5,8 @@ A delivered record is the accepted one (key, value, timestamp, headers) plus two
     mq-deliver-at   the due time, decimal epoch ms
     mq-schedule-id  the schedule's id; see timer/schedule.py
 
+One that was sent with a schedule key has had it in a header of its own, `mq-schedule-key`, since it was accepted.
+
 The entry it travels in names its *source*: the `__timer` entry and record index it was copied from. A record that
 rolls is copied the same way, into another `__timer` entry, with its delay and origin. So each accepted copy has
 exactly one source naming it once it is consumed, and a restart learns from the log which copies are consumed.
@@ -27,6 +29,7 @@ from timer.schedule import spell_schedule_id
 
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
+SCHEDULE_KEY_HEADER = "mq-schedule-key"
 _OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER))
 
 _ROLLING = Target(*TIMER_QUEUE)  # of what is delivered nowhere yet; nothing fires into the timer's own queue

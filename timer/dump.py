@@ -12,6 +12,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from timer import checkpoint, pending_file, timer_log, wheel
+from timer.key_index import is_key_file, rows_of_file
 
 _MAGIC_NAMES = {
     timer_log.MAGIC_DEFAULT: "default",
@@ -22,7 +23,7 @@ _READ_UNITS = 4096
 
 
 def dump(path: Path) -> Iterator[dict[str, object]]:
-    """The contents of a timer log, wheel, pending or timer checkpoint file; slots of the wheel never used are left out.
+    """The contents of a timer log, wheel, pending, keys or timer checkpoint file; slots never used are left out.
 
     Raises ValueError when the path is not one of the timer's files.
     """
@@ -35,7 +36,9 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
         return _dump_checkpoint(path)
     if path.name == "pending" and _is_pending(path):
         return _dump_pending(path)
-    raise ValueError(f"{path} is not a timer log, wheel, pending or checkpoint file of a timer")
+    if path.name == "keys" and is_key_file(path):
+        return rows_of_file(path)
+    raise ValueError(f"{path} is not a timer log, wheel, pending, keys or checkpoint file of a timer")
 
 
 def _dump_timer_log(path: Path) -> Iterator[dict[str, object]]:
@@ -109,5 +112,5 @@ def _dump_checkpoint(path: Path) -> Iterator[dict[str, object]]:
             yield {"slot": number, "valid": False}
             continue
         _, version, flags, generation, *marks = checkpoint._SLOT.unpack(facts)
-        state = checkpoint.Checkpoint._make([*marks, bool(flags & checkpoint._CLEAN)])
+        state = checkpoint.Checkpoint._make([*marks, bool(flags & checkpoint._CLEAN), bool(flags & checkpoint._KEYED)])
         yield {"slot": number, "valid": True, "version": version, "generation": generation, **state._asdict()}

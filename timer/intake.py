@@ -13,13 +13,16 @@ Invariants
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from store.limits import MiB
 from store.topics import TIMER_QUEUE
 from store.types import Entry, ReadStatus, Source
 from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
 from timer.items import item_of, pack_item
+from timer.ports import TopicKey
 from timer.schedule import LAP_SLOTS, SLOT_MS, slot_for
+from timer.schedule_keys import keys_of
 from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 
@@ -64,11 +67,12 @@ class Intake:
         end_offset = state.log.bounds(TIMER_QUEUE).max_offset
         turn_count, turn_count_max = 0, self._turn_count_max(end_offset, end_offset)
         for entry in await self._get():
+            keys = await keys_of(entry, state.log)
             while state.queue_offset < entry.next_offset:
                 if not self.may_go_on():
                     return state.queue_offset - first_offset
                 put_from = state.queue_offset
-                self._put(entry)
+                self._put(entry, keys)
                 turn_count += state.queue_offset - put_from
                 if turn_count >= turn_count_max:
                     await state.log.yield_to_loop()
@@ -110,7 +114,7 @@ class Intake:
             state.queue_offset = result.min_offset
         return result.entries
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: Entry, keys: Mapping[int, bytes]) -> None:
         """Hang the next records of one entry, at most TURN_UNITS. No await inside (E3)."""
         state = self._state
         wheel_add = state.wheel.add
@@ -154,6 +158,8 @@ class Intake:
                 topic_id,
                 slot_s,
             )
+            if keys and (key := keys.get(index)) is not None:
+                state.key_rows.meet(TopicKey(topic_id, key), Source(position, index), slot_s)
             scheduled_count += 1
             pending_counts[topic_id] = pending_counts.get(topic_id, 0) + 1
             if origin_position < 0:

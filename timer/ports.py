@@ -3,7 +3,7 @@ waits for the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, Source
@@ -130,6 +130,50 @@ def append_of(due: Due, queue: QueueKey) -> Append:
         tag_hashes=due.tag_hashes,
         sources=due.sources,
     )
+
+
+class TopicKey(NamedTuple):
+    """A schedule key: its sender's name for a schedule, UTF-8, within a topic."""
+
+    topic_id: int
+    key: bytes
+
+
+class KeyRow(NamedTuple):
+    """Where a schedule key led when intake met it last: which copy of the schedule, and the second of its slot."""
+
+    source: Source
+    slot_s: int
+
+
+class KeyIndex(Protocol):
+    """Rows of schedule keys on disk; `timer.key_index.SqliteKeyIndex` is one. Its calls wait for the disk, and raise
+    OSError."""
+
+    queue_offset: int
+    """Up to here the rows know every record of `__timer`; -1 when there are none, or none that can be read."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there ever was a row since `reset`."""
+        ...
+
+    def find(self, keys: Iterable[TopicKey]) -> dict[TopicKey, Source]:
+        """Where keys lead; those without a row are left out. Only once it is used."""
+        ...
+
+    def commit(self, rows: Mapping[TopicKey, KeyRow], queue_offset: int, *, before_s: int | None) -> None:
+        """Put rows in, in place of those of the same keys; first take out those of slots before a second. All of it, or
+        nothing; durable on return."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        ...
+
+    def close(self) -> None:
+        """Release the files."""
+        ...
 
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]

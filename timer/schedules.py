@@ -43,9 +43,6 @@ KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
 
-PATIENCE_MS = 5000
-"""How long a change or a look waits for what was accepted before it to schedule the wheel."""
-
 _TURN_UNITS = 256  # looked at between two turns of the event loop
 _EVIDENCE_BYTES_MAX = 64 * MiB
 _EVIDENCE_READ_BYTES = 4 * MiB
@@ -110,7 +107,7 @@ class Schedules:
         """What the id leads to: PENDING, DELIVERED or UNKNOWN. Raises TimerBusy, Corrupt."""
         for _ in range(TRIES):
             copied_count = self._copied_count
-            await self._caught_up()
+            await self._state.caught_up()
             found = await self._find(schedule)
             if found is not None and found.standing in (Standing.PENDING, Standing.DELIVERED):
                 return found
@@ -146,7 +143,7 @@ class Schedules:
 
     async def positions(self, query: Query, *, cursor: int = 0, limit: int) -> tuple[list[int], int | None]:
         """As `page`, but where the units are. Records are read only when a key is asked for."""
-        await self._caught_up()
+        await self._state.caught_up()
         positions: list[int] = []
         unit_count = body_bytes = 0
         last_entry = -1
@@ -171,7 +168,7 @@ class Schedules:
     async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
         """How many pending schedules are due in each [bounds[i], bounds[i + 1]); the bounds are equally far apart.
         Looks at every unit: a second for two million. A key is not looked at. Raises TimerBusy, Corrupt."""
-        await self._caught_up()
+        await self._state.caught_up()
         first_ms, end_ms = bounds_ms[0], bounds_ms[-1]
         width_ms = bounds_ms[1] - first_ms
         counts = [0] * (len(bounds_ms) - 1)
@@ -220,20 +217,6 @@ class Schedules:
     def _copied_count(self) -> int:
         """Changes whenever a copy took the place of another."""
         return self._state.metrics.rolled_count + self._state.metrics.moved_count
-
-    async def _caught_up(self) -> None:
-        """Wait until all records accepted before the call are in the wheel. Raises TimerBusy when that takes long."""
-        state = self._state
-        end = state.log.bounds(TIMER_QUEUE).max_offset
-        try:
-            async with asyncio.timeout(PATIENCE_MS / 1000):
-                while state.queue_offset < end:
-                    state.scheduled.clear()
-                    await state.scheduled.wait()
-        except TimeoutError:
-            raise TimerBusy(
-                "delayed records accepted before are still on their way into the wheel; try again"
-            ) from None
 
     async def _find(self, schedule: ScheduleId) -> Found | None:
         """What the newest copy of a schedule says; None when there is no unit of it."""

@@ -10,6 +10,7 @@
     dequeue put                              deliver one batch for each partition (or append it again to `__timer`,
                                              when it rolls), flushed
     changing         timer/changing.py       cancel, move, fire now
+    keys             timer/schedule_keys.py  schedules by a key of their sender's
     looking          timer/schedules.py      find one, list, count
     checkpointing    timer/checkpointing.py  all of it durable in the timer's own files
 
@@ -25,6 +26,7 @@ compared with the clock when it fires, and one that is late is in the read mark'
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from store.clock import Clock
@@ -38,25 +40,30 @@ from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
 from timer.firing import Firing
 from timer.intake import Intake
+from timer.key_index import SqliteKeyIndex
+from timer.key_rows import KeyRows
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
-from timer.ports import Log, OwnPartitions, Partitions, RunBlocking
+from timer.ports import KeyIndex, Log, OwnPartitions, Partitions, RunBlocking, TopicKey
 from timer.prefetch import Prefetch
 from timer.record_cache import RecordCache
 from timer.recovery import recover
 from timer.schedule import SLOT_MS, ScheduleId
+from timer.schedule_keys import ScheduleKeys
 from timer.schedules import Page, Query, Schedule, Schedules
 from timer.state import TimerState
 from timer.timer_log import TimerLog
 from timer.wheel import Wheel
+
+log = logging.getLogger(__name__)
 
 
 class TimerService:
     """One broker's timer. `start`, then `run` until cancelled, then `close`.
 
     `partitions` is where due records go (default: the queues of the log itself). `run_blocking` runs what waits for the
-    disk (default: a thread).
+    disk (default: a thread). `key_index` keeps the rows of schedule keys (default: a file beside the others).
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class TimerService:
         *,
         partitions: Partitions | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
+        key_index: KeyIndex | None = None,
     ) -> None:
         self.metrics = TimerMetrics()
         self._config = config
@@ -76,6 +84,7 @@ class TimerService:
         self._clock = clock
         self._partitions = partitions or OwnPartitions(store_log)
         self._run_blocking = run_blocking
+        self._key_index = key_index
         self._started = False
 
     # ------------------------------------------------------------------ life
@@ -91,11 +100,20 @@ class TimerService:
         self._pending_file = PendingFile(self._files, root / "pending")
         self._files.sync_dir(root)
         timer_log = TimerLog(self._files, root / "timerlog", file_units=self._config.timer_log_file_units)
+        checkpoint = self._checkpoint_file.latest
+        key_index = self._key_index = self._key_index or SqliteKeyIndex(root / "keys")
+        if checkpoint is not None and checkpoint.keyed and key_index.queue_offset < checkpoint.queue_offset:
+            log.warning(
+                "timer: the rows of schedule keys are behind the checkpoint or damaged, rebuilding from the log"
+            )
+            checkpoint = None
         recovered = await recover(
-            self._checkpoint_file.latest, wheel, timer_log, self._pending_file, self._log,
+            checkpoint, wheel, timer_log, self._pending_file, self._log,
             now_s=max(1, self._clock.now_ms() // SLOT_MS),
         )  # fmt: skip
         self.recovery_outcome = recovered.outcome
+        if recovered.outcome == "rebuilt" or checkpoint is None or not checkpoint.keyed:
+            key_index.reset()  # no key is pending, or all are met again
         state = self._state = TimerState(
             config=self._config,
             log=self._log,
@@ -114,6 +132,7 @@ class TimerService:
                 delivered_from=self._log.end_position,
                 count_max=self._config.heap_count_max,
             ),
+            key_rows=KeyRows(key_index, self._run_blocking),
             queue_offset=recovered.queue_offset,
             queue_end_at_start=recovered.queue_end,
             intake_position=recovered.delivered_from,
@@ -124,7 +143,8 @@ class TimerService:
             delivered_from_at_start=recovered.delivered_from,
             delivered_until_s=recovered.delivered_until_s,
         )
-        self._accepting = Accepting(state)
+        self._keys = ScheduleKeys(state)
+        self._accepting = Accepting(state, self._keys)
         self._intake = Intake(state)
         self._prefetch = Prefetch(state)
         self._firing = Firing(state, self._partitions)
@@ -155,6 +175,8 @@ class TimerService:
             self._pending_file.close()
             self._state.timer_log.close()
             self._checkpoint_file.close()
+            if self._key_index is not None:
+                self._key_index.close()
 
     async def intake_step(self) -> int:
         """Hang the next accepted schedules into the wheel; return how many records were taken (0: none there, or no
@@ -178,14 +200,20 @@ class TimerService:
 
     # ------------------------------------------------------------------ schedules
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """Accept delayed records: `append` is to `__timer`, with one delay a record. Returns when they are as durable
         as the answer says; (position, index) and the due time are then the id of each. This is the way in for every
-        delay: what clients send, retries, leases that expire.
+        delay: what clients send, retries, leases that expire. `keys`: the schedule key of each record, which is in its
+        header `mq-schedule-key` too; None, or nothing at all, for those without.
 
-        Raises TooManySchedules before anything is stored, and what `Log.append` raises; of the two AlreadyStored.
+        Raises TooManySchedules or ScheduleKeyTaken before anything is stored, and what `Log.append` raises; of these
+        AlreadyStored first.
         """
-        return await self._accepting.schedule(append, acks=acks)
+        return await self._accepting.schedule(append, acks=acks, keys=keys)
+
+    async def named(self, topic_id: int, key: bytes) -> ScheduleId | None:
+        """The id of the pending schedule that has a schedule key in a topic. Raises TimerBusy, Corrupt."""
+        return await self._keys.named(TopicKey(topic_id, key))
 
     async def find(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
         """What became of a schedule, and the schedule itself while it is pending. Raises TimerBusy, Corrupt."""

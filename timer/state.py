@@ -18,13 +18,18 @@ from store.topics import TIMER_QUEUE
 from store.types import Source
 from timer.changes import MARKS, Reason, Standing
 from timer.config import TimerConfig
+from timer.errors import TimerBusy
 from timer.items import item_of
+from timer.key_rows import KeyRows
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.ports import Log, Target
 from timer.record_cache import RecordCache
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
+
+PATIENCE_MS = 5000
+"""How long a change or a look waits for what was accepted before it to be scheduled in the wheel."""
 
 TURN_UNITS = 64
 """Units walked, or records scheduled or taken, between two turns of the event loop: a sixth of a millisecond.
@@ -43,6 +48,7 @@ class TimerState:
     wheel: Wheel
     timer_log: TimerLog
     open: OpenSlots
+    key_rows: KeyRows
 
     # Written by intake.
     queue_offset: int  # the next record of `__timer` to schedule
@@ -89,6 +95,20 @@ class TimerState:
     def pending_count(self) -> int:
         """Schedules that are pending (S1)."""
         return self.scheduled_count + self.intake_lag_count - self.tombstone_count
+
+    async def caught_up(self, end_offset: int | None = None) -> None:
+        """Wait until all records of `__timer` before an offset (by default: all that were accepted before the call) are
+        in the wheel. Raises TimerBusy when that takes long."""
+        end = self.log.bounds(TIMER_QUEUE).max_offset if end_offset is None else end_offset
+        try:
+            async with asyncio.timeout(PATIENCE_MS / 1000):
+                while self.queue_offset < end:
+                    self.scheduled.clear()
+                    await self.scheduled.wait()
+        except TimeoutError:
+            raise TimerBusy(
+                "delayed records accepted before are still on their way into the wheel; try again"
+            ) from None
 
     def standing_of(self, unit: Unit) -> Standing:
         """What became of one copy. While it is being delivered it is pending; while it is being changed it is not."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from store.offline.verify import Finding, Severity
 from timer.dump import dump
+from timer.key_index import check_file
 from timer.wheel import SLOT_BYTES
 
 DIRECTORY = "timer"
@@ -42,6 +43,7 @@ def verify(root: Path, *, log_end: int) -> Iterator[Finding]:
             newest = _int(slot, "generation")
             timer_log_end, is_wheel_complete = _int(slot, "log_end"), bool(slot["clean"])
     yield from _pending(directory / "pending")
+    yield from _keys(directory / "keys")
     yield from _timer_log(directory / "timerlog", timer_log_end, log_end)
     if is_wheel_complete and (directory / "wheel").exists():
         for slot in dump(directory / "wheel"):
@@ -67,6 +69,17 @@ def _pending(path: Path) -> Iterator[Finding]:
         is_valid = False
     if not is_valid:
         yield Finding(Severity.LEFTOVER, str(path), 0, "the counts fail their check; the next start counts again")
+
+
+def _keys(path: Path) -> Iterator[Finding]:
+    """A start believes a database that opens; so a damaged page is told here."""
+    if path.exists():
+        try:
+            damage = check_file(path)
+        except OSError as error:
+            damage = str(error)
+        if damage is not None:
+            yield _damage(path, 0, f"{damage}: {_CURE}")
 
 
 def _timer_log(directory: Path, end: int, log_end: int) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from gateway.errors import (
     READ_ONLY,
     RECORD_PART_ILLEGAL,
     RECORD_TOO_LARGE,
+    SCHEDULE_KEY_TAKEN,
     SEQUENCE_GONE,
     STALE_GENERATION,
     STORE_FAILURE,
@@ -64,7 +65,7 @@ from store.errors import (
     TopicExists,
     UnknownQueue,
 )
-from timer.errors import TimerBusy, TooManySchedules
+from timer.errors import ScheduleKeyTaken, TimerBusy, TooManySchedules
 
 
 class _Answer(NamedTuple):
@@ -101,6 +102,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     SequenceGone: _Answer(SEQUENCE_GONE),
     OffsetMoved: _Answer(OFFSET_MOVED),
     AlreadyStored: _Answer(ALREADY_STORED),
+    ScheduleKeyTaken: _Answer(SCHEDULE_KEY_TAKEN),
     UnknownGroup: _Answer(GROUP_NOT_FOUND),
     UnknownMember: _Answer(MEMBER_NOT_FOUND),
     StaleGeneration: _Answer(STALE_GENERATION),

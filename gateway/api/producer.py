@@ -29,9 +29,9 @@ from typing import NamedTuple, Protocol
 from gateway.api.errors import error_of
 from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
-from gateway.codec.records import ProduceRecord
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, batch_tag_hashes, tag_hash
-from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, RequestError, invalid
+from gateway.codec.records import BATCH_REFUSED, ProduceRecord
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER, batch_tag_hashes, tag_hash
+from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
 from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition
 from gateway.settings.limits import Limits
 from store import record_batch
@@ -52,7 +52,8 @@ from store.types import (
     ProducerSequence,
     RequestPart,
 )
-from timer.schedule import encode_schedule_id
+from timer.errors import ScheduleKeyTaken
+from timer.schedule import ScheduleId, encode_schedule_id
 
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
 
@@ -116,19 +117,44 @@ class Begun(NamedTuple):
     started_s: float
 
 
+class KeysTaken(RequestError):
+    """SCHEDULE_KEY_TAKEN for the records of a request at these indexes. Nothing of it was stored."""
+
+    def __init__(self, taken: Mapping[int, ScheduleId | None]) -> None:
+        self.refusals = {
+            request_index: RequestError(
+                SCHEDULE_KEY_TAKEN,
+                "schedule_key: a send that is under way has it"
+                if schedule is None
+                else f"schedule_key: the pending schedule {schedule.text} has it",
+            )
+            for request_index, schedule in taken.items()
+        }
+        first = self.refusals[min(taken)]
+        super().__init__(
+            first.error_code,
+            f"{first.message}. Nothing was stored.",
+            validation_errors=[f"records[{index}].{one.message}" for index, one in self.refusals.items()],
+        )
+
+
 class _Lane(NamedTuple):
     """Records of a request that go the same way, and their indexes in the request: to one partition now, or, with a
-    delay each, to the timer of one broker (`partition` is -1 then)."""
+    delay each, to the timer of one broker (`partition` is -1 then). `keys`: their schedule keys, if any has one."""
 
     partition: int
     request_indexes: Sequence[int]
     records: Sequence[Record] = ()
     delays: Sequence[Delay] = ()
+    keys: Sequence[bytes | None] = ()
 
     def only(self, kept: Sequence[int]) -> _Lane:
         """The records of these indexes."""
         delays = [self.delays[i] for i in kept] if self.delays else ()
-        return _Lane(self.partition, [self.request_indexes[i] for i in kept], [self.records[i] for i in kept], delays)
+        keys = [self.keys[i] for i in kept] if self.keys else ()
+        return _Lane(
+            self.partition, [self.request_indexes[i] for i in kept], [self.records[i] for i in kept], delays, keys
+        )
 
 
 _Lists = tuple[list[int], list[Record], list[Delay]]
@@ -253,7 +279,8 @@ class Producer:
         )  # fmt: skip
         if sequence is not None:
             _check_numbered(send, immediate, scheduled)
-        parts = [part for lane in (*immediate, *scheduled) for part in self._parts(send, lane)]
+        # Delayed ones first: what a timer refuses, it refuses before anything of the request is stored.
+        parts = [part for lane in (*scheduled, *immediate) for part in self._parts(send, lane)]
         if sequence is not None and len(parts) > 1:
             raise _not_one_batch()
         for part, answer in await self._store(
@@ -367,6 +394,8 @@ class Producer:
                     _check_partition(view, record.partition)
                 if record.delay_ms is not None or record.deliver_at_ms is not None:
                     self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
+                elif record.schedule_key is not None:
+                    raise _not_delayed(request_index)
             except (RequestError, UnknownPartition) as error:
                 refused[request_index] = error_of(error)
         return refused
@@ -378,8 +407,8 @@ class Producer:
         `produce` can do: delays, message ids, topics with limits of their own. Raises as `produce`; nothing was
         stored then."""
         view = self._routes.topic(topic)
-        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _ = record
-        if delay_ms is not None or deliver_at_ms is not None or msg_id is not None:
+        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key = record
+        if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
             return None
         if view.config.max_message_bytes is not None or view.config.selector is not None:
             return None
@@ -443,9 +472,9 @@ class Producer:
         for_key = self._selector.for_key
         new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
         keyless: int | None = None  # all records of a request that nothing gives a partition go to one
-        prepared = []
+        prepared: list[tuple[int, Record]] = []
         for record in records:
-            key, value, headers, timestamp_ms, target, tag, _, _, _, group = record
+            key, value, headers, timestamp_ms, target, tag, delay_ms, deliver_at_ms, _, group, schedule_key = record
             if target is not None:
                 _check_partition(view, target)
             elif partition is not None:
@@ -462,24 +491,33 @@ class Producer:
                 headers = [*headers, (TAG_HEADER, tag.encode())]
             if group is not None:
                 headers = [*headers, (MESSAGE_GROUP_HEADER, group.encode())]
+            if schedule_key is not None:
+                if delay_ms is None and deliver_at_ms is None:
+                    raise _not_delayed(len(prepared))
+                headers = [*headers, (SCHEDULE_KEY_HEADER, schedule_key.encode())]
             stored = new(Record, (key, value, now_ms if timestamp_ms is None else timestamp_ms, headers))
             prepared.append((target, stored))
         return prepared
 
-    async def _send(self, route: Route, appends: Sequence[Append], acks: Acks) -> list[Appended]:
-        """Have the route's broker store appends, or schedule those with delays, and tell the route table how it did.
-        An expected offset is of this route."""
+    async def _send(
+        self, route: Route, appends: Sequence[Append], acks: Acks, lane: _Lane | None = None
+    ) -> list[Appended]:
+        """Have the route's broker store appends, or schedule the one of a delayed lane, and tell the route table how it
+        did. An expected offset is of this route."""
         broker = route.broker
         started_s = perf_counter()
         try:
-            if appends[0].delays:
-                answers = [await broker.schedule(append, acks=acks) for append in appends]
+            if lane is not None and lane.delays:
+                answers = [await broker.schedule(append, acks=acks, keys=lane.keys) for append in appends]
             else:
                 answers = await broker.append(appends, acks=acks)
         except (StoreStopped, DiskFull, Overloaded) as error:
             if not isinstance(error, SealedQueue):  # a queue's, not the broker's
                 self._routes.failed(broker, perf_counter() * 1000)
             raise
+        except ScheduleKeyTaken as error:
+            assert lane is not None
+            raise KeysTaken({lane.request_indexes[index]: id_ for index, id_ in error.taken.items()}) from None
         except OffsetMoved as moved:
             end_offset = route.to_logical(moved.next_offset)
             message = f"The partition ends at offset {end_offset} now. Nothing was stored."
@@ -507,7 +545,7 @@ class Producer:
                     expected = route.to_physical(expected_offset + lane.request_indexes[0])
                     appends[0] = replace(append, expected_offset=expected)
                 try:
-                    answers = await self._send(route, appends, acks)
+                    answers = await self._send(route, appends, acks, lane)
                 except AlreadyStored as error:
                     assert known is not None
                     left = [
@@ -630,6 +668,7 @@ class Producer:
         indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
         by_partition: dict[int, _Lists] = {}
         by_timer: dict[Broker, _Lists] = {}
+        has_keys = any(map(_SCHEDULE_KEY_OF, records))
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
@@ -658,7 +697,7 @@ class Producer:
             lists[1].append(stored)
         return (
             [_Lane(target, *lists[:2]) for target, lists in by_partition.items()],
-            [_Lane(-1, *lists) for lists in by_timer.values()],
+            [_Lane(-1, *lists, _schedule_keys(records, lists[0]) if has_keys else ()) for lists in by_timer.values()],
             duplicates_in_request,
         )
 
@@ -678,6 +717,8 @@ class Producer:
         partition = lane.delays[0].partition if lane.delays else lane.partition
         route = self._routes.writable(send.view.name, partition)
         for own, batch in _encode(lane):
+            if len(own.records) < len(lane.records) and any(lane.keys):
+                raise RequestError(BATCH_REFUSED, "Records with a schedule_key must fit one batch: send fewer at once.")
             if self._compress and not own.delays:
                 batch = record_batch.compressed(batch)
             append = Append(
@@ -709,7 +750,7 @@ class Producer:
 
     def _answer(self, send: _Send, part: _Part, answer: Appended) -> None:
         """Fill in the receipts of records that are stored now."""
-        (partition, request_indexes, records, delays), route, _ = part
+        (partition, request_indexes, records, delays, _), route, _ = part
         new, receipts, reached = tuple.__new__, send.receipts, answer.acks
         if delays:
             self.scheduled_count += len(delays)
@@ -742,6 +783,7 @@ def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
 
 _TAG_OF = attrgetter("tag")
 _MSG_ID_OF = attrgetter("msg_id")
+_SCHEDULE_KEY_OF = attrgetter("schedule_key")
 _SCOPE = struct.Struct(">I")
 
 
@@ -759,6 +801,17 @@ def _all_of(first: Original, count: int) -> dict[int, Original]:
     if first.offset is None:
         return dict.fromkeys(range(count), first)
     return {index: first._replace(offset=first.offset + index) for index in range(count)}
+
+
+def _schedule_keys(records: Sequence[ProduceRecord], request_indexes: Sequence[int]) -> Sequence[bytes | None]:
+    """The schedule keys of a lane; none when no record of it has one."""
+    keys = [None if (key := records[at].schedule_key) is None else key.encode() for at in request_indexes]
+    return keys if any(keys) else ()
+
+
+def _not_delayed(request_index: int) -> RequestError:
+    rule = "schedule_key: names a schedule, so the record needs delay_ms or deliver_at"
+    return invalid(rule, validation_errors=[f"records[{request_index}].{rule}"])
 
 
 def _check_numbered(send: _Send, immediate: Sequence[_Lane], scheduled: Sequence[_Lane]) -> None:

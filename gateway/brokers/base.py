@@ -31,10 +31,11 @@ class Broker(Protocol):
         """As `append`, for batches without an identity: begun on return. Raises at once what refuses them."""
         ...
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """Accept records that are to be delivered later: an append to `store.topics.TIMER_QUEUE` with a delay each.
-        Returns when the schedules are as durable as `acks` says; (position, i) then identifies each schedule. Raises
-        as `append`, and TooManySchedules with nothing stored."""
+        Returns when the schedules are as durable as `acks` says; (position, i) then identifies each schedule. `keys`:
+        the schedule key of each record, if any has one. Raises as `append`; TooManySchedules or ScheduleKeyTaken with
+        nothing stored."""
         ...
 
     async def read(

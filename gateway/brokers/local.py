@@ -15,8 +15,8 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, Read
 class Scheduling(Protocol):
     """Accepts entries of `__timer`, within the bounds on what may be pending. `timer.service.TimerService` is one."""
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
-        """As `Store.append`; raises TooManySchedules, with nothing stored."""
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """As `Store.append`; raises TooManySchedules or ScheduleKeyTaken, with nothing stored."""
         ...
 
 
@@ -52,9 +52,9 @@ class LocalBroker:
         """See `Broker.begin_append`."""
         return self._store.begin_append(appends, acks=acks)
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See `Broker.schedule`."""
-        return await self._timer.schedule(append, acks=acks)
+        return await self._timer.schedule(append, acks=acks, keys=keys)
 
     async def read(
         self,

@@ -24,8 +24,14 @@ _ID_CHARS = 28
 _PIPED_WIDTH = 400  # piped output has no width: let lines be as long as they are
 
 Id = Annotated[
-    str, typer.Argument(metavar="ID", help="The schedule's id, from sending or listing.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="The schedule's id, from sending or listing; with --topic, its schedule key.",
+        show_default=False,
+    ),
 ]
+OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="ID is the schedule key of one of this topic.")]
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")]
 Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")]
 From = Annotated[str | None, typer.Option("--from", help="Only due from this time on (RFC 3339 or epoch ms).")]
@@ -69,19 +75,26 @@ def list_(
 
 
 @app.command("get")
-def get(schedule_id: Id, url: Url = URL_DEFAULT) -> None:
+def get(schedule_id: Id, topic: OfTopic = None, url: Url = URL_DEFAULT) -> None:
     """Print one pending schedule with its value, as JSON.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
       mq schedule get sAAABi...
+
+      mq schedule get remind-o-77 --topic orders
     """
-    print_json(_ask(url, lambda client: client.get(f"{_path(schedule_id)}?include=value")))
+    print_json(_ask(url, lambda client: client.get(_path(schedule_id, topic=topic, include="value"))))
 
 
 @app.command("cancel")
 def cancel(
-    schedule_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="One schedule.", show_default=False)] = None,
+    schedule_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="One schedule, by its id or, with --topic, its schedule key.", show_default=False
+        ),
+    ] = None,
     topic: Topic = None,
     key: Key = None,
     from_: From = None,
@@ -94,14 +107,16 @@ def cancel(
 
       mq schedule cancel sAAABi...
 
+      mq schedule cancel remind-o-77 --topic orders
+
       mq schedule cancel --topic orders --key o-77
     """
-    if (schedule_id is None) == (topic is None):
+    if schedule_id is None and topic is None:
         raise CliError("name one schedule by its id, or all of a topic with --topic", USAGE)
     if schedule_id is not None:
         if key is not None or from_ is not None or to is not None:
             raise CliError("--key, --from and --to choose among the schedules of a topic; an id needs none", USAGE)
-        _ask(url, lambda client: client.delete(_path(schedule_id)))
+        _ask(url, lambda client: client.delete(_path(schedule_id, topic=topic)))
         typer.echo("cancelled")
         return
     asked = {"topic": topic, "key": key, "from": from_, "to": to}
@@ -115,6 +130,7 @@ def move(
     schedule_id: Id,
     delay: Annotated[str | None, typer.Option("--delay", help="From now on: 90s, 1h30m, 2d.")] = None,
     at: Annotated[str | None, typer.Option("--at", help="An RFC 3339 time or epoch ms.")] = None,
+    topic: OfTopic = None,
     url: Url = URL_DEFAULT,
 ) -> None:
     """Give a schedule another due time; prints its new id.
@@ -133,18 +149,18 @@ def move(
             raise CliError(f"--delay {error}", USAGE) from error
     else:
         raise CliError("say when: either --delay or --at", USAGE)
-    typer.echo(_ask(url, lambda client: client.patch(_path(schedule_id), body))["schedule_id"])
+    typer.echo(_ask(url, lambda client: client.patch(_path(schedule_id, topic=topic), body))["schedule_id"])
 
 
 @app.command("fire")
-def fire(schedule_id: Id, url: Url = URL_DEFAULT) -> None:
+def fire(schedule_id: Id, topic: OfTopic = None, url: Url = URL_DEFAULT) -> None:
     """Deliver a schedule now; prints where it went.
 
     [b]Example[/b]
 
       mq schedule fire sAAABi...
     """
-    where = _ask(url, lambda client: client.post(f"{_path(schedule_id)}:fire", b"", "application/json"))
+    where = _ask(url, lambda client: client.post(_path(schedule_id, ":fire", topic=topic), b"", "application/json"))
     typer.echo(f"{where['topic']} partition {where['partition']} offset {where['offset']}")
 
 
@@ -174,8 +190,9 @@ def _ask(url: str, request: Callable[[Client], Awaitable[dict[str, object]]]) ->
     return asyncio.run(asked())
 
 
-def _path(schedule_id: str) -> str:
-    return f"{PATH}/{quote(schedule_id, safe='')}"
+def _path(schedule_id: str, verb: str = "", **asked: str | None) -> str:
+    query = urlencode({name: text for name, text in asked.items() if text is not None})
+    return f"{PATH}/{quote(schedule_id, safe='')}{verb}" + (f"?{query}" if query else "")
 
 
 def _time(due_ms: object) -> str:

@@ -66,6 +66,10 @@ def send(
     at: Annotated[
         str | None, typer.Option(help="Deliver at this time (RFC 3339): 2026-12-24T18:00:00Z.", metavar="TIME")
     ] = None,
+    schedule_key: Annotated[
+        str | None,
+        typer.Option(help="With --delay or --at: a name of your own for the schedule, to cancel or move it by."),
+    ] = None,
     format_: Annotated[ValueFormat, typer.Option("--format", help="What the values are.")] = ValueFormat.json,
     acks: Annotated[
         AcksLevel | None,
@@ -89,7 +93,11 @@ def send(
         raise CliError("--delay and --at exclude each other", USAGE)
     if key is not None and key_field is not None:
         raise CliError("--key and --key-field exclude each other", USAGE)
+    if schedule_key is not None and (file is not None or value == "-"):
+        raise CliError("--schedule-key names one schedule: give a VALUE", USAGE)
     common: dict[str, object] = {}
+    if schedule_key is not None:
+        common["schedule_key"] = schedule_key
     if key is not None:
         common["key"] = key
     if tag is not None:

@@ -1,6 +1,7 @@
 """Records as JSON objects, in both directions.
 
-In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group"}`,
+In: `{"key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group",
+"schedule_key"}`,
 all optional. How key and value become bytes is the format's choice:
 
     json     any JSON value, stored as compact JSON; null is no key, or a tombstone. In a topic whose keys are raw
@@ -36,7 +37,13 @@ import orjson
 from gateway.codec.filters import TagFilter
 from gateway.codec.json_text import parse_json
 from gateway.codec.message_ids import message_id_prefix
-from gateway.codec.tags import DELIVER_AT_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
+from gateway.codec.tags import (
+    DELIVER_AT_HEADER,
+    RESERVED_PREFIX,
+    SCHEDULE_ID_HEADER,
+    SCHEDULE_KEY_HEADER,
+    TAG_HEADER,
+)
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
 from gateway.errors import (
     DELAY_ILLEGAL,
@@ -47,7 +54,7 @@ from gateway.errors import (
     bad_request,
     invalid,
 )
-from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
+from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX, SCHEDULE_KEY_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
 from store.types import Entry
@@ -76,11 +83,13 @@ class ProduceRecord(NamedTuple):
     deliver_at_ms: int | None
     msg_id: str | None = None
     message_group: str | None = None
+    schedule_key: str | None = None
 
 
 RECORD_FIELDS = frozenset(
     (
         "key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group",
+        "schedule_key",
     )
 )  # fmt: skip
 _HEADER_KNOWN = frozenset(("key", "value", "text"))
@@ -141,14 +150,14 @@ def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[Produ
             if len(item) == ("key" in item) + ("value" in item):
                 if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
                     _check_size(key, value, ())
-                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, None, None)))
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None)))
             elif "msg_id" in item and len(item) == ("key" in item) + ("value" in item) + 1:
                 if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
                     _check_size(key, value, ())
                 msg_id = item["msg_id"]
                 if msg_id.__class__ is not str or not 0 < len(msg_id) <= MSG_ID_BYTES_MAX // 4:
-                    msg_id = _parse_msg_id(msg_id)
-                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, msg_id, None)))
+                    msg_id = _parse_name("msg_id", msg_id, MSG_ID_BYTES_MAX)
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, msg_id, None, None)))
             else:
                 append(_parse_fields(item, key, value))
     except RequestError as error:
@@ -195,8 +204,9 @@ def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | Non
         None if (given := field("tag")) is None else _parse_tag(given),
         delay_ms,
         deliver_at_ms,
-        _parse_msg_id(field("msg_id")),
+        _parse_name("msg_id", field("msg_id"), MSG_ID_BYTES_MAX),
         None if (given := field("message_group")) is None else _parse_message_group(given),
+        _parse_name("schedule_key", field("schedule_key"), SCHEDULE_KEY_BYTES_MAX),
     )
     return tuple.__new__(ProduceRecord, fields)
 
@@ -266,14 +276,14 @@ def _parse_tag(tag: object) -> str:
     return tag
 
 
-def _parse_msg_id(msg_id: object) -> str | None:
-    if msg_id is None:
+def _parse_name(field: str, name: object, bytes_max: int) -> str | None:
+    if name is None:
         return None
-    if not isinstance(msg_id, str) or not msg_id:
-        raise _part_illegal("msg_id", "must be a string of one or more characters")
-    if (size := len(msg_id.encode())) > MSG_ID_BYTES_MAX:
-        raise _part_illegal("msg_id", f"has {size} bytes; the limit is {MSG_ID_BYTES_MAX}")
-    return msg_id
+    if not isinstance(name, str) or not name:
+        raise _part_illegal(field, "must be a string of one or more characters")
+    if (size := len(name.encode())) > bytes_max:
+        raise _part_illegal(field, f"has {size} bytes; the limit is {bytes_max}")
+    return name
 
 
 def _parse_message_group(group: object) -> str:
@@ -582,6 +592,8 @@ def add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
             item["deliver_at"] = int(value) if len(value) < 16 else None
         elif name == SCHEDULE_ID_HEADER and value is not None:
             item["schedule_id"] = value.decode("ascii", "replace")
+        elif name == SCHEDULE_KEY_HEADER and value is not None:
+            item["schedule_key"] = value.decode("utf-8", "replace")
         else:
             shown.append({"key": name, "value": None if value is None else _b64(value)})
     if shown:

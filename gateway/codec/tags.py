@@ -16,6 +16,7 @@ from store.types import Buffer
 TAG_HEADER = "mq-tag"
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
+SCHEDULE_KEY_HEADER = "mq-schedule-key"
 MESSAGE_GROUP_HEADER = "mq-group"
 """Names the message group a record belongs to: a consumer group with `fifo` hands those out one after the other."""
 

@@ -4,7 +4,8 @@
      "key": {"type": "STRING", "data": "u1"}, "value": {"type": "JSON", "data": {"sku": 9}}}
 
 Types are BINARY (base64), JSON and STRING; the ones that need a schema registry are refused. `tag`, `delay_ms`,
-`deliver_at`, `msg_id` and `message_group` are ours, beside the standard fields. Unlike v2, each record is judged alone.
+`deliver_at`, `msg_id`, `message_group` and `schedule_key` are ours, beside the standard fields. Unlike v2, each record
+is judged alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.codec.times import parse_time_ms
 from gateway.errors import RequestError, bad_request, invalid
 
-_OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")
+_OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key")
 _KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))
 _DATA_KNOWN = frozenset(("type", "data", "subject_name_strategy", "subject", "schema_id", "schema_version", "schema"))
 _TYPES = ("BINARY", "JSON", "STRING")

@@ -41,8 +41,16 @@ def _put(path: str, name: str, handler: Handler, permission: Permission) -> Row:
     return Row(method=hdrs.METH_PUT, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
 
 
-def _patch(path: str, name: str, handler: Handler, permission: Permission) -> Row:
-    return Row(method=hdrs.METH_PATCH, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+def _patch(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+    return Row(
+        method=hdrs.METH_PATCH,
+        path=path,
+        name=name,
+        handler=handler,
+        permission=permission,
+        body=Body.SMALL,
+        query=query,
+    )
 
 
 def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
@@ -203,9 +211,11 @@ ROUTES: tuple[Row, ...] = (
     ),
     _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, schedules.GET_QUERY),
     _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, schedules.CANCEL_QUERY),
-    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND),
-    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND),
-    _post(f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE),
+    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND, schedules.ONE_QUERY),
+    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND, query=schedules.ONE_QUERY),
+    _post(
+        f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE, schedules.ONE_QUERY
+    ),
     # native: consumer groups
     _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),
     _post(f"{_GROUP}/messages:ack", "ack", groups.ack, Permission.RECEIVE, Body.RECORDS),

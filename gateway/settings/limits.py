@@ -28,6 +28,7 @@ MSG_ID_BYTES_MAX = 256
 IDEMPOTENCY_KEY_BYTES_MAX = 256
 PRODUCER_NAME_BYTES_MAX = 128
 MESSAGE_GROUP_BYTES_MAX = 128
+SCHEDULE_KEY_BYTES_MAX = 256
 
 DELAY_MS_LIMIT = 100 * 366 * DAY_MS
 """What `delay_ms_max` can be set to. Longer delays are a mistake in units."""
@@ -51,6 +52,7 @@ class Limits:
     idempotency_key_bytes_max: int = IDEMPOTENCY_KEY_BYTES_MAX
     producer_name_bytes_max: int = PRODUCER_NAME_BYTES_MAX
     message_group_bytes_max: int = MESSAGE_GROUP_BYTES_MAX
+    schedule_key_bytes_max: int = SCHEDULE_KEY_BYTES_MAX
     header_count_max: int = HEADER_COUNT_MAX
     headers_bytes_max: int = HEADERS_BYTES_MAX
 

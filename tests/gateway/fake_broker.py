@@ -128,7 +128,7 @@ class FakeBroker:
         self._grown.set()
         self._grown = asyncio.Event()
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         self._raise()
         self.acks.append(acks)
         assert append.queue == TIMER_QUEUE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
+from timer.delivery import SCHEDULE_KEY_HEADER
+from timer.ports import KeyIndex, KeyRow, TopicKey
 from timer.service import TimerService
 
 ROOT = Path("/data/timer")
@@ -172,10 +174,51 @@ async def run_inline(work: Callable[[], None]) -> None:
     work()
 
 
-def make_timer(log: FakeLog, disk: SimDisk, clock: Clock, **settings: int) -> TimerService:
+class FakeKeyIndex:
+    """Rows of schedule keys that outlive a process: what is committed is durable."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    @property
+    def is_used(self) -> bool:
+        return self.queue_offset >= 0
+
+    def find(self, keys: Iterable[TopicKey]) -> dict[TopicKey, Source]:
+        assert self.is_used
+        return {key: self.rows[key].source for key in keys if key in self.rows}
+
+    def commit(self, rows: Mapping[TopicKey, KeyRow], queue_offset: int, *, before_s: int | None) -> None:
+        kept = {key: row for key, row in self.rows.items() if before_s is None or row.slot_s >= before_s}
+        self.rows = {**kept, **rows}
+        self.queue_offset = queue_offset
+
+    def reset(self) -> None:
+        self.rows: dict[TopicKey, KeyRow] = {}
+        self.queue_offset = -1
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+def keyed_append(schedules: Sequence[tuple[int, bytes, bytes | None]]) -> Append:
+    """One batch of schedules for TARGET, each a due time, a value, and a schedule key or None."""
+    records = [
+        Record(b"key", value, due_ms, [] if key is None else [(SCHEDULE_KEY_HEADER, key)])
+        for due_ms, value, key in schedules
+    ]
+    delays = [Delay(due_ms, *TARGET) for due_ms, _, _ in schedules]
+    return Append(queue=TIMER_QUEUE, batch=record_batch.encode(records), record_count=len(records), delays=delays)
+
+
+def make_timer(
+    log: FakeLog, disk: SimDisk, clock: Clock, *, key_index: KeyIndex | None = None, **settings: int
+) -> TimerService:
     """A timer over fakes. Rolls already after ten seconds unless told otherwise."""
     chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64} | settings
-    return TimerService(TimerConfig(root=ROOT, **chosen), log, disk, clock, run_blocking=run_inline)
+    config = TimerConfig(root=ROOT, **chosen)
+    key_index = key_index or FakeKeyIndex()
+    return TimerService(config, log, disk, clock, run_blocking=run_inline, key_index=key_index)
 
 
 async def settle(timer: TimerService) -> None:

@@ -342,7 +342,7 @@ async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService,
 async def test_a_look_while_nothing_is_scheduled_says_so(
     timer: TimerService, log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("timer.schedules.PATIENCE_MS", 1)
+    monkeypatch.setattr("timer.state.PATIENCE_MS", 1)
     await log.accept([(START_MS + 1_000, b"x")])
     with pytest.raises(TimerBusy, match="try again"):
         await timer.page(Query(), limit=1)

@@ -1,5 +1,6 @@
-"""Accept, wait, roll, cancel (one, many), move, fire now, checkpoint, expire, step or strobe the clock and crash, at
-random: each record once, never early, never after it was cancelled, and the count of what is pending exact.
+"""Accept (some with a schedule key), wait, roll, cancel (one, many), move, fire now, checkpoint, expire, step or strobe
+the clock and crash, at random: each record once, never early, never after it was cancelled, the count of what is
+pending exact, and each key with one schedule.
 
 Covers timer.recovery and timer.checkpointing, and what they leave in timer.state. Every run is a seed; a failure names
 it. `MQ_TIMER_RUNS` sets how many are tried.
@@ -19,8 +20,9 @@ from store.record_batch import decode
 from store.types import Acks, Append
 from tests.clock import FakeClock
 from tests.simdisk import PowerCut, SimDisk
-from tests.timer.fakes import FakeLog, make_timer, settle
+from tests.timer.fakes import TARGET, FakeKeyIndex, FakeLog, keyed_append, make_timer, settle
 from timer.changes import Reason, Standing
+from timer.errors import ScheduleKeyTaken
 from timer.schedule import ScheduleId
 from timer.schedules import Query
 from timer.service import TimerService
@@ -29,6 +31,7 @@ from timer.wheel import NOWHERE, SLOTS
 
 RUNS = int(os.environ.get("MQ_TIMER_RUNS", "250"))
 OPERATIONS = 60
+KEYS = (b"a", b"b", b"c", b"d")
 STROBE_MS = 300
 
 
@@ -46,6 +49,8 @@ class Run:
         self.disk = SimDisk()
         self.accepted: dict[bytes, int] = {}
         self.ids: dict[bytes, ScheduleId] = {}
+        self.keys: dict[bytes, bytes] = {}  # of those sent with a schedule key
+        self.key_index = FakeKeyIndex()
         self.has_strobed = False
         self.gone: list[ScheduleId] = []  # cancelled or moved away
         self.settings = {
@@ -57,7 +62,7 @@ class Run:
         self.timer: TimerService
 
     async def start(self) -> None:
-        self.timer = make_timer(self.log, self.disk, self.clock, **self.settings)
+        self.timer = make_timer(self.log, self.disk, self.clock, key_index=self.key_index, **self.settings)
         await self.timer.start()
 
     async def accept(self) -> None:
@@ -72,6 +77,35 @@ class Run:
         appended = await self.log.accept(batch, acks=acks)
         for index, (due_ms, value) in enumerate(batch):
             self.ids[value] = ScheduleId(due_ms, appended.position, index)
+
+    async def accept_with_keys(self) -> None:
+        """Taken are exactly the keys of what is owed, and each leads to its schedule; else all is accepted."""
+        self.clock.strobe(0)
+        if not await self._is_settled():
+            return
+        rng = self.rng
+        holders = {self.keys[value]: self.ids[value] for value in self._owed() & self.keys.keys()}
+        for key in KEYS:
+            assert await self.timer.named(TARGET.topic_id, key) == holders.get(key)
+        keys = rng.sample(KEYS, rng.choice((1, 1, 2)))
+        schedules = [
+            (self.clock.now_ms() + rng.choice((1, 900, 9000, 30_000)), b"%d" % (len(self.accepted) + index), key)
+            for index, key in enumerate(keys)
+        ]
+        taken = {index: holders[key] for index, key in enumerate(keys) if key in holders}
+        sending = self.timer.schedule(
+            keyed_append(schedules), acks=Acks.FLUSHED if rng.random() < 0.8 else Acks.WRITTEN, keys=keys
+        )
+        if taken:
+            with pytest.raises(ScheduleKeyTaken) as caught:
+                await sending
+            assert caught.value.taken == taken
+            return
+        appended = await sending
+        for index, (due_ms, value, key) in enumerate(schedules):
+            self.accepted[value] = due_ms
+            self.ids[value] = ScheduleId(due_ms, appended.position, index)
+            self.keys[value] = key
 
     async def change(self) -> None:
         """Cancel, move or fire one of all there ever were, and compare the answer with what has been delivered."""
@@ -242,6 +276,8 @@ class Run:
             self.log.lose_unflushed()
             if len(self.log.entries) < len(kept):
                 self._forget_lost()
+        if rng.random() < 0.1:
+            self.key_index.reset()  # its file is lost
         while rng.random() < 0.3:
             self.disk.cut_power_at(rng.randrange(1, 8))
             try:
@@ -262,8 +298,10 @@ class Run:
     async def step(self) -> None:
         rng = self.rng
         operation = rng.randrange(100)
-        if operation < 22:
+        if operation < 15:
             await self.accept()
+        elif operation < 22:
+            await self.accept_with_keys()
         elif operation < 29:
             await self.change()
         elif operation < 31:

@@ -54,19 +54,24 @@ export class Http {
   ): Promise<{ schedules: Schedule[]; next_cursor: string | null; total: number }> {
     return this.call("GET", "/mq/v1/schedules" + query(filter));
   }
-  schedule(id: string, withValue = false): Promise<Schedule> {
-    return this.call("GET", path`/mq/v1/schedules/${id}` + query({ include: withValue ? "value" : undefined }));
+  /** With a topic, here and below, `id` is no schedule id but the `scheduleKey` of a schedule of that topic. */
+  schedule(id: string, withValue = false, topic?: string): Promise<Schedule> {
+    return this.call("GET", path`/mq/v1/schedules/${id}` + query({ include: withValue ? "value" : undefined, topic }));
   }
   /** Rejects with Refused 40950 when it was delivered already, 40450 when there is none. */
-  cancelSchedule(id: string): Promise<null> {
-    return this.call("DELETE", path`/mq/v1/schedules/${id}`);
+  cancelSchedule(id: string, topic?: string): Promise<null> {
+    return this.call("DELETE", path`/mq/v1/schedules/${id}` + query({ topic }));
   }
-  moveSchedule(id: string, to: { deliverAt: number | string } | { delayMs: number }): Promise<Schedule> {
+  moveSchedule(
+    id: string,
+    to: { deliverAt: number | string } | { delayMs: number },
+    topic?: string,
+  ): Promise<Schedule> {
     const body = "delayMs" in to ? { delay_ms: to.delayMs } : { deliver_at: to.deliverAt };
-    return this.call("PATCH", path`/mq/v1/schedules/${id}`, body);
+    return this.call("PATCH", path`/mq/v1/schedules/${id}` + query({ topic }), body);
   }
-  fireSchedule(id: string): Promise<Fields> {
-    return this.call("POST", path`/mq/v1/schedules/${id}` + ":fire");
+  fireSchedule(id: string, topic?: string): Promise<Fields> {
+    return this.call("POST", path`/mq/v1/schedules/${id}` + ":fire" + query({ topic }));
   }
 
   groups(): Promise<Fields> {

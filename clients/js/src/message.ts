@@ -76,6 +76,11 @@ export class Message {
     return (this.raw["schedule_id"] as string | undefined) ?? null;
   }
 
+  /** A delayed message: its sender's name for the schedule. */
+  get scheduleKey(): string | null {
+    return (this.raw["schedule_key"] as string | undefined) ?? null;
+  }
+
   /** Queue mode: what settles this delivery. */
   get receipt(): string | null {
     return (this.raw["receipt"] as string | undefined) ?? null;

@@ -38,6 +38,8 @@ export interface ProduceRecord {
   delayMs?: number;
   /** Deliver at a time: epoch ms, a Date, or RFC 3339. */
   deliverAt?: number | Date | string;
+  /** A name for the schedule of a delayed record, unique in its topic while it is pending. */
+  scheduleKey?: string;
   /** Groups with `fifo` hand out the messages of one message group one after the other. */
   messageGroup?: string;
   /** A second record of this id within the server's window is not stored; its receipt says `duplicate`. */
@@ -91,6 +93,7 @@ const NAMES = [
   ["tag", "tag"],
   ["delayMs", "delay_ms"],
   ["messageGroup", "message_group"],
+  ["scheduleKey", "schedule_key"],
   ["msgId", "msg_id"],
 ] as const;
 

@@ -6,7 +6,8 @@
 Headers of a copy, all text; a copy of a copy keeps the first place:
 
     mq-origin-topic, mq-origin-partition, mq-origin-offset   the record it is a copy of
-    mq-origin-deliver-at, mq-origin-schedule-id              what the timer had written there, if it came from the timer
+    mq-origin-deliver-at, mq-origin-schedule-id, mq-origin-schedule-key
+                                                             what was written there if it came from the timer
     mq-origin-keys                                           "raw", if that is how its topic has keys (store/topics.py)
     mq-attempts                                              deliveries so far
     mq-reason, mq-dead-lettered-at (epoch ms)                of a dead letter only
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER
+from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER, SCHEDULE_KEY_HEADER
 from gateway.groups.machines.errors import IllegalRequest
 from store.limits import TOPIC_NAME_BYTES_MAX
 from store.record_batch import DecodedRecord, Headers, Record
@@ -37,6 +38,7 @@ ORIGIN_PARTITION = "mq-origin-partition"
 ORIGIN_OFFSET = "mq-origin-offset"
 ORIGIN_DELIVER_AT = "mq-origin-deliver-at"
 ORIGIN_SCHEDULE_ID = "mq-origin-schedule-id"
+ORIGIN_SCHEDULE_KEY = "mq-origin-schedule-key"
 ORIGIN_KEYS = "mq-origin-keys"
 ATTEMPTS = "mq-attempts"
 REASON = "mq-reason"
@@ -45,9 +47,13 @@ DEAD_LETTERED_AT = "mq-dead-lettered-at"
 assert set(RESERVED_PREFIXES) >= {RETRY_PREFIX, DEAD_LETTER_PREFIX}
 
 _OF_COPIES = frozenset(
-    (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_DELIVER_AT, ORIGIN_SCHEDULE_ID, ORIGIN_KEYS, ATTEMPTS)
-) | {REASON, DEAD_LETTERED_AT}
-_KEPT_AS = {DELIVER_AT_HEADER: ORIGIN_DELIVER_AT, SCHEDULE_ID_HEADER: ORIGIN_SCHEDULE_ID}
+    (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_DELIVER_AT, ORIGIN_SCHEDULE_ID, ORIGIN_SCHEDULE_KEY)
+) | {ORIGIN_KEYS, ATTEMPTS, REASON, DEAD_LETTERED_AT}
+_KEPT_AS = {
+    DELIVER_AT_HEADER: ORIGIN_DELIVER_AT,
+    SCHEDULE_ID_HEADER: ORIGIN_SCHEDULE_ID,
+    SCHEDULE_KEY_HEADER: ORIGIN_SCHEDULE_KEY,  # a copy that waits takes the key of no schedule
+}
 _SHOWN_AS = {kept: shown for shown, kept in _KEPT_AS.items()}
 
 

@@ -34,7 +34,8 @@ EXPOSED = ", ".join(
     ("X-Request-Id", "Retry-After", "Location", "WWW-Authenticate", "Allow", "Mq-Acks", "Mq-Topic", "Mq-Partition",
      "Mq-Offset", "Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Mq-Timestamp",
      "Mq-Store-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Tombstone", "Mq-Message-Group", "Mq-Message-Id", "Mq-Receipt",
-     "Mq-Delivery-Attempt", "Mq-Visible-Until", "Mq-Schedule-Id", "Mq-Deliver-At", "Idempotent-Replayed", "traceparent",
+     "Mq-Delivery-Attempt", "Mq-Visible-Until", "Mq-Schedule-Id", "Mq-Schedule-Key", "Mq-Deliver-At",
+     "Idempotent-Replayed", "traceparent",
      "tracestate")
 )  # fmt: skip
 """Headers of answers that pages may read: all that the API document declares and browsers do not show by themselves

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
 from aiohttp import web
 
 from gateway.api.errors import error_of
-from gateway.api.producer import Receipt, RequestIdentity
+from gateway.api.producer import KeysTaken, Receipt, RequestIdentity
 from gateway.auth.access import Access, Permission
 from gateway.codec.documents import Document, Splitter
 from gateway.codec.native import Parsed
@@ -268,9 +268,11 @@ async def _send(sending: Sending, indexed: Sequence[tuple[int, ProduceRecord]], 
         refusal = error_of(error)
         if refusal.hides_cause:
             log.error("streamed send failed topic=%s", sending.topic, exc_info=error)
-        refused = (
-            producer.refusals(sending.topic, records) if isinstance(error, RequestError | UnknownPartition) else {}
-        )
+        refused: Mapping[int, RequestError] = {}
+        if isinstance(error, KeysTaken):
+            refused = error.refusals
+        elif isinstance(error, RequestError | UnknownPartition):
+            refused = producer.refusals(sending.topic, records)
         for index, (request_index, _) in enumerate(indexed):
             if index in refused or not refused:
                 outcomes[request_index] = refused.get(index, refusal)

@@ -27,7 +27,14 @@ from gateway.api.render import receipt_as_json
 from gateway.codec import cloudevents
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
-from gateway.codec.tags import DELIVER_AT_HEADER, MESSAGE_GROUP_HEADER, RESERVED_PREFIX, SCHEDULE_ID_HEADER, TAG_HEADER
+from gateway.codec.tags import (
+    DELIVER_AT_HEADER,
+    MESSAGE_GROUP_HEADER,
+    RESERVED_PREFIX,
+    SCHEDULE_ID_HEADER,
+    SCHEDULE_KEY_HEADER,
+    TAG_HEADER,
+)
 from gateway.errors import OFFSET_OUT_OF_RANGE, RECORD_PART_ILLEGAL, RequestError, invalid
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.conditions import expected_offset
@@ -57,6 +64,7 @@ QUERY = (
     "deliver_at",
     "msg_id",
     "message_group",
+    "schedule_key",
     "tombstone",
     "acks",
     "selector",
@@ -179,6 +187,7 @@ _KNOWN_HEADERS = {
     TAG_HEADER: istr("Mq-Tag"),
     DELIVER_AT_HEADER: istr("Mq-Deliver-At"),
     SCHEDULE_ID_HEADER: istr("Mq-Schedule-Id"),
+    SCHEDULE_KEY_HEADER: istr("Mq-Schedule-Key"),
     MESSAGE_GROUP_HEADER: istr("Mq-Message-Group"),
     "traceparent": TRACEPARENT,
     "tracestate": TRACESTATE,
@@ -206,7 +215,7 @@ def _record_of(request: web.Request, query: Query, body: bytes) -> ProduceRecord
     if content_type is not None:
         headers.append((CONTENT_TYPE_HEADER, _latin(content_type)))
     fields: dict[str, object] = {}
-    for name in ("tag", "msg_id", "message_group"):
+    for name in ("tag", "msg_id", "message_group", "schedule_key"):
         if (text := query.text(name)) is not None:
             fields[name] = text
     if query.text("partition") is not None:

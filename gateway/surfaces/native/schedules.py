@@ -2,7 +2,8 @@
 
 Every change is durable before it is answered, and the answer is exact: done, 409/40950 (delivered already), or
 404/40450 (no such schedule: cancelled, moved to another id, or never accepted). A moved schedule has a new id; the
-answer names it.
+answer names it. With `?topic=` what the path names is no id but the schedule key of a schedule of that topic, which a
+move does not change; once the schedule is over nothing has the key (404).
 
 A schedule is where its record will go: what a caller may do to it is what it may do to that topic. Lists and counts
 are of topics the caller may see.
@@ -23,7 +24,7 @@ from gateway.api.shapes.schedules import MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
-from gateway.codec.tags import TAG_HEADER
+from gateway.codec.tags import SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
@@ -43,7 +44,8 @@ SCHEDULE_NOT_FOUND = 40450
 SCHEDULE_DELIVERED = 40950
 
 LIST_QUERY = ("topic", "from", "to", "key", "limit", "cursor", "include")
-GET_QUERY = ("include",)
+GET_QUERY = ("include", "topic")
+ONE_QUERY = ("topic",)
 CANCEL_QUERY = ("topic", "from", "to", "key")
 HISTOGRAM_QUERY = ("topic", "from", "to", "buckets")
 
@@ -60,6 +62,10 @@ class ScheduleAdmin(Protocol):
 
     def pending_counts(self) -> dict[int, int]:
         """How many are pending, by topic id."""
+        ...
+
+    async def named(self, topic_id: int, key: bytes) -> ScheduleId | None:
+        """The pending schedule of a topic that has a schedule key."""
         ...
 
     async def find(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
@@ -120,8 +126,10 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
 
 async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One pending schedule, with `include=value` its value too."""
-    with_value = _with_value(Query(request, known=GET_QUERY))
-    standing, schedule = await request.app[SCHEDULES].find(_schedule_id(request))
+    asked = Query(request, known=GET_QUERY)
+    with_value = _with_value(asked)
+    schedule_id = await _schedule_id(gateway, request, asked, Permission.RECEIVE)
+    standing, schedule = await request.app[SCHEDULES].find(schedule_id)
     if schedule is None:
         raise _gone(standing)
     _check(gateway, request, schedule, Permission.RECEIVE)
@@ -182,17 +190,26 @@ async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     return json_answer(request, {"from": from_ms, "bucket_ms": bucket_ms, "counts": counts, "total": sum(counts)})
 
 
-def _schedule_id(request: web.Request) -> ScheduleId:
+async def _schedule_id(gateway: Gateway, request: web.Request, asked: Query, needed: Permission) -> ScheduleId:
+    """The schedule of the path: its id or, with `?topic=`, its key in that topic. Raises RequestError, UnknownQueue."""
+    named, topic = request.match_info["schedule"], asked.text("topic")
+    if topic is not None:
+        access_of(request).check(needed, topic=topic)
+        topic_id = gateway.routes_table.topic(topic).topic_id
+        if (found := await request.app[SCHEDULES].named(topic_id, named.encode("utf-8", "surrogateescape"))) is None:
+            raise _gone(Standing.UNKNOWN)
+        return found
     try:
-        return decode_schedule_id(request.match_info["schedule"])
+        return decode_schedule_id(named)
     except ValueError:
         raise _gone(Standing.UNKNOWN) from None
 
 
 async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
     """The schedule of the path, which the caller may change as it may send to its topic."""
-    schedule_id = _schedule_id(request)
-    if access_of(request) is not OPEN:
+    asked = Query(request, known=ONE_QUERY)
+    schedule_id = await _schedule_id(gateway, request, asked, Permission.SEND)
+    if access_of(request) is not OPEN and asked.text("topic") is None:
         _, schedule = await request.app[SCHEDULES].find(schedule_id)
         if schedule is not None:
             _check(gateway, request, schedule, Permission.SEND)
@@ -289,7 +306,10 @@ async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) 
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
     picked = schedule.record
     record = picked.record
-    tag = next((content for name, content in record.headers if name == TAG_HEADER), None)
+    tag, schedule_key = (
+        next((content for own, content in record.headers if own == name), None)
+        for name in (TAG_HEADER, SCHEDULE_KEY_HEADER)
+    )
     view = _topic_of(gateway, schedule.topic_id)
     row: dict[str, object] = {
         "schedule_id": schedule.id.text,
@@ -301,6 +321,7 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
             else _shown("key", record.key, picked.json_values)
         ),
         "tag": None if tag is None else tag.decode(),
+        "schedule_key": None if schedule_key is None else schedule_key.decode(),
         "deliver_at": schedule.id.due_ms,
         "created_at": schedule.accepted_ms,
         "timestamp": record.timestamp_ms,

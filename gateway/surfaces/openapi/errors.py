@@ -44,6 +44,7 @@ MEANINGS: dict[int, str] = {
     40951: "The lease is over; somebody else may have the record.",
     40952: "The group has members.",
     40953: "The topic was deleted and made again since the cursor was written; `details` has the new bounds.",
+    40954: "A pending schedule of the topic has this `schedule_key`. Nothing was stored of this record.",
     40955: "The topic exists with another number of partitions, or other settings.",
     40956: "A producer's sequence number was passed over and comes too late.",
     40957: "Part of what this request names was stored by another one.",

@@ -90,13 +90,13 @@ TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
 READS = (50002, 50350)
 WRITES = (50002, 50350, 50351, 50750)
-RECORDS = (422, 41350, 42250, 42251, 42950, 40402)
+RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954)
 IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
 QUERY = (400, 422, 42253)
 GROUP = (422, 409, 40405, 42950, 50350, 50351, 50750, 50002)
 INSTANCE = (400, 422, 40403, 42950, 409, *WRITES)
 LEASES = (400, *GROUP)
-SCHEDULE = (404, 40450, 40950)
+SCHEDULE = (400, 422, 40401, 404, 40450, 40950)
 V3_TOPIC = (404, 40403)
 V3_GROUP = (404, 40405, 50351, *READS)
 
@@ -116,6 +116,7 @@ RAW_HEADERS = (
     "Mq-Tombstone",
     "Mq-Deliver-At",
     "Mq-Schedule-Id",
+    "Mq-Schedule-Key",
     "Mq-Message-Group",
     "traceparent",
     "tracestate",
@@ -361,7 +362,7 @@ _SCHEDULES: dict[str, Operation] = {
     "get_schedule": Operation(
         tag="Delayed records",
         answers={200: _json("The schedule.", ref("Schedule"))},
-        errors=(*QUERY, *SCHEDULE, 50351, *READS),
+        errors=(42253, *SCHEDULE, 50351, *READS),
     ),
     "cancel_schedule": Operation(
         tag="Delayed records",
@@ -377,7 +378,7 @@ _SCHEDULES: dict[str, Operation] = {
         tag="Delayed records",
         body=_body(ref("Move")),
         answers={200: _json("Its new id and time.", ref("Moved"))},
-        errors=(400, 42250, *SCHEDULE, 42950, *WRITES),
+        errors=(42250, *SCHEDULE, 42950, *WRITES),
     ),
     "fire_schedule": Operation(
         tag="Delayed records",

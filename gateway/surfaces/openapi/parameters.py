@@ -101,6 +101,9 @@ def query_parameters(limits: Limits) -> dict[str, Schema]:
         "message_group": said(
             text(limits.message_group_bytes_max, least=1), "Its records go to one partition, in order."
         ),
+        "schedule_key": said(
+            text(limits.schedule_key_bytes_max, least=1), "A name for its schedule, unique in its topic while pending."
+        ),
         "tombstone": said(_FLAG, "`true`: a record without a value; the body is empty."),
         "receipts": said(words("all", "errors"), "`errors`: only of refused records, and a last line with counts."),
         "limit": said(integer(1, PAGE_ROWS_MAX), f"Rows of one page; {PAGE_ROWS_DEFAULT} by default."),
@@ -145,6 +148,10 @@ def special_parameters(limits: Limits) -> dict[str, dict[str, Schema]]:
         "v1_messages": {"offset": said(integer(0, OFFSET_MAX), "Where to begin.")},
         "produce_raw": {"timestamp": said(_TIME, "Event time.")},
         "find_messages": {"key": said(STRING, "Whose messages to look for.")},
+        **{
+            name: {"topic": said(text(TOPIC_NAME_BYTES_MAX, least=1), "The path names a schedule_key of this topic.")}
+            for name in ("get_schedule", "cancel_schedule", "move_schedule", "fire_schedule")
+        },
         "list_schedules": {"key": said(STRING, "Only of records with this key."), "cursor": _DIGITS},
         "cancel_schedules": {"key": said(STRING, "Only of records with this key.")},
         "follow_topic": {
@@ -242,6 +249,7 @@ def answer_headers() -> dict[str, Schema]:
         "Mq-Tombstone": said(exactly("true"), "The record has no value."),
         "Mq-Deliver-At": STRING,
         "Mq-Schedule-Id": STRING,
+        "Mq-Schedule-Key": STRING,
         "Mq-Message-Group": STRING,
         "Mq-Topic": STRING,
         "Mq-Receipt": said(STRING, "What the record is settled by."),

@@ -178,6 +178,7 @@ def pushes() -> dict[str, Schema]:
             "tag": STRING,
             "deliver_at": nullable(TIME_MS),
             "schedule_id": STRING,
+            "schedule_key": STRING,
             "cursor": said(STRING, "In reader and stream mode."),
             "message_id": nullable(STRING),
             "receipt": said(STRING, "In queue mode."),

@@ -26,7 +26,7 @@ from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.columns import columns_of
 from gateway.codec.native import Parsed
 from gateway.codec.records import BATCH_REFUSED, RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.errors import RequestError, invalid
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answers import check_accept
@@ -152,10 +152,10 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
         for key, value, headers, timestamp_ms in map(_PARTS, record_batch.decode(batch)):
             tag, headers = _taken(TAG_HEADER, headers)
             group, headers = _taken(MESSAGE_GROUP_HEADER, headers)
+            schedule_key, headers = _taken(SCHEDULE_KEY_HEADER, headers)
             time_ms = None if timestamp_ms < 0 else timestamp_ms
-            records.append(
-                ProduceRecord(key, value, list(headers), time_ms, None, tag, None, None, message_group=group)
-            )
+            taken = ProduceRecord(key, value, list(headers), time_ms, None, tag, None, None, message_group=group)
+            records.append(taken._replace(schedule_key=schedule_key))
         await asyncio.sleep(0)
     if not records:
         raise invalid("records must not be empty")

@@ -26,7 +26,7 @@ class Unbounded:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         return (await self._store.append([append], acks=acks))[0]
 
 

@@ -32,6 +32,7 @@ def schedules(limits: Limits) -> dict[str, Schema]:
         "topic": said(nullable(STRING), "null: it was deleted."),
         "partition": PARTITION,
         "tag": nullable(STRING),
+        "schedule_key": said(nullable(STRING), "Its sender's name for it."),
         "deliver_at": TIME_MS,
         "created_at": said(nullable(TIME_MS), "When it was accepted."),
         "timestamp": TIME_MS,

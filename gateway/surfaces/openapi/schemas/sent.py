@@ -88,6 +88,10 @@ def record_fields(limits: Limits) -> dict[str, Schema]:
         "message_group": said(
             nullable(text(limits.message_group_bytes_max, least=1)), "Its records go to one partition, in order."
         ),
+        "schedule_key": said(
+            nullable(text(limits.schedule_key_bytes_max, least=1)),
+            "A name for the schedule of a delayed record, unique in its topic while it is pending.",
+        ),
     }
 
 

@@ -33,6 +33,7 @@ SHOWN = {
     "tag": STRING,
     "deliver_at": said(nullable(TIME_MS), "When it was due, if it was delayed."),
     "schedule_id": STRING,
+    "schedule_key": STRING,
 }
 NATIVE_PARTS = {
     "key": said(ANYTHING, "Where its bytes are JSON, or there is none (null)."),

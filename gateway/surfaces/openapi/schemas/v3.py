@@ -73,7 +73,7 @@ def v3(limits: Limits) -> dict[str, Schema]:
         "key": data,
         "value": data,
         "timestamp": nullable(TIME),
-        **{name: own[name] for name in ("tag", "delay_ms", "deliver_at", "msg_id", "message_group")},
+        **{name: own[name] for name in ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key")},
     }
     consumer = {"consumer_group_id": STRING, "consumer_id": STRING}
     nobody: dict[str, Schema] = {"instance_id": {"type": "null"}, "client_id": STRING}

@@ -47,7 +47,7 @@ class PlainTimer:
         self.error: Exception | None = None
         self._firing = asyncio.Lock()
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         if self.error is not None:
             raise self.error
         (answer,) = await self._store.append([append], acks=acks)

@@ -92,6 +92,7 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         "partition": shown["partition"],
         "key": "k",
         "tag": None,
+        "schedule_key": None,
         "deliver_at": START_MS + 90_000,
         "created_at": START_MS,
         "timestamp": START_MS,
@@ -217,3 +218,92 @@ async def test_what_is_illegal(
 ) -> None:
     (schedule,) = await send(client, 5_000)
     assert await ask(client, method, path.replace("ID", schedule), data=body) == answer
+
+
+async def send_keyed(client: Client, *records: dict[str, object], path: str = "/topics/orders") -> tuple[int, Any]:
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    response = await client.post(path, json={"records": list(records)}, headers=headers)
+    body = await response.json(content_type=None)
+    return response.status, body["offsets"] if response.status == 200 else body
+
+
+async def test_a_schedule_is_shown_moved_and_cancelled_by_its_senders_key(client: Client) -> None:
+    named = {"value": 1, "delay_ms": 60_000, "schedule_key": "remind/77 \u00e4"}
+    _, (receipt,) = await send_keyed(client, named)
+    by_key = "/remind%2F77%20%C3%A4"
+    status, shown = await ask(client, "GET", f"{by_key}?topic=orders&include=value")
+    assert (status, shown["schedule_id"], shown["schedule_key"], shown["value"]) == (
+        200, receipt["schedule_id"], "remind/77 \u00e4", 1,
+    )  # fmt: skip
+    status, moved = await ask(client, "PATCH", f"{by_key}?topic=orders", json={"delay_ms": 90_000})
+    assert (status, moved["deliver_at"]) == (200, START_MS + 90_000)
+    status, shown = await ask(client, "GET", f"{by_key}?topic=orders")
+    assert (status, shown["schedule_id"]) == (200, moved["schedule_id"])
+    assert await ask(client, "GET", by_key) == (404, 40450)  # no schedule id
+    assert await ask(client, "GET", "/other?topic=orders") == (404, 40450)
+    assert await ask(client, "GET", f"{by_key}?topic=nowhere") == (404, 40401)
+    assert await ask(client, "DELETE", f"{by_key}?topic=orders") == (204, None)
+    assert await ask(client, "DELETE", f"{by_key}?topic=orders") == (404, 40450)
+    status, (again,) = await send_keyed(client, named)
+    assert (status, again["error_code"]) == (200, None)
+    status, fired = await ask(client, "POST", f"{by_key}:fire?topic=orders")
+    assert (status, fired["topic"]) == (200, "orders")
+    assert await ask(client, "GET", f"{by_key}?topic=orders") == (404, 40450)
+    read = await client.get(f"/topics/orders/partitions/{fired['partition']}/records?offset=0")
+    (message,) = await read.json(content_type=None)
+    assert (message["schedule_key"], message["schedule_id"]) == ("remind/77 \u00e4", message["schedule_id"])
+
+
+async def test_a_key_that_is_taken_refuses_its_record_alone_where_records_are_refused_alone(client: Client) -> None:
+    first = {"value": 1, "delay_ms": 60_000, "schedule_key": "k"}
+    _, (receipt,) = await send_keyed(client, first)
+    status, error = await send_keyed(client, first)
+    assert (status, error["error_code"]) == (409, 40954)
+    assert receipt["schedule_id"] in error["message"]
+    status, offsets = await send_keyed(
+        client,
+        {"value": 2},
+        first,
+        {"value": 3, "delay_ms": 60_000, "schedule_key": "l"},
+        first | {"schedule_key": "l"},
+    )
+    assert status == 200
+    assert [offset["error_code"] for offset in offsets] == [None, 40954, None, 40954]
+    assert [offset["offset"] for offset in offsets[1:]] == [None, None, None]
+    response = await client.post("/mq/v1/topics/orders/messages?delay_ms=60000&schedule_key=k", data=b"x")
+    assert response.status == 409
+
+
+async def test_a_repeat_of_a_keyed_send_is_a_repeat(client: Client) -> None:
+    record = {"value": 1, "delay_ms": 60_000, "schedule_key": "k", "msg_id": "m"}
+    _, (first,) = await send_keyed(client, record)
+    status, (again,) = await send_keyed(client, record)
+    assert (status, again["schedule_id"], again["duplicate"]) == (200, first["schedule_id"], True)
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json", "Idempotency-Key": "i"}
+    body = {"records": [{"value": 2, "delay_ms": 60_000, "schedule_key": "l"}]}
+    answers = [await client.post("/topics/orders", json=body, headers=headers) for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 200]
+    one, two = [(await answer.json(content_type=None))["offsets"][0]["schedule_id"] for answer in answers]
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("fields", "error_code"),
+    [
+        ({"schedule_key": "k"}, 422),
+        ({"schedule_key": "", "delay_ms": 1}, 42251),
+        ({"schedule_key": 7, "delay_ms": 1}, 42251),
+        ({"schedule_key": "k" * 257, "delay_ms": 1}, 42251),
+        ({"schedule_key": "k" * 256, "delay_ms": 60_000}, None),
+        ({"schedule_key": None}, None),
+    ],
+)
+async def test_what_may_be_a_schedule_key(client: Client, fields: dict[str, object], error_code: int | None) -> None:
+    status, answer = await send_keyed(client, {"value": 1, **fields})
+    assert (answer["error_code"] if status != 200 else answer[0]["error_code"]) == error_code
+
+
+async def test_a_schedule_key_without_a_delay_refuses_its_record_alone(client: Client) -> None:
+    status, answer = await send_keyed(client, {"value": 1}, {"value": 1, "schedule_key": "k"})
+    assert (status, [one["error_code"] for one in answer]) == (200, [None, 422])
+    assert "needs delay_ms or deliver_at" in answer[1]["error"]

@@ -1,0 +1,147 @@
+"""Schedules by a key of their sender's, unique within a topic while the schedule is pending.
+
+    claim   a send asks for its keys; they are its own until intake has met what it stored
+    meet    intake schedules a copy with a key in the wheel: from here on the key's row names that copy
+    commit  a checkpoint has the rows durable before itself
+
+The key travels as a header of the record, through rolls and moves. A row says where its key led last, and nothing of
+what became of the schedule: that the copy says (TimerState.standing_of). So a delivery or a cancellation touches no
+row; rows go when their slot is done for good.
+
+Invariants
+    Y1  A key leads to at most one pending schedule: it is looked for, and claimed, under the lock under which
+        deliveries and changes are decided (state.leaving). A copy that rolled or was moved keeps its key until intake
+        meets the next one.
+    Y2  A row may name what a power cut has taken from the log, or another record there. It is believed only when the
+        record that it names has the key.
+    Y3  The rows on disk (timer/key_rows.py) are never behind the checkpoint. When they are, or cannot be read, all
+        files of the timer are made again from the log.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from store import record_batch
+from store.errors import StoreError
+from store.record_batch import Headers
+from store.types import Entry, Source
+from timer.changes import Standing
+from timer.delivery import SCHEDULE_KEY_HEADER
+from timer.errors import ScheduleKeyTaken, TimerBusy
+from timer.ports import Log, TopicKey
+from timer.record_cache import pick
+from timer.schedule import ScheduleId
+from timer.state import TURN_UNITS, TimerState
+
+_MARK = SCHEDULE_KEY_HEADER.encode()
+_TRIES = 20
+
+
+class _Holder(NamedTuple):
+    """The schedule that has a key: pending, or between two copies."""
+
+    standing: Standing
+    schedule: ScheduleId
+
+
+class ScheduleKeys:
+    """Gives keys to senders, and leads from a key to its schedule."""
+
+    def __init__(self, state: TimerState) -> None:
+        self._state = state
+        self._claimed: set[TopicKey] = set()
+        self._stored: list[tuple[int, Sequence[TopicKey]]] = []  # heap: claims, by the offset behind their records
+
+    async def claim(self, keys: Sequence[TopicKey | None]) -> None:
+        """Take the keys of an append's records, None for those without: all of them, or none. Raises ScheduleKeyTaken,
+        TimerBusy while what was there at the start is not met yet, Corrupt, OSError."""
+        state = self._state
+        await state.caught_up(state.queue_end_at_start)
+        async with state.leaving:
+            self._forget_met()
+            taken: dict[int, ScheduleId | None] = {}
+            wanted: dict[TopicKey, int] = {}
+            for index, key in enumerate(keys):
+                if key is None:
+                    continue
+                if key in wanted or key in self._claimed:
+                    taken[index] = None
+                else:
+                    wanted[key] = index
+            for key, source in (await state.key_rows.find(wanted)).items():
+                if (holder := await self._holder(key, source)) is not None:
+                    taken[wanted[key]] = holder.schedule
+            if taken:
+                raise ScheduleKeyTaken(taken)
+            self._claimed.update(wanted)
+
+    def give_back(self, keys: Sequence[TopicKey | None]) -> None:
+        """Nothing was stored with claimed keys."""
+        self._claimed.difference_update(key for key in keys if key is not None)
+
+    def stored(self, keys: Sequence[TopicKey | None], end_offset: int) -> None:
+        """The records with claimed keys are stored, before an offset of `__timer`."""
+        heapq.heappush(self._stored, (end_offset, [key for key in keys if key is not None]))
+
+    async def named(self, key: TopicKey) -> ScheduleId | None:
+        """The pending schedule with a key. Raises TimerBusy, Corrupt, OSError."""
+        state = self._state
+        last: Source | None = None
+        for _ in range(_TRIES):
+            await state.caught_up()
+            source = (await state.key_rows.find((key,))).get(key)
+            if source is None or source == last:  # the next copy would have been met by now
+                return None
+            async with state.leaving:
+                holder = await self._holder(key, source)
+            if holder is None:
+                return None
+            if holder.standing is Standing.PENDING:
+                return holder.schedule
+            last = source
+        raise TimerBusy("the schedule is being copied all the time; try again")
+
+    def _forget_met(self) -> None:
+        while self._stored and self._stored[0][0] <= self._state.queue_offset:
+            self._claimed.difference_update(heapq.heappop(self._stored)[1])
+
+    async def _holder(self, key: TopicKey, source: Source) -> _Holder | None:
+        """The schedule of the copy that a row names, if it still has the key (Y1, Y2)."""
+        state = self._state
+        position = state.timer_log.find(*source)
+        if position is None:
+            return None
+        standing = state.standing_of(state.timer_log.read(position))
+        if standing in (Standing.DELIVERED, Standing.UNKNOWN):
+            return None
+        try:
+            picked = pick(source, await state.record_cache.get(source.position, (source.record_index,)))
+        except StoreError:
+            if standing is Standing.PENDING:
+                raise
+            return None  # so old that retention has taken it: the next copy was met long ago
+        delay = picked.delay
+        if TopicKey(delay.topic_id, key_of(picked.record.headers) or b"") != key:
+            return None
+        origin = source if delay.origin_position < 0 else Source(delay.origin_position, delay.origin_index)
+        return _Holder(standing, ScheduleId(delay.due_ms, *origin))
+
+
+def key_of(headers: Headers) -> bytes | None:
+    """The schedule key of a record."""
+    return next((value for name, value in headers if name == SCHEDULE_KEY_HEADER), None)
+
+
+async def keys_of(entry: Entry, log: Log) -> Mapping[int, bytes]:
+    """The schedule keys of a `__timer` entry, by record index. Nearly all entries have none, and are not decoded."""
+    keys: dict[int, bytes] = {}
+    if _MARK in bytes(entry.batch):
+        for index, record in enumerate(record_batch.decode(entry.batch)):
+            if (key := key_of(record.headers)) is not None:
+                keys[index] = key
+            if index % TURN_UNITS == 0:
+                await log.yield_to_loop()
+    return keys
