@@ -7,12 +7,11 @@ a GET route answers HEAD.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from aiohttp import hdrs
 
+from gateway.api.shapes import queries
 from gateway.auth.access import Permission
-from gateway.surfaces.http.routes import Body, Handler, Row
+from gateway.surfaces.http.routes import Body, Handler, Query, Row
 from gateway.surfaces.native import examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
 from gateway.surfaces.openapi import served
 from gateway.surfaces.openapi.table import routes_page
@@ -22,15 +21,14 @@ from gateway.surfaces.rest_v3 import groups as v3_groups
 from gateway.surfaces.rest_v3 import records, resources
 from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.ws.endpoint import consume_handler, produce_handler, websocket_handler
-from gateway.surfaces.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY
 
 
-def _get(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+def _get(path: str, name: str, handler: Handler, permission: Permission, query: Query = None) -> Row:
     return Row(method=hdrs.METH_GET, path=path, name=name, handler=handler, permission=permission, query=query)
 
 
 def _post(
-    path: str, name: str, handler: Handler, permission: Permission, body: Body = Body.SMALL, query: Sequence[str] = ()
+    path: str, name: str, handler: Handler, permission: Permission, body: Body = Body.SMALL, query: Query = None
 ) -> Row:
     return Row(
         method=hdrs.METH_POST, path=path, name=name, handler=handler, permission=permission, body=body, query=query
@@ -41,7 +39,7 @@ def _put(path: str, name: str, handler: Handler, permission: Permission) -> Row:
     return Row(method=hdrs.METH_PUT, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
 
 
-def _patch(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+def _patch(path: str, name: str, handler: Handler, permission: Permission, query: Query = None) -> Row:
     return Row(
         method=hdrs.METH_PATCH,
         path=path,
@@ -53,7 +51,7 @@ def _patch(path: str, name: str, handler: Handler, permission: Permission, query
     )
 
 
-def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Sequence[str] = ()) -> Row:
+def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Query = None) -> Row:
     return Row(method=hdrs.METH_DELETE, path=path, name=name, handler=handler, permission=permission, query=query)
 
 
@@ -113,9 +111,9 @@ def _v3(prefix: str) -> tuple[Row, ...]:
 
 ROUTES: tuple[Row, ...] = (
     # aiohttp tries the routes of one prefix in this order: the busiest first.
-    _post(_TOPIC, "produce", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
-    _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, produce.QUERY),
-    _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, fetch.QUERY),
+    _post(_TOPIC, "produce", produce.produce, Permission.SEND, Body.RECORDS, queries.SendQuery),
+    _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, queries.SendQuery),
+    _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, queries.FetchQuery),
     # REST Proxy metadata
     _get("/", "root", v2_topics.root, Permission.PUBLIC),
     _post("/", "root", v2_topics.root, Permission.PUBLIC, Body.NONE),
@@ -126,7 +124,7 @@ ROUTES: tuple[Row, ...] = (
     _get(_PARTITION, "partition", v2_topics.partition, Permission.DESCRIBE),
     _get(f"{_PARTITION}/offsets", "partition_offsets", v2_topics.partition_offsets, Permission.DESCRIBE),
     # REST Proxy v2: consumer instances
-    _get(f"{_INSTANCE}/records", "instance_records", consumers.records, Permission.RECEIVE, consumers.RECORDS_QUERY),
+    _get(f"{_INSTANCE}/records", "instance_records", consumers.records, Permission.RECEIVE, queries.PollQuery),
     _post("/consumers/{group}", "create_instance", consumers.create, Permission.RECEIVE),
     _delete(_INSTANCE, "delete_instance", consumers.delete, Permission.RECEIVE),
     _post(f"{_INSTANCE}/subscription", "subscribe", consumers.subscribe, Permission.RECEIVE, Body.RECORDS),
@@ -140,7 +138,7 @@ ROUTES: tuple[Row, ...] = (
         consumers.commit,
         Permission.RECEIVE,
         Body.RECORDS,
-        consumers.COMMIT_QUERY,
+        queries.CommitQuery,
     ),
     Row(
         method=hdrs.METH_GET,
@@ -149,7 +147,7 @@ ROUTES: tuple[Row, ...] = (
         handler=consumers.committed,
         permission=Permission.RECEIVE,
         body=Body.RECORDS,
-        query=consumers.OFFSETS_QUERY,
+        query=queries.CommittedQuery,
     ),
     _post(
         f"{_INSTANCE}/offsets:query",
@@ -172,9 +170,9 @@ ROUTES: tuple[Row, ...] = (
         "v1_records",
         consumers.v1_records,
         Permission.RECEIVE,
-        consumers.V1_RECORDS_QUERY,
+        queries.V1PollQuery,
     ),
-    _get(f"{_PARTITION}/messages", "v1_messages", consumers.v1_messages, Permission.RECEIVE, consumers.MESSAGES_QUERY),
+    _get(f"{_PARTITION}/messages", "v1_messages", consumers.v1_messages, Permission.RECEIVE, queries.V1MessagesQuery),
     # REST Proxy v3
     *_v3(""),
     *_v3("/kafka"),
@@ -185,36 +183,46 @@ ROUTES: tuple[Row, ...] = (
     _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE),
     _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE),
     _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE),
-    _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, topics.OFFSETS_QUERY),
-    _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, raw.QUERY),
+    _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, queries.OffsetsQuery),
+    _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, queries.SendRawQuery),
     _post(
-        f"{_NATIVE}/messages:batch", "produce_lines", ndjson.produce_lines, Permission.SEND, Body.STREAM, ndjson.QUERY
+        f"{_NATIVE}/messages:batch",
+        "produce_lines",
+        ndjson.produce_lines,
+        Permission.SEND,
+        Body.STREAM,
+        queries.SendLinesQuery,
     ),
     _get(
         f"{_NATIVE}/partitions/{{partition}}/messages/{{offset}}",
         "read_raw",
         raw.read_raw,
         Permission.RECEIVE,
-        raw.READ_QUERY,
+        queries.ReadRawQuery,
     ),
-    _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, lookup.SEARCH_QUERY),
+    _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, queries.FindQuery),
     _get("/mq/v1/messages/{message_id}", "get_message", lookup.get_message, Permission.RECEIVE),
-    _get(f"{_NATIVE}/sse", "follow_topic", topic_stream.follow_topic, Permission.RECEIVE, topic_stream.QUERY),
+    _get(f"{_NATIVE}/sse", "follow_topic", topic_stream.follow_topic, Permission.RECEIVE, queries.FollowQuery),
     # native: schedules
-    _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, schedules.LIST_QUERY),
+    _get(_SCHEDULES, "list_schedules", schedules.list_schedules, Permission.DESCRIBE, queries.ListSchedulesQuery),
     _get(
         f"{_SCHEDULES}:histogram",
         "schedule_histogram",
         schedules.histogram,
         Permission.DESCRIBE,
-        schedules.HISTOGRAM_QUERY,
+        queries.HistogramQuery,
     ),
-    _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, schedules.GET_QUERY),
-    _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, schedules.CANCEL_QUERY),
-    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND, schedules.ONE_QUERY),
-    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND, query=schedules.ONE_QUERY),
+    _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, queries.GetScheduleQuery),
+    _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, queries.CancelSchedulesQuery),
+    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND, queries.OneScheduleQuery),
+    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND, query=queries.OneScheduleQuery),
     _post(
-        f"{_SCHEDULE}:fire", "fire_schedule", schedules.fire_schedule, Permission.SEND, Body.NONE, schedules.ONE_QUERY
+        f"{_SCHEDULE}:fire",
+        "fire_schedule",
+        schedules.fire_schedule,
+        Permission.SEND,
+        Body.NONE,
+        queries.OneScheduleQuery,
     ),
     # native: consumer groups
     _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),
@@ -226,15 +234,15 @@ ROUTES: tuple[Row, ...] = (
     _get(_GROUP, "describe_group", groups.describe_group, Permission.DESCRIBE),
     _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE),
     _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE),
-    _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, groups.LAG_QUERY),
+    _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, queries.LagQuery),
     _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE),
-    _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, groups.DEAD_LETTERS_QUERY),
+    _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, queries.DeadLettersQuery),
     _post(f"{_GROUP}/dlq:redrive", "redrive", groups.redrive, Permission.RECEIVE),
     # sockets
     _post("/mq/v1/tickets", "issue_ticket", tickets.issue_ticket, Permission.SOCKET, Body.NONE),
     _get("/ws/v1", "websocket", websocket_handler, Permission.SOCKET),
-    _get("/ws/v1/consume", "websocket_consume", consume_handler, Permission.SOCKET, CONSUME_QUERY),
-    _get("/ws/v1/produce", "websocket_produce", produce_handler, Permission.SOCKET, PRODUCE_QUERY),
+    _get("/ws/v1/consume", "websocket_consume", consume_handler, Permission.SOCKET, queries.ConsumeQuery),
+    _get("/ws/v1/produce", "websocket_produce", produce_handler, Permission.SOCKET, queries.ProduceQuery),
     # operations
     _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),
     _get("/readyz", "readyz", ops.readyz, Permission.PUBLIC),

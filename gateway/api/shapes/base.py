@@ -16,7 +16,7 @@ from msgspec import Meta, inspect
 
 from gateway.api.shapes.schema import Schema, bound_of, schema_of
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
-from gateway.errors import INVALID, LIMIT_ILLEGAL, RequestError, invalid
+from gateway.errors import INVALID, LIMIT_ILLEGAL, MALFORMED, RequestError, invalid
 from gateway.settings.limits import Limits
 from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
 
@@ -57,6 +57,17 @@ def chars(most: int | None = None, said: str | None = None, *, least: int = 1) -
 def in_bytes(most: int, said: str | None = None, *, least: int = 0) -> Meta:
     """A string of so many bytes in UTF-8."""
     return Meta(min_length=least or None, description=said, extra={"bytes": most})
+
+
+def one_of(*words: str, said: str | None = None) -> Meta:
+    """The words of a Literal in the order in which they are shown; msgspec sorts them."""
+    return Meta(description=said, extra_json_schema={"enum": list(words)})
+
+
+def at_time(said: str) -> Meta:
+    """A whole number that is a point in time, epoch ms, and may be written as RFC 3339 in a text (`load_texts`)."""
+    shown = [{"type": "integer", "minimum": 0, "maximum": TIME_MS_MAX}, TIME_TEXT_SCHEMA]
+    return Meta(extra={"is_time": True, "schema": {"anyOf": shown, "description": said}})
 
 
 def judged(schema: Schema | Callable[[Limits], Schema]) -> Meta:
@@ -126,6 +137,49 @@ def load(shape: type[AnyShape], value: object, limits: Limits) -> AnyShape:
             code = shape.codes.get(name, INVALID if unit == "bytes" else LIMIT_ILLEGAL)
             raise RequestError(code, f"{name}: must be {_rule(schema_of(shape, limits)['properties'][name], unit)}")
     return loaded
+
+
+def load_texts(shape: type[AnyShape], texts: Mapping[str, str], limits: Limits) -> AnyShape:
+    """The struct of what a URL or headers say: all of it text, numbers and times too. Raises RequestError."""
+    given: dict[str, object] = {}
+    readers = _readers(shape)
+    for name, text in texts.items():
+        if name not in readers and issubclass(shape, Shape):
+            raise invalid(f"Unrecognized parameter: {name}")
+        read = readers.get(name)
+        given[name] = text if read is None else read(name, text)
+    return load(shape, given, limits)
+
+
+def text_time_ms(name: str, text: str) -> int:
+    """Epoch ms of a time in a text: digits or RFC 3339. Raises RequestError MALFORMED."""
+    return time_ms(int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else text, name, MALFORMED)
+
+
+def _text_whole(name: str, text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or (value := int(text)) > OFFSET_MAX:
+        raise RequestError(MALFORMED, f"{name}: must be an integer of at most {OFFSET_MAX}")
+    return value
+
+
+@cache
+def _readers(shape: type[OpenShape]) -> dict[str, Callable[[str, str], int] | None]:
+    """How the text of each field is read; None: it is a text."""
+    info = inspect.type_info(shape)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: _reader(field.type) for field in info.fields}
+
+
+def _reader(kind: inspect.Type) -> Callable[[str, str], int] | None:
+    match kind:
+        case inspect.UnionType():
+            return next((found for one in kind.types if (found := _reader(one)) is not None), None)
+        case inspect.Metadata():
+            return text_time_ms if (kind.extra or {}).get("is_time") else _reader(kind.type)
+        case inspect.IntType():
+            return _text_whole
+    return None
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from gateway.api.shapes.base import Shape, chars, judged, whole
+from gateway.api.shapes.base import Shape, chars, judged, one_of, whole
 from gateway.api.shapes.groups import DelayMs, InvisibleMs, Place, Reason, Receipts
 from gateway.api.shapes.schema import Schema
 from gateway.codec.times import TIME_MS_MAX
@@ -59,15 +59,10 @@ def _start(said: str) -> Schema:
     return {"anyOf": [_START, {"type": "null"}], "description": said}
 
 
-def _in_order(*words: str) -> Meta:
-    """The words of a Literal as they are to be shown; msgspec sorts them."""
-    return Meta(extra_json_schema={"enum": list(words)})
-
-
-RecordFormat = Annotated[Literal["json", "binary", "text", "batch"], _in_order("json", "binary", "text", "batch")]
-AcksName = Annotated[Literal["written", "flushed"], _in_order("written", "flushed")]
-ModeName = Annotated[Literal["reader", "stream", "queue"], _in_order("reader", "stream", "queue")]
-FormName = Annotated[Literal["json", "binary", "batch"], _in_order("json", "binary", "batch")]
+RecordFormat = Annotated[Literal["json", "binary", "text", "batch"], one_of("json", "binary", "text", "batch")]
+AcksName = Annotated[Literal["written", "flushed"], one_of("written", "flushed")]
+ModeName = Annotated[Literal["reader", "stream", "queue"], one_of("reader", "stream", "queue")]
+FormName = Annotated[Literal["json", "binary", "batch"], one_of("json", "binary", "batch")]
 Seq = Annotated[int, whole(0, OFFSET_MAX)]
 Sub = Annotated[str, chars(SUB_CHARS_MAX, "The subscription's name.")]
 LongName = Annotated[str, chars(NAME_CHARS_MAX)]

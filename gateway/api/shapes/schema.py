@@ -27,11 +27,11 @@ def nullable(schema: Schema) -> Schema:
 
 
 def not_null(schema: Schema) -> Schema:
-    """As `nullable` was given it."""
-    if "anyOf" in schema:
+    """As `nullable` was given it; itself when it is not nullable."""
+    if {"type": "null"} in schema.get("anyOf", ()):
         (only,) = (one for one in schema["anyOf"] if one != {"type": "null"})
         return dict(only)
-    return {**schema, "type": schema["type"][0]}
+    return {**schema, "type": schema["type"][0]} if isinstance(schema.get("type"), list) else schema
 
 
 def bound_of(kind: inspect.Type) -> tuple[str, Any] | None:

@@ -7,21 +7,19 @@ every body is read and inflated here, within the budget of `gateway/codec/inflat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 
 from aiohttp import web
 from multidict import istr
 
-from gateway.api.shapes.base import AnyShape, load
+from gateway.api.shapes.base import AnyShape, load, load_texts
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
 from gateway.codec.json_text import parse_json
-from gateway.codec.times import parse_time_ms
-from gateway.errors import LIMIT_ILLEGAL, RequestError, bad_request, invalid
+from gateway.errors import RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
-from store.types import OFFSET_MAX
 
 _CONTENT_ENCODING = istr("Content-Encoding")
 _TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
@@ -147,59 +145,25 @@ def _too_large(bytes_max: int) -> Unread:
     return Unread(413, f"The body is too large; the limit is {bytes_max} bytes.")
 
 
-class Query:
-    """The query parameters of one request, each at most once. With `known`, any other name is refused. `headers`: those
-    that may say the same as a parameter, by its name."""
+def read_query(
+    shape: type[AnyShape], request: web.Request, gateway: Gateway, *, headers: Mapping[str, istr] = NO_HEADERS
+) -> AnyShape:
+    """The struct of the query parameters. `headers`: those that may say the same as a parameter, by its name. Raises
+    RequestError 400, 422, 42253."""
+    texts: dict[str, str] = {}
 
-    def __init__(
-        self, request: web.Request, *, known: Iterable[str] | None = None, headers: Mapping[str, istr] = NO_HEADERS
-    ) -> None:
-        self._values: dict[str, str] = {}
-        if request.query_string:
-            for name, value in request.query.items():
-                if known is not None and name not in known:
-                    raise invalid(f"Unrecognized parameter: {name}")
-                self._add(name, value)
-        for name, header in headers.items():
-            for value in request.headers.getall(header, ()):
-                self._add(name, value)
-
-    def _add(self, name: str, value: str) -> None:
-        if name in self._values:
+    def add(name: str, text: str) -> None:
+        if name in texts:
             raise bad_request(f"{name}: given more than once")
-        self._values[name] = value
+        texts[name] = text
 
-    def text(self, name: str) -> str | None:
-        """The parameter as it was sent; None when it was not."""
-        return self._values.get(name)
-
-    def integer(self, name: str, default: int, *, least: int, most: int | None = None, clamp: bool = False) -> int:
-        """The parameter as an integer from `least` to `most`; with `clamp` a larger one counts as `most`.
-
-        Raises RequestError 400 when it is no integer, 422 when it is out of range.
-        """
-        text = self._values.get(name)
-        if text is None:
-            return default
-        digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or (value := int(text)) > OFFSET_MAX:
-            raise bad_request(f"{name}: must be an integer of at most {OFFSET_MAX}")
-        if most is not None and value > most and clamp:
-            return most
-        if value < least or (most is not None and value > most):
-            rule = f"must be at least {least}" if most is None else f"must be between {least} and {most}"
-            raise RequestError(LIMIT_ILLEGAL, f"{name}: {rule}")
-        return value
-
-    def time_ms(self, name: str) -> int | None:
-        """The parameter as a time: epoch ms or RFC 3339. Raises RequestError 400."""
-        text = self._values.get(name)
-        if text is None:
-            return None
-        try:
-            return parse_time_ms(int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else text)
-        except ValueError as error:
-            raise bad_request(f"{name}: {error}") from error
+    if request.query_string:
+        for name, text in request.query.items():
+            add(name, text)
+    for name, header in headers.items():
+        for text in request.headers.getall(header, ()):
+            add(name, text)
+    return load_texts(shape, texts, gateway.limits)
 
 
 def partition_in(request: web.Request) -> int | None:

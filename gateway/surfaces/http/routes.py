@@ -9,6 +9,7 @@ from enum import Enum
 
 from aiohttp import hdrs, web
 
+from gateway.api.shapes.base import OpenShape
 from gateway.auth.access import Permission
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
@@ -33,6 +34,10 @@ class Body(Enum):
         return {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}.get(self, 0)
 
 
+Query = type[OpenShape] | None
+"""What the query parameters of a route are read into; None: they are not looked at."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One route. `name` labels its metrics."""
@@ -43,7 +48,7 @@ class Row:
     handler: Handler
     permission: Permission
     body: Body = Body.NONE
-    query: Sequence[str] = ()
+    query: Query = None
 
     @property
     def reads_body(self) -> bool:

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from multidict import istr
 
+from gateway.api.shapes.queries import SendQuery, SendRawQuery
 from gateway.codec.records import ProduceRecord, parse_raw_record
-from gateway.errors import invalid
-from gateway.routing.select import SELECTORS
-from gateway.surfaces.http.reading import Query
 from store.types import Acks
 
 MQ_ACKS = istr("Mq-Acks")
@@ -23,25 +21,13 @@ _NAMES = {level: name for name, level in _LEVELS.items()}
 
 
 def acks_named(name: str | None) -> Acks | None:
-    """The level of a parameter; None when it was not given. Raises RequestError 422."""
-    if name is None:
-        return None
-    try:
-        return _LEVELS[name]
-    except KeyError:
-        raise invalid('acks: must be "written" or "flushed"') from None
+    """The level of a parameter; None when it was not given."""
+    return None if name is None else _LEVELS[name]
 
 
 def name_of_acks(level: Acks) -> str:
     """The level as `Mq-Acks` names it."""
     return _NAMES[level]
-
-
-def selector_named(name: str | None) -> str | None:
-    """The selector of a `?selector=` parameter. Raises RequestError 422."""
-    if name is None or name in SELECTORS:
-        return name
-    raise invalid(f"selector: must be one of {', '.join(SELECTORS)}")
 
 
 class Due(NamedTuple):
@@ -51,13 +37,13 @@ class Due(NamedTuple):
     deliver_at_ms: int | None
 
 
-def due_named(query: Query) -> Due | None:
-    """What the parameters `delay_ms` and `deliver_at` say; None without them. Raises RequestError 400, 42250."""
+def due_named(query: SendQuery | SendRawQuery) -> Due | None:
+    """What the parameters `delay_ms` and `deliver_at` say; None without them. Raises RequestError 42250."""
     fields: dict[str, object] = {}
-    if query.text("delay_ms") is not None:
-        fields["delay_ms"] = query.integer("delay_ms", 0, least=-(10**18))
-    if (time_ms := query.time_ms("deliver_at")) is not None:
-        fields["deliver_at"] = time_ms
+    if query.delay_ms is not None:
+        fields["delay_ms"] = query.delay_ms
+    if query.deliver_at is not None:
+        fields["deliver_at"] = query.deliver_at
     if not fields:
         return None
     checked = parse_raw_record(fields, None, None)

@@ -29,7 +29,7 @@ from gateway.api.shapes.groups import (
     RejectBody,
     ResetBody,
 )
-from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
+from gateway.api.shapes.queries import DeadLettersQuery, LagQuery
 from gateway.auth.access import Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -57,16 +57,11 @@ from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
-from gateway.surfaces.http.reading import Query, json_object, read_shape
+from gateway.surfaces.http.reading import json_object, read_query, read_shape
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
-from store.types import RECORD_OFFSET_MAX
-
-LAG_QUERY = ("topics",)
-DEAD_LETTERS_QUERY = ("offset", "limit")
-
 
 # Groups
 
@@ -110,7 +105,7 @@ async def configure_group(gateway: Gateway, request: web.Request, body: bytes) -
 async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """How far the group is in each partition, and in total. `?topics=a,b` shows some topics only."""
     group = request.match_info["group"]
-    topics = Query(request, known=LAG_QUERY).text("topics")
+    topics = read_query(LagQuery, request, gateway).topics
     rows = await gateway.groups.lag(group, None if topics is None else topics.split(","))
     body = {
         "group": group,
@@ -211,8 +206,8 @@ async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One page of the group's dead letters, with where they came from and why. From `offset` on, else from the first
     that was not sent back."""
-    query = Query(request, known=DEAD_LETTERS_QUERY)
-    limit = query.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
+    query = read_query(DeadLettersQuery, request, gateway)
+    limit = query.limit
     group = request.match_info["group"]
     topic_partition = TopicPartition(dead_letter_topic(group), 0)
     try:
@@ -222,7 +217,7 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
         return json_answer(request, {"messages": [], "next_offset": None, "total": 0})
     (committed,) = await gateway.groups.committed(group, [topic_partition])
     first = max(bounds.min_offset, committed.offset or 0)
-    start = max(query.integer("offset", first, least=0, most=RECORD_OFFSET_MAX), bounds.min_offset)
+    start = max(first if query.offset is None else query.offset, bounds.min_offset)
     shown: list[dict[str, object]] = []
     while start < bounds.max_offset and len(shown) < limit:
         fetched = await gateway.consumer.fetch(*topic_partition, start, max_bytes=gateway.limits.fetch_bytes_default)

@@ -13,24 +13,23 @@ import asyncio
 from aiohttp import hdrs, web
 
 from gateway.api.read import AtTime
-from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
+from gateway.api.shapes.queries import FindQuery
 from gateway.auth.access import Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.message_ids import parse_message_id
 from gateway.codec.records import render_record, stored_forms
-from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError, invalid
+from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError
 from gateway.routing.base import TopicView, UnknownPartition
 from gateway.surfaces.http.answers import json_answer, packed
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import JSON_TYPE, prefers
-from gateway.surfaces.http.reading import Query
+from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.native.raw import OCTETS, raw_answer, record_at
 from store import record_batch
 from store.limits import MiB
 from store.types import Entry
 
-SEARCH_QUERY = ("key", "partition", "from", "limit", "cursor")
 SEARCH_BYTES_MAX = 64 * MiB
 """Of the log that one request looks through."""
 
@@ -60,16 +59,13 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 
 async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """A page of the messages with a key, oldest first in each partition."""
-    query = Query(request, known=SEARCH_QUERY)
-    key = query.text("key")
-    if key is None:
-        raise invalid("key: whose messages to look for")
-    limit = query.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
+    query = read_query(FindQuery, request, gateway)
+    limit = query.limit
     view = gateway.routes_table.topic(request.match_info["topic"])
-    keys = stored_forms(key, raw_keys=view.raw_keys)
-    partitions = _partitions(query, view)
-    time_ms = query.time_ms("from")
-    start = _start(query.text("cursor"), view)
+    keys = stored_forms(query.key, raw_keys=view.raw_keys)
+    partitions = _partitions(query.partition, view)
+    time_ms = query.from_
+    start = _start(query.cursor, view)
     if start is not None:
         partitions = [number for number in partitions if number >= start[0]]
     found: list[dict[str, object]] = []
@@ -123,11 +119,10 @@ def _matches(
     return found
 
 
-def _partitions(query: Query, view: TopicView) -> list[int]:
-    if query.text("partition") is None:
+def _partitions(number: int | None, view: TopicView) -> list[int]:
+    if number is None:
         return list(range(view.partitions))
-    number = query.integer("partition", 0, least=0)
-    if number >= view.partitions:
+    if not 0 <= number < view.partitions:
         raise UnknownPartition(f"topic={view.name} has partitions 0 to {view.partitions - 1}, not {number}")
     return [number]
 

@@ -18,6 +18,7 @@ from aiohttp import hdrs, web
 
 from gateway.api.producer import Receipt
 from gateway.api.render import receipt_as_json
+from gateway.api.shapes.queries import SendLinesQuery
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, TooLong
 from gateway.codec.json_text import parse_json
@@ -32,7 +33,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
 from gateway.surfaces.http.produce_stream import ProduceStream
-from gateway.surfaces.http.reading import BodyStream, Query, read_body
+from gateway.surfaces.http.reading import BodyStream, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
@@ -79,11 +80,8 @@ class EventLines(NativeLines):
 async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Send records by the stream, one a line, and get a receipt for each as soon as it is stored."""
     refuse_condition(request)
-    query = Query(request, known=QUERY)
-    receipts = query.text("receipts") or "all"
-    if receipts not in ("all", "errors"):
-        raise invalid('receipts: must be "all" or "errors"')
-    acks = acks_named(query.text("acks"))
+    query = read_query(SendLinesQuery, request, gateway)
+    acks = acks_named(query.acks)
     topic = request.match_info["topic"]
     view = gateway.routes_table.topic(topic)
     media = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
@@ -111,7 +109,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         acks=acks,
         trace=trace_headers(request),
         identity=request_identity(request, view.topic_id, None),
-        errors_only=receipts == "errors",
+        errors_only=query.receipts == "errors",
     ).run()
 
 

@@ -24,6 +24,7 @@ from multidict import CIMultiDict, istr
 
 from gateway.api.read import Fetched
 from gateway.api.render import receipt_as_json
+from gateway.api.shapes.queries import ReadRawQuery, SendRawQuery
 from gateway.codec import cloudevents
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
@@ -41,7 +42,7 @@ from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
 from gateway.surfaces.http.idempotency import mark_replayed, request_identity
-from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.send_options import (
     DELAY_HEADERS,
     MQ_ACKS,
@@ -49,27 +50,10 @@ from gateway.surfaces.http.send_options import (
     delayed,
     due_named,
     name_of_acks,
-    selector_named,
 )
 from gateway.surfaces.http.tracing import TRACEPARENT, TRACESTATE, trace_headers, traced
 from store import record_batch
 from store.record_batch import Headers
-
-QUERY = (
-    "key",
-    "tag",
-    "partition",
-    "timestamp",
-    "delay_ms",
-    "deliver_at",
-    "msg_id",
-    "message_group",
-    "schedule_key",
-    "tombstone",
-    "acks",
-    "selector",
-)
-READ_QUERY = ("timeout",)
 
 HEADER_PREFIX = "Mq-Header-"
 CONTENT_TYPE_HEADER = "content-type"
@@ -94,7 +78,7 @@ class RawRecord(NamedTuple):
 async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Store the body as one record. Durable at the answered level (`Mq-Acks`)."""
     check_accept(request)
-    query = Query(request, known=QUERY, headers=DELAY_HEADERS)
+    query = read_query(SendRawQuery, request, gateway, headers=DELAY_HEADERS)
     topic = request.match_info["topic"]
     view = gateway.routes_table.topic(topic)
     record = traced(_record_of(request, query, body), trace_headers(request))
@@ -103,8 +87,8 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
         topic,
         [record],
         json_values=False,
-        acks=acks_named(query.text("acks")),
-        selector=selector_named(query.text("selector")),
+        acks=acks_named(query.acks),
+        selector=query.selector,
         identity=identity,
         expected_offset=expected_offset(request),
     )
@@ -118,8 +102,7 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
 
 async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The record at an offset. At the partition's end waits up to `timeout`, then 204; beyond its bounds 416."""
-    query = Query(request, known=READ_QUERY)
-    timeout_ms = query.integer("timeout", 0, least=0, most=gateway.limits.timeout_ms_max)
+    timeout_ms = read_query(ReadRawQuery, request, gateway).timeout
     topic = request.match_info["topic"]
     partition = partition_in(request)
     assert partition is not None
@@ -199,13 +182,13 @@ def _written(value: bytes) -> str:
     return quote_from_bytes(value, safe=_VISIBLE + " ") if value == value.strip() else quote_from_bytes(value, _VISIBLE)
 
 
-def _record_of(request: web.Request, query: Query, body: bytes) -> ProduceRecord:
+def _record_of(request: web.Request, query: SendRawQuery, body: bytes) -> ProduceRecord:
     """The record that a request describes. Raises RequestError."""
     content_type = request.headers.get(hdrs.CONTENT_TYPE)
     media = (content_type or "").partition(";")[0].strip().lower()
     sent = list(request.headers.items())
     headers = cloudevents.binary_headers(sent)
-    key = query.text("key")
+    key = query.key
     if media == cloudevents.STRUCTURED_TYPE:
         event_key = cloudevents.check_structured(body)
         key = event_key if key is None else key
@@ -214,22 +197,13 @@ def _record_of(request: web.Request, query: Query, body: bytes) -> ProduceRecord
     headers += _own_headers(sent)
     if content_type is not None:
         headers.append((CONTENT_TYPE_HEADER, _latin(content_type)))
-    fields: dict[str, object] = {}
-    for name in ("tag", "msg_id", "message_group", "schedule_key"):
-        if (text := query.text(name)) is not None:
-            fields[name] = text
-    if query.text("partition") is not None:
-        fields["partition"] = query.integer("partition", 0, least=-(10**18))
-    if (time_ms := query.time_ms("timestamp")) is not None:
-        fields["timestamp"] = time_ms
+    named = ("tag", "msg_id", "message_group", "schedule_key", "partition", "timestamp")
+    fields: dict[str, object] = {name: given for name in named if (given := getattr(query, name)) is not None}
     value: bytes | None = body
-    if (tombstone := query.text("tombstone")) is not None:
-        if tombstone not in ("true", "false"):
-            raise invalid('tombstone: must be "true" or "false"')
-        if tombstone == "true":
-            if body:
-                raise invalid("tombstone: a record without a value has no body")
-            value = None
+    if query.tombstone == "true":
+        if body:
+            raise invalid("tombstone: a record without a value has no body")
+        value = None
     [record] = delayed([parse_raw_record(fields, None if key is None else key.encode(), value)], due_named(query))
     return with_headers(record, headers)
 

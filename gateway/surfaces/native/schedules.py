@@ -19,7 +19,13 @@ import orjson
 from aiohttp import web
 
 from gateway.api.shapes.base import load
-from gateway.api.shapes.queries import BUCKETS_DEFAULT, BUCKETS_MAX, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX
+from gateway.api.shapes.queries import (
+    CancelSchedulesQuery,
+    GetScheduleQuery,
+    HistogramQuery,
+    ListSchedulesQuery,
+    OneScheduleQuery,
+)
 from gateway.api.shapes.schedules import MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
@@ -31,7 +37,7 @@ from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import Query
+from gateway.surfaces.http.reading import read_query
 from store.errors import UnknownQueue
 from timer.changes import Standing
 from timer.changing import Outcome
@@ -42,12 +48,6 @@ from timer.schedules import Query as ScheduleQuery
 CURSOR_ILLEGAL = 40050
 SCHEDULE_NOT_FOUND = 40450
 SCHEDULE_DELIVERED = 40950
-
-LIST_QUERY = ("topic", "from", "to", "key", "limit", "cursor", "include")
-GET_QUERY = ("include", "topic")
-ONE_QUERY = ("topic",)
-CANCEL_QUERY = ("topic", "from", "to", "key")
-HISTOGRAM_QUERY = ("topic", "from", "to", "buckets")
 
 _HISTOGRAM_SPAN_MS = 3_600_000
 
@@ -107,14 +107,13 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     behind the first page of a time range.
     A page may be short, even empty, and still have a `next_cursor`.
     """
-    asked = Query(request, known=LIST_QUERY)
-    with_value = _with_value(asked)
+    asked = read_query(ListSchedulesQuery, request, gateway)
+    with_value = asked.include is not None
     needed = (Permission.DESCRIBE, Permission.RECEIVE) if with_value else (Permission.DESCRIBE,)
     query = _schedule_query(gateway, request, asked, needed)
-    limit = asked.integer("limit", PAGE_ROWS_DEFAULT, least=1, most=PAGE_ROWS_MAX)
-    cursor = _cursor(asked.text("cursor"))
+    cursor = _cursor(asked.cursor)
     timer = request.app[SCHEDULES]
-    page = await timer.page(query, cursor=cursor, limit=limit)
+    page = await timer.page(query, cursor=cursor, limit=asked.limit)
     is_all = cursor == 0 and page.next_cursor is None
     body = {
         "schedules": [_row(gateway, schedule, with_value) for schedule in page.schedules],
@@ -126,14 +125,13 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
 
 async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One pending schedule, with `include=value` its value too."""
-    asked = Query(request, known=GET_QUERY)
-    with_value = _with_value(asked)
-    schedule_id = await _schedule_id(gateway, request, asked, Permission.RECEIVE)
+    asked = read_query(GetScheduleQuery, request, gateway)
+    schedule_id = await _schedule_id(gateway, request, asked.topic, Permission.RECEIVE)
     standing, schedule = await request.app[SCHEDULES].find(schedule_id)
     if schedule is None:
         raise _gone(standing)
     _check(gateway, request, schedule, Permission.RECEIVE)
-    return json_answer(request, _row(gateway, schedule, with_value))
+    return json_answer(request, _row(gateway, schedule, asked.include is not None))
 
 
 async def cancel_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -145,9 +143,7 @@ async def cancel_schedule(gateway: Gateway, request: web.Request, _: bytes) -> w
 async def cancel_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Cancel the schedules of a topic, or those of them that are due in a time range or have a key."""
     check_accept(request)
-    asked = Query(request, known=CANCEL_QUERY)
-    if asked.text("topic") is None:
-        raise invalid("topic: which topic's schedules to cancel")
+    asked = read_query(CancelSchedulesQuery, request, gateway)
     cancelled_count = await request.app[SCHEDULES].cancel_all(
         _schedule_query(gateway, request, asked, (Permission.SEND,))
     )
@@ -175,24 +171,23 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
 
 async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """How many schedules are due in each of `buckets` equal parts of [from, to): by default of the next hour."""
-    asked = Query(request, known=HISTOGRAM_QUERY)
-    bucket_count = asked.integer("buckets", BUCKETS_DEFAULT, least=1, most=BUCKETS_MAX)
-    from_ms, to_ms = asked.time_ms("from"), asked.time_ms("to")
-    from_ms = gateway.clock.now_ms() if from_ms is None else from_ms
-    to_ms = from_ms + _HISTOGRAM_SPAN_MS if to_ms is None else to_ms
+    asked = read_query(HistogramQuery, request, gateway)
+    bucket_count = asked.buckets
+    from_ms = gateway.clock.now_ms() if asked.from_ is None else asked.from_
+    to_ms = from_ms + _HISTOGRAM_SPAN_MS if asked.to is None else asked.to
     if to_ms <= from_ms:
         raise invalid("to: must be after from")
     bucket_ms = -(-(to_ms - from_ms) // bucket_count)
     bounds_ms = [from_ms + number * bucket_ms for number in range(bucket_count + 1)]
     counts = await request.app[SCHEDULES].histogram(
-        ScheduleQuery(_topic_ids(gateway, request, asked, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
+        ScheduleQuery(_topic_ids(gateway, request, asked.topic, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
     )
     return json_answer(request, {"from": from_ms, "bucket_ms": bucket_ms, "counts": counts, "total": sum(counts)})
 
 
-async def _schedule_id(gateway: Gateway, request: web.Request, asked: Query, needed: Permission) -> ScheduleId:
+async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None, needed: Permission) -> ScheduleId:
     """The schedule of the path: its id or, with `?topic=`, its key in that topic. Raises RequestError, UnknownQueue."""
-    named, topic = request.match_info["schedule"], asked.text("topic")
+    named = request.match_info["schedule"]
     if topic is not None:
         access_of(request).check(needed, topic=topic)
         topic_id = gateway.routes_table.topic(topic).topic_id
@@ -207,9 +202,9 @@ async def _schedule_id(gateway: Gateway, request: web.Request, asked: Query, nee
 
 async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
     """The schedule of the path, which the caller may change as it may send to its topic."""
-    asked = Query(request, known=ONE_QUERY)
-    schedule_id = await _schedule_id(gateway, request, asked, Permission.SEND)
-    if access_of(request) is not OPEN and asked.text("topic") is None:
+    topic = read_query(OneScheduleQuery, request, gateway).topic
+    schedule_id = await _schedule_id(gateway, request, topic, Permission.SEND)
+    if access_of(request) is not OPEN and topic is None:
         _, schedule = await request.app[SCHEDULES].find(schedule_id)
         if schedule is not None:
             _check(gateway, request, schedule, Permission.SEND)
@@ -237,23 +232,24 @@ def _done(outcome: Outcome) -> Outcome:
 
 
 def _schedule_query(
-    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+    gateway: Gateway,
+    request: web.Request,
+    asked: ListSchedulesQuery | CancelSchedulesQuery,
+    needed: Sequence[Permission],
 ) -> ScheduleQuery:
-    key = asked.text("key")
     keys: frozenset[bytes] | None = None
-    topic_ids = _topic_ids(gateway, request, asked, needed)
-    if key is not None:
-        name = asked.text("topic")
-        keys = stored_forms(key, raw_keys=name is not None and gateway.routes_table.topic(name).raw_keys)
-    return ScheduleQuery(topic_ids, asked.time_ms("from") or 0, asked.time_ms("to"), keys)
+    topic_ids = _topic_ids(gateway, request, asked.topic, needed)
+    if asked.key is not None:
+        raw_keys = asked.topic is not None and gateway.routes_table.topic(asked.topic).raw_keys
+        keys = stored_forms(asked.key, raw_keys=raw_keys)
+    return ScheduleQuery(topic_ids, asked.from_ or 0, asked.to, keys)
 
 
 def _topic_ids(
-    gateway: Gateway, request: web.Request, asked: Query, needed: Sequence[Permission]
+    gateway: Gateway, request: web.Request, name: str | None, needed: Sequence[Permission]
 ) -> frozenset[int] | None:
     """The topic that is asked for, or those that the caller may ask for; None: all. Raises UnknownQueue, or 403."""
     access = access_of(request)
-    name = asked.text("topic")
     if name is not None:
         for permission in needed:
             access.check(permission, topic=name)
@@ -280,13 +276,6 @@ def _cursor(text: str | None) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page has named")
     return int(text)
-
-
-def _with_value(asked: Query) -> bool:
-    include = asked.text("include")
-    if include not in (None, "value"):
-        raise invalid("include: only value can be included")
-    return include is not None
 
 
 async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) -> int | None:

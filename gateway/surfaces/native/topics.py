@@ -10,6 +10,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway.api.shapes.base import load
+from gateway.api.shapes.queries import OffsetsQuery
 from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
@@ -18,12 +19,11 @@ from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import Query, json_object, read_shape, topic_in
+from gateway.surfaces.http.reading import json_object, read_query, read_shape, topic_in
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 from store.types import Boundary
 
-OFFSETS_QUERY = ("timestamp", "boundary")
 _BOUNDARIES = tuple(boundary.value for boundary in Boundary)
 
 
@@ -101,13 +101,9 @@ async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> we
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The bounds of all partitions. With `timestamp` the offsets of the first records from that time on, too; with
     `boundary=upper` those of the last ones up to it."""
-    query = Query(request, known=OFFSETS_QUERY)
-    time_ms = query.time_ms("timestamp")
-    boundary = query.text("boundary") or Boundary.LOWER.value
-    if boundary not in _BOUNDARIES:
-        raise invalid(f"boundary: must be one of {', '.join(_BOUNDARIES)}")
+    query = read_query(OffsetsQuery, request, gateway)
     view = topic_in(gateway, request)
-    offsets = await _offsets(gateway, view, time_ms, Boundary(boundary))
+    offsets = await _offsets(gateway, view, query.timestamp, Boundary(query.boundary))
     return json_answer(request, {"topic": view.name, "epoch": str(view.topic_id), "partitions": offsets})
 
 

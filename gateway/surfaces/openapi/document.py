@@ -14,19 +14,14 @@ from typing import Protocol
 
 from aiohttp import hdrs
 
+from gateway.api.shapes.base import OpenShape
+from gateway.api.shapes.schema import not_null, schema_of
 from gateway.auth.access import Permission
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.openapi import errors as meanings
 from gateway.surfaces.openapi.operations import OPERATIONS, TAGS, Answer, Operation
-from gateway.surfaces.openapi.parameters import (
-    REQUIRED_QUERY,
-    answer_headers,
-    path_parameters,
-    query_parameters,
-    request_headers,
-    special_parameters,
-)
+from gateway.surfaces.openapi.parameters import answer_headers, path_parameters, request_headers
 from gateway.surfaces.openapi.schemas import schemas
 from gateway.surfaces.openapi.shapes import Schema
 
@@ -75,7 +70,7 @@ class Route(Protocol):
         ...
 
     @property
-    def query(self) -> Sequence[str]:
+    def query(self) -> type[OpenShape] | None:
         """The parameters it takes."""
         ...
 
@@ -129,8 +124,6 @@ class _Builder:
         self._limits = limits
         self._asks_who = asks_who
         self._path_schemas = path_parameters()
-        self._query_schemas = query_parameters(limits)
-        self._special = special_parameters(limits)
         self._request_headers = request_headers(limits)
         self._answer_headers = answer_headers()
         self._operation_ids: set[str] = set()
@@ -189,22 +182,23 @@ class _Builder:
         return name
 
     def _parameters_of(self, route: Route, described: Operation) -> list[object]:
-        special = self._special.get(route.name, {})
-        required = REQUIRED_QUERY.get(route.name, ())
         found: list[object] = []
-        for name in route.query:
-            if name in special or name in required:
-                schema = special.get(name) or self._query_schemas[name]
-                found.append(_described("query", name, schema, is_required=name in required))
-            else:
-                found.append(self._parameter("query", name, self._query_schemas[name]))
+        if route.query is not None:
+            query = schema_of(route.query, self._limits)
+            required = query.get("required", ())
+            for name, schema in query["properties"].items():
+                shown = schema if name in required else not_null(schema)
+                found.append(self._parameter("query", name, shown, is_required=name in required))
         for name in (*described.headers, "X-Request-Id"):
             found.append(self._parameter("header", name, self._request_headers[name]))
         return found
 
-    def _parameter(self, location: str, name: str, schema: Schema) -> dict[str, object]:
+    def _parameter(self, location: str, name: str, schema: Schema, *, is_required: bool = False) -> dict[str, object]:
+        """A reference to the parameter of this name; the parameter itself when another one has taken the name."""
         key = f"{location}.{name}"
-        self.parameters.setdefault(key, _described(location, name, schema, is_required=location == "path"))
+        described = _described(location, name, schema, is_required=is_required or location == "path")
+        if self.parameters.setdefault(key, described) != described:
+            return described
         return {"$ref": f"#/components/parameters/{key}"}
 
     def _responses_of(self, route: Route, described: Operation) -> dict[str, object]:

@@ -28,6 +28,7 @@ from gateway.api.shapes.consumers import (
     PositionsBody,
     TopicsBody,
 )
+from gateway.api.shapes.queries import CommittedQuery, PollQuery, V1MessagesQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, render_records
@@ -39,21 +40,14 @@ from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
-from gateway.surfaces.http.reading import Query, json_object, partition_in
+from gateway.surfaces.http.reading import json_object, partition_in, read_query
 from gateway.surfaces.http.rights import ended
 from gateway.surfaces.rest_v2.instances.polling import Poll
 from gateway.surfaces.rest_v2.instances.service import Instances
 from gateway.surfaces.rest_v2.instances.settings import parse_settings
-from store.types import RECORD_OFFSET_MAX
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
-
-RECORDS_QUERY = ("timeout", "max_bytes", "max_records", "filter")
-V1_RECORDS_QUERY = ("timeout", "max_bytes", "max_records")
-COMMIT_QUERY = ("async",)
-OFFSETS_QUERY = ("topic", "partition")
-MESSAGES_QUERY = ("offset", "count")
 
 INSTANCES = web.AppKey("consumer_instances", Instances)
 
@@ -141,28 +135,25 @@ async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 async def records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Records from where the instance is, in its format; waits for the first one up to `timeout`."""
-    return await _read(gateway, request, _poll(Query(request), gateway), topic=None)
+    return await _read(gateway, request, _poll(gateway, request), topic=None)
 
 
 async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Records of one topic, as REST Proxy v1 has it: the first call subscribes to it."""
     topic = request.match_info["topic"]
-    return await _read(gateway, request, _poll(Query(request), gateway), topic=topic)
+    return await _read(gateway, request, _poll(gateway, request), topic=topic)
 
 
 async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """So many records of one partition from an offset on, as REST Proxy v1 has it."""
-    query = Query(request)
+    query = read_query(V1MessagesQuery, request, gateway)
     kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
     if kind.fmt is None:
         raise RequestError(406, "HTTP 406 Not Acceptable: raw batches are read at …/records.")
     topic = request.match_info["topic"]
     partition = partition_in(request)
     assert partition is not None
-    if query.text("offset") is None:
-        raise invalid("offset: must be given")
-    start = query.integer("offset", 0, least=0, most=RECORD_OFFSET_MAX)
-    count = query.integer("count", 1, least=1, most=gateway.limits.fetch_records_max, clamp=True)
+    start, count = query.offset, min(query.count, gateway.limits.fetch_records_max)
     fetched = await gateway.consumer.fetch(topic, partition, start, max_bytes=gateway.limits.fetch_bytes_default)
     shown = render_records(topic, partition, fetched.entries, kind.fmt, start=start, stop=start + count)
     gateway.stats.fetched_record_count += len(shown)
@@ -217,10 +208,9 @@ async def commit(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 
 async def committed(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """The committed offsets of partitions: named in the body, or in the query."""
-    query = Query(request)
-    topic, partition = query.text("topic"), query.text("partition")
-    if topic is not None and partition is not None:
-        topic_partitions = [TopicPartition(topic, query.integer("partition", 0, least=0, most=2**31 - 1))]
+    query = read_query(CommittedQuery, request, gateway)
+    if query.topic is not None and query.partition is not None:
+        topic_partitions = [TopicPartition(query.topic, query.partition)]
     elif body.strip():
         topic_partitions = _topic_partitions(gateway, body)
     else:
@@ -348,18 +338,13 @@ def _records_type(request: web.Request, fmt: Format) -> str:
     raise refusal
 
 
-def _poll(query: Query, gateway: Gateway) -> Poll:
-    limits = gateway.limits
-    timeout_ms = query.integer("timeout", -1, least=-1, most=limits.timeout_ms_max, clamp=True)
-    bytes_max = query.integer("max_bytes", -1, least=-1, most=limits.fetch_bytes_max, clamp=True)
-    count_max = query.integer(
-        "max_records", limits.fetch_records_max, least=1, most=limits.fetch_records_max, clamp=True
-    )
+def _poll(gateway: Gateway, request: web.Request) -> Poll:
+    query, limits = read_query(PollQuery, request, gateway), gateway.limits
     return Poll(
-        None if timeout_ms < 0 else timeout_ms,
-        None if bytes_max < 0 else max(bytes_max, 1),
-        count_max,
-        parse_filter(query.text("filter")),
+        None if query.timeout < 0 else min(query.timeout, limits.timeout_ms_max),
+        None if query.max_bytes < 0 else min(max(query.max_bytes, 1), limits.fetch_bytes_max),
+        min(query.max_records, limits.fetch_records_max),
+        parse_filter(query.filter),
     )
 
 

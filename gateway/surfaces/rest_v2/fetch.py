@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 
 from gateway.api.errors import error_of
 from gateway.api.read import AtTime, Fetched, OffsetSpec
+from gateway.api.shapes.queries import FetchQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.texts import render_texts
@@ -34,12 +35,11 @@ from gateway.surfaces.http.media import (
     prefers,
     records_type,
 )
-from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer, pieces, rendered_pieces
 from store.limits import MiB
 from store.types import OFFSET_MAX
 
-QUERY = ("offset", "timestamp", "timeout", "max_bytes", "max_records", "end_offset", "reset", "format", "filter")
 FILTERED_READS_MAX = 16
 """Reads of the index (65,536 records each) that one filtered request makes in search of a first match."""
 
@@ -64,11 +64,12 @@ class _Pull:
 
 async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Records of one partition from an offset on, and where the next pull begins."""
-    kind, query = _form_of(request)
+    query = read_query(FetchQuery, request, gateway)
+    kind = _form_of(request, query.format)
     pull = await _pull_of(gateway, request, kind, query)
     fetched = await _fetch(gateway, request, pull)
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
-        pull.start = _reset(query.text("reset"), pull.start, fetched)
+        pull.start = _reset(query.reset, pull.start, fetched)
         fetched = await _fetch(gateway, request, pull)
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
@@ -85,7 +86,7 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     return await packed(request, web.Response(body=body, headers=headers))
 
 
-async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, query: Query) -> _Pull:
+async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, query: FetchQuery) -> _Pull:
     limits = gateway.limits
     topic = request.match_info["topic"]
     partition = partition_in(request)
@@ -101,11 +102,11 @@ async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, qu
         topic_id=gateway.routes_table.topic(topic).topic_id,
         partition=partition,
         kind=kind,
-        timeout_ms=query.integer("timeout", 0, least=0, most=limits.timeout_ms_max),
-        max_bytes=query.integer("max_bytes", bytes_default, least=1, most=bytes_max, clamp=True),
-        max_records=query.integer("max_records", records_max, least=1, most=records_max, clamp=True),
-        stop=query.integer("end_offset", OFFSET_MAX, least=0),
-        tag_filter=parse_filter(query.text("filter")),
+        timeout_ms=query.timeout,
+        max_bytes=min(query.max_bytes or bytes_default, bytes_max),
+        max_records=min(query.max_records or records_max, records_max),
+        stop=query.end_offset,
+        tag_filter=parse_filter(query.filter),
         start=await gateway.consumer.resolve_offset(topic, partition, _offset_spec(query)),
     )
 
@@ -118,16 +119,13 @@ def _bounds_headers(pull: _Pull, fetched: Fetched) -> dict[str, str]:
     }
 
 
-def _form_of(request: web.Request) -> tuple[RecordsType, Query]:
-    query = Query(request, known=QUERY)
-    name = query.text("format")
-    kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*")) if name is None else None
-    if kind is None:
-        assert name is not None
-        fmt = format_named(name)
-        accepted = _lines_accepted(request)
-        kind = kafka_records_type(fmt) if accepted is None else accepted._replace(fmt=fmt)
-    return kind, query
+def _form_of(request: web.Request, name: str | None) -> RecordsType:
+    """The form that the parameter `format` names, else the one that Accept asks for."""
+    if name is None:
+        return records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
+    fmt = format_named(name)
+    accepted = _lines_accepted(request)
+    return kafka_records_type(fmt) if accepted is None else accepted._replace(fmt=fmt)
 
 
 def _lines_accepted(request: web.Request) -> RecordsType | None:
@@ -136,14 +134,12 @@ def _lines_accepted(request: web.Request) -> RecordsType | None:
     return None if name is None else records_type(name)
 
 
-def _offset_spec(query: Query) -> OffsetSpec:
-    time_ms = query.time_ms("timestamp")
-    offset = query.text("offset")
-    if time_ms is not None:
-        if offset is not None:
+def _offset_spec(query: FetchQuery) -> OffsetSpec:
+    if query.timestamp is not None:
+        if query.offset is not None:
             raise invalid("offset and timestamp exclude each other")
-        return AtTime(time_ms)
-    return "earliest" if offset is None else offset
+        return AtTime(query.timestamp)
+    return "earliest" if query.offset is None else query.offset
 
 
 def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
@@ -154,8 +150,6 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
         return low
     if reset == "latest":
         return high
-    if reset is not None:
-        raise invalid('reset: must be "earliest" or "latest"')
     place = f"below the first offset {low}" if offset < low else f"above the end offset {high}"
     raise RequestError(
         OFFSET_OUT_OF_RANGE,

@@ -23,6 +23,7 @@ from aiohttp import hdrs, web
 
 from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
+from gateway.api.shapes.queries import SendQuery
 from gateway.codec.columns import columns_of
 from gateway.codec.native import Parsed
 from gateway.codec.records import BATCH_REFUSED, RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
@@ -35,7 +36,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.surfaces.http.media import format_named, sent_format
 from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
-from gateway.surfaces.http.reading import Query, partition_in
+from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.send_options import (
     DELAY_HEADERS,
     MQ_ACKS,
@@ -44,14 +45,10 @@ from gateway.surfaces.http.send_options import (
     delayed,
     due_named,
     name_of_acks,
-    selector_named,
 )
 from gateway.surfaces.http.tracing import Headers, trace_headers, traced
 from store import record_batch
 from store.types import Acks
-
-QUERY = ("acks", "format", "selector", *DELAY_HEADERS, "async")
-"""`async` is what Strimzi's clients send: taken and not needed."""
 
 
 async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -63,11 +60,11 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     selector: str | None = None
     due: Due | None = None
     if request.query_string or any(header in request.headers for header in DELAY_HEADERS.values()):
-        query = Query(request, known=QUERY, headers=DELAY_HEADERS)
-        acks = acks_named(query.text("acks"))
-        if fmt is not None and (name := query.text("format")) is not None:
-            fmt = format_named(name)
-        selector = selector_named(query.text("selector"))
+        query = read_query(SendQuery, request, gateway, headers=DELAY_HEADERS)
+        acks = acks_named(query.acks)
+        if fmt is not None and query.format is not None:
+            fmt = format_named(query.format)
+        selector = query.selector
         due = due_named(query)
     topic = request.match_info["topic"]
     partition = partition_in(request)

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.api.producer import Receipt
 from gateway.api.render import fate_as_json
+from gateway.api.shapes.queries import NoQuery
 from gateway.codec.documents import Document, Values
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
@@ -28,7 +29,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
-from gateway.surfaces.http.reading import BodyStream, Query, json_object
+from gateway.surfaces.http.reading import BodyStream, json_object, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of
@@ -82,7 +83,7 @@ class V3Records:
 async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Send records as they come: JSON objects one behind the other, of any number."""
     refuse_condition(request)
-    Query(request, known=())  # a delay there would be ignored
+    read_query(NoQuery, request, gateway)
     to = links(gateway, request)
     view = topic_of(gateway, request)
     body = BodyStream(
@@ -107,7 +108,7 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     """Send a batch: 207, whatever became of its entries."""
     check_accept(request)
     refuse_condition(request)
-    Query(request, known=())  # a delay there would be ignored
+    read_query(NoQuery, request, gateway)
     to = links(gateway, request)
     view = topic_of(gateway, request)
     entries = _entries(body)

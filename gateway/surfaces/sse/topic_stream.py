@@ -33,14 +33,14 @@ from aiohttp import hdrs, web
 
 from gateway.api.errors import error_of
 from gateway.api.read import AtTime, OffsetSpec, out_of_range
-from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, STREAM_CREDIT_MAX
+from gateway.api.shapes.base import text_time_ms
+from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, FollowQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
 from gateway.errors import EPOCH_CHANGED, LIMIT_ILLEGAL, TOO_MANY, RequestError, invalid
-from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import TOPICS_MAX
@@ -49,17 +49,13 @@ from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, prefers
-from gateway.surfaces.http.reading import Query
+from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, rendered_pieces
 from gateway.surfaces.sse.group_stream import GroupStream
 from store.limits import KiB
 from store.types import ReadStatus
 
-QUERY = (
-    "from", "partitions", "filter", "format", "topics", "last_event_id", "reset",
-    "group", "ack", "credit", "invisible_ms",
-)  # fmt: skip
 SSE_TYPE = "text/event-stream"
 LAST_EVENT_ID = "Last-Event-ID"
 
@@ -140,19 +136,19 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
 
     With `group` and `ack` the stream is one of the group's consumers: records come on lease, each with a receipt.
     """
-    query = Query(request, known=QUERY)
+    query = read_query(FollowQuery, request, gateway)
     wants_lines = prefers(request.headers.get(hdrs.ACCEPT, ""), SSE_TYPE, *LINES_TYPES) not in (SSE_TYPE, None)
     form: EventForm | LineForm = LineForm() if wants_lines else EventForm()
-    fmt = None if (name := query.text("format")) is None else format_named(name)
-    tag_filter = parse_filter(query.text("filter"))
-    group = query.text("group")
+    fmt = None if query.format is None else format_named(query.format)
+    tag_filter = parse_filter(query.filter)
+    group = query.group
     if group is None:
-        if any(query.text(name) is not None for name in _OF_GROUPS):
+        if any(getattr(query, name) is not None for name in _OF_GROUPS):
             raise invalid(f"{', '.join(_OF_GROUPS)}: only with a group")
         all_followed = await _all_followed(gateway, request, query)
     else:
         asked = _asked_for_group(gateway, request, query, group, tag_filter)
-        credit = query.integer("credit", STREAM_CREDIT_DEFAULT, least=1, most=STREAM_CREDIT_MAX)
+        credit = STREAM_CREDIT_DEFAULT if query.credit is None else query.credit
     answer = StreamedAnswer(
         gateway,
         request,
@@ -175,7 +171,7 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
                 group=group,
                 asked=asked,
                 credit=credit,
-                acks_itself=query.text("ack") == "auto",
+                acks_itself=query.ack == "auto",
                 as_lines=wants_lines,
                 heartbeat_ms=HEARTBEAT_MS,
             ).run()
@@ -185,30 +181,27 @@ async def follow_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 
 def _asked_for_group(
-    gateway: Gateway, request: web.Request, query: Query, group: str, tag_filter: TagFilter | None
+    gateway: Gateway, request: web.Request, query: FollowQuery, group: str, tag_filter: TagFilter | None
 ) -> Receive:
     """What a stream of a group receives, again and again. Raises RequestError, GroupError, UnknownQueue."""
     check_group_name(group)
-    if query.text("ack") not in ("auto", "manual"):
+    if query.ack is None:
         raise invalid('ack: say "manual" (each record is settled by its receipt) or "auto" (when it is sent)')
     for name in _NOT_OF_GROUPS:
-        if query.text(name) is not None:
+        if getattr(query, name) is not None:
             raise invalid(f"{name}: not with a group, which keeps the place itself and hands out the native form")
-    names = _topics(request, query)
+    names = _topics(request, query.topics)
     for name in names:
         access_of(request).check(Permission.RECEIVE, topic=name, group=group)
         gateway.routes_table.topic(name)
-    begin = query.text("from")
+    begin = query.from_
     if begin in (None, "earliest", "latest"):
         start: StartSpec = Start.LAST if begin == "latest" else Start.FIRST
     else:
-        time_ms = query.time_ms("from")
-        assert time_ms is not None
-        start = StartTime(time_ms)
-    invisible_ms = query.integer("invisible_ms", 0, least=1, most=INVISIBLE_MS_MAX)
+        start = StartTime(text_time_ms("from", begin))
     return Receive(
         topics=tuple(names),
-        invisible_ms=invisible_ms or None,
+        invisible_ms=query.invisible_ms,
         tags=None if tag_filter is None else tag_filter.tags,
         start=start,
     )
@@ -358,18 +351,15 @@ class Stream:
         return None if seconds is None else loop.call_later(seconds, self._end_rights)
 
 
-async def _all_followed(gateway: Gateway, request: web.Request, query: Query) -> list[FollowedPartition]:
+async def _all_followed(gateway: Gateway, request: web.Request, query: FollowQuery) -> list[FollowedPartition]:
     """Where each partition of the stream begins: at the cursor that the client brings, else where it says."""
-    last_event_id = request.headers.get(LAST_EVENT_ID) or query.text("last_event_id")
+    last_event_id = request.headers.get(LAST_EVENT_ID) or query.last_event_id
     cursor = None if last_event_id is None else parse_cursor(last_event_id)
-    names = _topics(request, query)
-    numbers = _partitions(query.text("partitions"))
+    names = _topics(request, query.topics)
+    numbers = _partitions(query.partitions)
     if numbers is not None and len(names) > 1:
         raise invalid("partitions: cannot be chosen for several topics; open a stream for each")
-    spec = _from(query)
-    reset = query.text("reset")
-    if reset not in (None, "earliest", "latest"):
-        raise invalid('reset: must be "earliest" or "latest"')
+    spec = _from(query.from_)
     all_followed: list[FollowedPartition] = []
     for name in names:
         view = gateway.routes_table.topic(name)
@@ -381,7 +371,7 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: Query) ->
             known = None if cursor is None else cursor.offsets.get(name, {}).get(number)
             # A partition that the cursor does not know was added since it was written: nothing of it was seen.
             begin = known if known is not None else "earliest" if cursor is not None else spec
-            offset = await gateway.consumer.start_offset(name, number, begin, reset)
+            offset = await gateway.consumer.start_offset(name, number, begin, query.reset)
             all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
     _check_cursor_size(all_followed)
     return all_followed
@@ -398,10 +388,10 @@ def _check_cursor_size(all_followed: list[FollowedPartition]) -> None:
         )
 
 
-def _topics(request: web.Request, query: Query) -> list[str]:
+def _topics(request: web.Request, more: str | None) -> list[str]:
     """The topic of the path and those of `topics=`, each checked against the caller's rights."""
     names = [request.match_info["topic"]]
-    for name in (query.text("topics") or "").split(","):
+    for name in (more or "").split(","):
         if name and name not in names:
             access_of(request).check(Permission.RECEIVE, topic=name)
             names.append(name)
@@ -419,10 +409,7 @@ def _partitions(text: str | None) -> list[int] | None:
     return sorted(set(map(int, numbers)))
 
 
-def _from(query: Query) -> OffsetSpec:
-    text = query.text("from")
+def _from(text: str | None) -> OffsetSpec:
     if text is None or text in ("latest", "earliest"):
         return text or "latest"
-    time_ms = query.time_ms("from")
-    assert time_ms is not None
-    return AtTime(time_ms)
+    return AtTime(text_time_ms("from", text))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
+from msgspec.structs import asdict
 
 from gateway.api.errors import error_of
 from gateway.api.render import receipt_as_json
+from gateway.api.shapes.base import AnyShape, load_texts
+from gateway.api.shapes.queries import ConsumeQuery, ProduceQuery
 from gateway.auth.access import NOBODY, Access, Permission
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, invalid
@@ -24,33 +28,26 @@ from store.types import Acks
 SUB = "s"
 """Name of the subscription that the URL makes."""
 
-_TEXTS = ("pattern", "mode", "group", "member", "filter")
-_NUMBERS = ("credit", "credit_bytes", "batch", "invisible_ms")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_FLAG_NAMES = ("auto_credit", "auto_ack")
-CONSUME_QUERY = ("topic", "from", "start", *_TEXTS, *_NUMBERS, *_FLAG_NAMES)
-PRODUCE_QUERY = ("topic", "partition", "key", "tag", "acks")
 _TICKETS = ("ticket", "token")  # read before us
 
 
 def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) -> Subscribe:
     """The `subscribe` that a URL stands for. Raises RequestError, StoreError for what would refuse it at once."""
-    _check_known(query, CONSUME_QUERY, access)
+    asked = _read(ConsumeQuery, query, gateway, access)
+    given: dict[str, Any] = {name: value for name, value in asdict(asked).items() if value is not None}
     fields: dict[str, object] = {"id": 0, "op": "subscribe", "sub": SUB}
-    for name in ("from", "start", *_TEXTS):
-        if name in query:
-            fields[name] = _start_position(query[name]) if name in ("from", "start") else query[name]
-    for name in _NUMBERS:
-        if name in query:
-            fields[name] = _number(name, query[name])
-    for name in _FLAG_NAMES:
-        if name in query:
-            if query[name] not in _FLAGS:
-                raise invalid(f"{name}: must be true or false")
-            fields[name] = _FLAGS[query[name]]
-    if "topic" in query:
-        fields["topics"] = query["topic"].split(",")
-    if "group" in query:
+    for name, text in given.items():
+        match name:
+            case "topic":
+                fields["topics"] = text.split(",")
+            case "from_" | "start":
+                fields[name.rstrip("_")] = _start_position(text)
+            case "auto_credit" | "auto_ack":
+                fields[name] = _FLAGS[text]
+            case _:
+                fields[name] = text
+    if asked.group is not None:
         fields.setdefault("mode", "stream")
     command = parse_command(fields, gateway.limits)
     assert isinstance(command, Subscribe)
@@ -76,21 +73,17 @@ class Target:
 
 def produce_target(query: Mapping[str, str], gateway: Gateway, access: Access) -> Target:
     """Where a URL sends to. Raises RequestError, StoreError."""
-    _check_known(query, PRODUCE_QUERY, access)
-    topic = query.get("topic")
+    asked = _read(ProduceQuery, query, gateway, access)
+    topic, partition = asked.topic, asked.partition
     if not topic:
         raise invalid("topic: is required")
     access.check(Permission.SEND, topic=topic)
     view = gateway.routes_table.topic(topic)
-    partition = _number("partition", query["partition"]) if "partition" in query else None
-    if partition is not None and partition >= view.partitions:
+    if partition is not None and not 0 <= partition < view.partitions:
         raise RequestError(PARTITION_NOT_FOUND, "Partition not found.")
-    acks_name = query.get("acks")
-    if acks_name not in (None, "written", "flushed"):
-        raise invalid('acks: must be "written" or "flushed"')
-    acks = None if acks_name is None else Acks[acks_name.upper()]
-    key = query["key"].encode() if "key" in query else None
-    fields: dict[str, object] = {"tag": query["tag"]} if "tag" in query else {}
+    acks = None if asked.acks is None else Acks[asked.acks.upper()]
+    key = None if asked.key is None else asked.key.encode()
+    fields: dict[str, object] = {} if asked.tag is None else {"tag": asked.tag}
     target = Target(topic, partition, key, fields, acks)
     _record(target, b"")  # refused here and now, if it would always be
     return target
@@ -140,20 +133,13 @@ def _record(target: Target, value: bytes) -> ProduceRecord:
     return parse_raw_record(target.fields, target.key, value)
 
 
-def _check_known(query: Mapping[str, str], known: tuple[str, ...], access: Access) -> None:
+def _read(shape: type[AnyShape], query: Mapping[str, str], gateway: Gateway, access: Access) -> AnyShape:
     if access is NOBODY:
         raise RequestError(UNAUTHENTICATED, "Say who you are: by header, by ticket, or by subprotocol.")
-    for name in query:
-        if name not in known and name not in _TICKETS:
-            raise invalid(f"Unrecognized parameter: {name}")
+    texts = {name: text for name, text in query.items() if name not in _TICKETS}
+    return load_texts(shape, texts, gateway.limits)
 
 
 def _start_position(text: str) -> object:
     """`from` and `start` in a URL: a word or a cursor, or epoch milliseconds."""
     return {"timestamp": int(text)} if text.isascii() and text.isdigit() and len(text) < 16 else text
-
-
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise invalid(f"{name}: must be a number")
-    return int(text)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import WSServerHandshakeError
 
-from gateway.surfaces.ws.short_forms import CONSUME_QUERY, PRODUCE_QUERY, SUB
+from gateway.api.shapes.queries import ConsumeQuery, ProduceQuery
+from gateway.surfaces.ws.short_forms import SUB
 from tests.gateway.surfaces.ws.whole import Whole, whole
 
 
@@ -52,12 +53,12 @@ async def test_consume_by_url_takes_every_parameter_of_subscribe(server: Whole) 
             assert len(await peer.messages(count)) == count
             if "member" in query:
                 assert answer["member"] == "m7"
-    assert asked == set(CONSUME_QUERY)
+    assert asked == set(ConsumeQuery.__struct_encode_fields__)
 
 
 async def test_produce_by_url_stores_frames_as_they_are(server: Whole) -> None:
     query = {"topic": "orders", "partition": "1", "key": "k", "tag": "t", "acks": "written"}
-    assert query.keys() == set(PRODUCE_QUERY)
+    assert query.keys() == set(ProduceQuery.__struct_encode_fields__)
     async with server.peer("/ws/v1/produce?" + "&".join(map("=".join, query.items()))) as peer:
         await peer.socket.send_bytes(b"\xff\x00")
         await peer.socket.send_str('{"a":1}')
