@@ -3,6 +3,7 @@
 StoreError
 ├── StoreStopped     an earlier I/O error or a shutdown: only a restart helps         (503)
 ├── DiskFull         no space: reads go on, sends may be retried once space is back    (507)
+│   └── OutOfHandles the process has no file handle left: likewise                     (503)
 ├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
 │   └── SealedQueue  the queue takes no more: its partition is moving, retry after a moment (503)
 ├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
@@ -40,6 +41,13 @@ class StoreStopped(StoreError):
 
 class DiskFull(StoreError):
     """The disk has no room for the next append. Nothing of the refused append was stored."""
+
+
+class OutOfHandles(DiskFull):
+    """The process, or the system, can open no more files. Nothing of the refused append was stored. A kind of DiskFull
+    because it is borne in the same way: nothing is lost, reads go on, and so do appends once a file can be opened."""
+
+    retry_after_ms = 1000
 
 
 class Overloaded(StoreError):

@@ -20,6 +20,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,14 @@ _SYNC_FILE_RANGE_WRITE = 2  # begin to write, wait for nothing: errors stay for 
 _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux 4.14
 
 IOV_MAX = 1024  # buffers one pwritev takes (Linux UIO_MAXIOV)
+
+OUT_OF_HANDLES = frozenset((errno.EMFILE, errno.ENFILE))
+"""What `Files.open` raises when the process or the system can open no more for now. Nothing has failed: whoever tries
+again later may succeed."""
+
+SPARE_HANDLES = 16
+"""Kept open by the process, to be given up for a file when there is no other: what sockets take is not missing when the
+log has to grow."""
 
 
 class File(Protocol):
@@ -106,6 +115,11 @@ class Files(Protocol):
         """Open for reading and writing; with `create`, make an empty file when there is none. Without it, a file on a
         file system that has become read-only opens for reading. `is_private`: only its owner may read a file that is
         made."""
+        ...
+
+    @property
+    def handle_limit(self) -> int:
+        """How many files and sockets the process may have open."""
         ...
 
     def list(self, directory: Path) -> list[str]:
@@ -254,18 +268,61 @@ class OsBackgroundSync:
         self._kernel.close()
 
 
+class _Spares:
+    """Handles that are kept for files. One for the process, as the limit is the process's."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def fill(self) -> None:
+        """Have as many as there should be, or as can be had."""
+        with suppress(OSError):
+            while len(self._fds) < SPARE_HANDLES:
+                self._fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def give_up(self) -> bool:
+        """Close one; False when none is left."""
+        try:
+            os.close(self._fds.pop())
+        except IndexError:
+            return False
+        return True
+
+
+_spares = _Spares()
+
+
+def _opened(path: Path, flags: int, mode: int = 0o777) -> int:
+    """A file descriptor, in place of a spare one when there is no other (another thread may take it away again)."""
+    while True:
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:  # for a handle: nothing of a file has been touched
+                raise OSError(errno.ENFILE, error.strerror, error.filename) from error
+            if error.errno not in OUT_OF_HANDLES or not _spares.give_up():
+                raise
+        else:
+            _spares.fill()
+            return fd
+
+
 class OsFiles:
     """The real file system."""
 
+    @property
+    def handle_limit(self) -> int:
+        """See `Files.handle_limit`."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
     def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> OsFile:
         """See `Files.open`."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            fd = os.open(path, flags, 0o600 if is_private else 0o644)
+            fd = _opened(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600 if is_private else 0o644)
         except OSError as error:
             if create or error.errno != errno.EROFS:
                 raise
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = _opened(path, os.O_RDONLY)
         return OsFile(fd, path)
 
     def list(self, directory: Path) -> list[str]:
@@ -296,7 +353,7 @@ class OsFiles:
 
     def sync_dir(self, directory: Path) -> None:
         """See `Files.sync_dir`."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _opened(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
@@ -304,7 +361,7 @@ class OsFiles:
 
     def sync_all(self, directory: Path) -> None:
         """See `Files.sync_all`."""
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = _opened(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             if _libc.syncfs(fd):  # the os module has no name for it; errors since Linux 5.8
                 code = ctypes.get_errno()

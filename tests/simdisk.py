@@ -582,6 +582,10 @@ class SimDisk:
             locked = self._locks[name] = self.open(path, create=True)
             return locked
 
+    @property
+    def handle_limit(self) -> int:
+        return 1 << 20
+
     def free_bytes(self, directory: Path) -> int:
         if self.capacity_bytes is None:
             return 1 << 50

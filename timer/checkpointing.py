@@ -15,6 +15,7 @@ import asyncio
 import errno
 import logging
 
+from store.files import OUT_OF_HANDLES
 from store.topics import TIMER_QUEUE
 from store.uncancelled import to_its_end
 from timer.checkpoint import Checkpoint, CheckpointFile
@@ -25,7 +26,7 @@ from timer.wheel import NOWHERE
 
 log = logging.getLogger(__name__)
 
-_NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+_NO_SPACE = OUT_OF_HANDLES | {errno.ENOSPC, errno.EDQUOT}
 
 
 class Checkpointing:

@@ -54,6 +54,7 @@ from store.errors import (
     IndexRefused,
     MalformedBatch,
     OffsetMoved,
+    OutOfHandles,
     Overloaded,
     RecordTooLarge,
     SealedQueue,
@@ -82,6 +83,9 @@ ANSWERS: dict[type[Exception], _Answer] = {
         READ_ONLY,
         True,
         "The store has stopped until it is restarted; whether this was stored is unknown.",
+    ),
+    OutOfHandles: _Answer(
+        OVERLOADED, True, "The server can open no more files now. Nothing was stored.", OutOfHandles.retry_after_ms
     ),
     DiskFull: _Answer(DISK_FULL, True, "The disk is full. Nothing was stored.", retry_after_ms=5000),
     Overloaded: _Answer(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
@@ -11,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.api.producer import Producer
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
 from store import Store
 from timer.metrics import LATENESS_BOUNDS_MS
@@ -120,6 +123,14 @@ def integers_of(owner: object, prefix: str) -> Iterator[Metric]:
                 yield GaugeMetricFamily(name, text, value=value)
             else:
                 yield CounterMetricFamily(name, text, value=value)
+
+
+def process_metrics(limits: Limits) -> Iterator[Metric]:
+    """Handles of the process, under the names that Prometheus' own clients give them, and the part for connections."""
+    max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield GaugeMetricFamily("process_max_fds", "Files and sockets that may be open.", value=max_fds)
+    yield GaugeMetricFamily("process_open_fds", "Files and sockets open now.", value=len(os.listdir("/proc/self/fd")))
+    yield GaugeMetricFamily("mq_connections_max", "Connections that may be open.", value=limits.connections_max)
 
 
 def store_metrics(store: Store) -> Iterator[Metric]:

@@ -29,9 +29,10 @@ from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
+from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
-from gateway.main.metrics import Collector, registry_of, store_metrics, timer_metrics
+from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -79,7 +80,7 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
         loop.add_signal_handler(number, stop)
     calm_collector()
     try:
-        await run(config, announce=announce, stopping=stopping)
+        await run(within_handles(config), announce=announce, stopping=stopping)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
@@ -189,7 +190,12 @@ def build_gateway(
         acks=config.store.acks,
         compress=config.compression == "zstd",
     )
-    sources = (lambda: store_metrics(store), lambda: timer_metrics(timer), lambda: coordinator_metrics(groups))
+    sources = (
+        lambda: store_metrics(store),
+        lambda: timer_metrics(timer),
+        lambda: coordinator_metrics(groups),
+        lambda: process_metrics(limits),
+    )
     gateway = Gateway(
         version=installed_version(),
         cluster_id=cluster_id(config.data, store.files),

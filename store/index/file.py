@@ -34,8 +34,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from store.errors import IndexDamaged
-from store.files import File, Files
+from store.errors import IndexDamaged, Overloaded
+from store.files import OUT_OF_HANDLES, File, Files
 from store.index.base import ENTRY_EXTENT, UNIT, UNIT_BYTES, ConsumeQueues, Flush, Run
 from store.index.counted import (
     NOTHING_KEPT,
@@ -55,6 +55,9 @@ from store.types import Bounds, Indexed, QueueKey
 
 NAME_DIGITS = 20
 OPEN_FILES_MAX = 1024
+OPEN_FILES_SHARE = 8
+"""One handle in so many may be one of a file that is kept open for reading."""
+
 SYNCED_EACH_MAX = 32
 """Files that one flush syncs one by one; more are synced together."""
 
@@ -111,6 +114,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[Path, File] = OrderedDict()
+        self._open_files_max = max(1, min(OPEN_FILES_MAX, files.handle_limit // OPEN_FILES_SHARE))
         self._pending_bytes = 0
         self._last_position = -1  # of the entries added
         self._floors: dict[QueueKey, int] = {}
@@ -371,6 +375,8 @@ class FileConsumeQueues(ConsumeQueues):
             try:
                 part = self._file(directory, start).pread(size, position - start)
             except OSError as error:
+                if error.errno in OUT_OF_HANDLES:
+                    raise Overloaded(f"no file can be opened now: {error}") from error
                 raise IndexDamaged(f"{directory / _name(start)} cannot be read: {error}") from error
             if len(part) < size:
                 raise IndexDamaged(f"{directory / _name(start)} ends before the unit of offset {offset + count - 1}")
@@ -382,7 +388,7 @@ class FileConsumeQueues(ConsumeQueues):
         path = directory / _name(start)
         file = self._open_files.get(path)
         if file is None:
-            if len(self._open_files) >= OPEN_FILES_MAX:
+            if len(self._open_files) >= self._open_files_max:
                 self._open_files.popitem(last=False)[1].close()
             file = self._open_files[path] = self._files.open(path)
         self._open_files.move_to_end(path)

@@ -33,8 +33,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from store.errors import Corrupt, DiskFull, StoreError, StoreStopped
-from store.files import BackgroundSync, File, Files
+from store.errors import Corrupt, DiskFull, OutOfHandles, StoreError, StoreStopped
+from store.files import OUT_OF_HANDLES, BackgroundSync, File, Files
 from store.limits import ENTRY_BYTES_MAX, KiB, MiB
 from store.log.entry import (
     BLANK_BYTES,
@@ -79,6 +79,11 @@ class Unsynced(NamedTuple):
 
     starts: Sequence[int]
     end: int
+
+
+def _out_of_handles(error: OSError) -> OutOfHandles | None:
+    """What is to be said of an open that may succeed later; None for any other error."""
+    return OutOfHandles(f"no file can be opened now: {error}") if error.errno in OUT_OF_HANDLES else None
 
 
 class CommitLog:
@@ -193,15 +198,16 @@ class CommitLog:
     def _grow(self, start: int, size: int, zero: bool) -> None:
         """Add `size` bytes at prepared_position to the file at `start`; make them durable, and the file's name.
 
-        Only a write or an allocation may find the disk full and be tried again. A failed datasync is final whatever
-        its error says: it may have dropped entries that were written to this file before.
+        Only a write or an allocation may find the disk full and be tried again, and only an open may find that nothing
+        can be opened. A failed datasync is final whatever its error says: it may have dropped entries that were written
+        to this file before.
         """
+        path = self._directory / _name(start)
         file = self._open_files.get(start)
+        if file is None:
+            file = self._open_files[start] = self._opened(path, create=True)
+            self._unnamed.add(start)
         try:
-            if file is None:
-                file = self._files.open(self._directory / _name(start), create=True)
-                self._open_files[start] = file
-                self._unnamed.add(start)
             if zero:
                 self._write_zeros(file, self.prepared_position - start, size)
             else:
@@ -211,14 +217,24 @@ class CommitLog:
                 raise DiskFull(_NO_ROOM.format(path=self._directory)) from error
             raise
         # By a handle of its own: the kernel tells each handle of an error once, and `sync` must be told too.
-        own = self._files.open(self._directory / _name(start))
+        own = self._opened(path)
         try:
             own.datasync()
         finally:
             own.close()
         if start in self._unnamed:
-            self._files.sync_dir(self._directory)
+            try:
+                self._files.sync_dir(self._directory)
+            except OSError as error:
+                raise _out_of_handles(error) or error from None
             self._unnamed.discard(start)
+
+    def _opened(self, path: Path, *, create: bool = False) -> File:
+        """Raises OutOfHandles, OSError."""
+        try:
+            return self._files.open(path, create=create)
+        except OSError as error:
+            raise _out_of_handles(error) or error from None
 
     def _write_zeros(self, file: File, position: int, size: int) -> None:
         zeros = memoryview(_ZEROS)

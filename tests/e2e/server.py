@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,9 +28,13 @@ SMALL_FILES = {
 class Server:
     """`mq serve` as a process of its own."""
 
-    def __init__(self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0, under: Sequence[str] = ()
+    ) -> None:
+        """`under`: a command that runs it."""
         self._data = data
         self._port = port
+        self._under = under
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
@@ -39,7 +44,7 @@ class Server:
         errors = (self._data.parent / "server.log").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
         self._process = await asyncio.create_subprocess_exec(
-            *DIES_WITH_US,
+            *DIES_WITH_US, *self._under,
             sys.executable, "-m", "gateway", "serve", "--data", str(self._data), "--port", str(self._port),
             cwd=REPOSITORY,
             env={**environment, **self._environment},

@@ -245,3 +245,36 @@ def test_make_dirs_leaves_the_sync_to_its_caller_if_told_so(tmp_path: Path, monk
     monkeypatch.setattr(OsFiles, "sync_dir", lambda *_: pytest.fail("not asked for"))
     OsFiles().make_dirs(tmp_path / "x" / "y", sync=False)
     assert (tmp_path / "x" / "y").is_dir()
+
+
+def test_files_open_when_sockets_have_taken_every_other_handle(tmp_path: Path) -> None:
+    program = """
+import errno, os, resource, sys
+from pathlib import Path
+from store.files import SPARE_HANDLES, OsFiles
+directory = Path(sys.argv[1])
+files = OsFiles()
+files.open(directory / "first", create=True).close()  # from here on there are spare ones
+taken = []
+try:
+    while True:
+        taken.append(os.dup(0))
+except OSError as error:
+    assert error.errno == errno.EMFILE
+for _ in range(3):  # a file that is closed again gives its handle back
+    files.open(directory / "f", create=True).close()
+    files.sync_dir(directory)
+opened = []
+try:
+    while True:
+        opened.append(files.open(directory / f"f{len(opened)}", create=True))
+except OSError as error:
+    assert error.errno == errno.EMFILE
+assert len(opened) == SPARE_HANDLES, len(opened)
+for fd in taken:
+    os.close(fd)
+assert files.open(directory / "f", create=True).size() == 0
+assert files.handle_limit == 100
+"""
+    limited = ["prlimit", "--nofile=100:100", sys.executable, "-c", program, str(tmp_path)]
+    subprocess.run(limited, check=True)
