@@ -75,6 +75,10 @@ class Collector:
         yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)
         yield GaugeMetricFamily("mq_long_polls", "Long polls waiting now.", value=stats.long_poll_count)
         yield GaugeMetricFamily("mq_streams", "Event streams open now.", value=stats.stream_count)
+        yield GaugeMetricFamily("mq_receiving_bytes", "Request bodies in memory now.", value=stats.receiving_bytes)
+        yield CounterMetricFamily(
+            "mq_bodies_refused", "Bodies not read, for there was too much of others.", value=stats.body_refused_count
+        )
         yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
         refused = CounterMetricFamily(
             "mq_connections_refused",

@@ -42,6 +42,10 @@ class Limits:
     records_per_request_max: int = 10_000
     """Records of one JSON request; raw batches have `batch_records_max`."""
 
+    receiving_bytes_max: int = 256 * MiB
+    """Bytes of request bodies in memory, over all connections: those that are coming in, and those whose requests are
+    not answered yet. A body that arrives with its head does not count."""
+
     batch_bytes_max: int = BATCH_BYTES_MAX
     batch_records_max: int = BATCH_RECORDS_MAX
 
@@ -113,6 +117,8 @@ class Limits:
         for name in ("requests_per_s_max", "request_bytes_per_s_max", "connections_per_address_max"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0")
+        if self.receiving_bytes_max < self.body_bytes_max:
+            raise ValueError("receiving_bytes_max must be at least body_bytes_max")
         for name in ("connections_max", "groups_max", "group_in_flight_max", "topics_max", "partitions_total_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

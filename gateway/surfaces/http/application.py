@@ -24,7 +24,7 @@ from gateway.surfaces.http.admission import admission, charge_bytes
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.origins import ORIGIN, Origins
-from gateway.surfaces.http.reading import Unread, read_body
+from gateway.surfaces.http.reading import Unread, give_back, read_body
 from gateway.surfaces.http.routes import Row, check_table
 from store.errors import Corrupt, IndexDamaged
 
@@ -80,14 +80,15 @@ def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Orig
     rates = gateway.rates
     is_logged = gateway.config.access_log
     bytes_max = row.body.bytes_max(gateway.limits)
-    timeout_ms = gateway.config.body_timeout_ms
     answered = gateway.stats.routes.setdefault(row.name, RouteStats()).answered
 
     async def endpoint(request: web.Request) -> web.StreamResponse:
         started_s = perf_counter()
+        body, counted = b"", 0
         try:
             admit(request)
-            body = await read_body(request, bytes_max=bytes_max, timeout_ms=timeout_ms) if bytes_max else b""
+            if bytes_max:
+                body, counted = await read_body(gateway, request, bytes_max=bytes_max)
             if rates is not None:
                 charge_bytes(gateway, request, len(body))
             response = await handler(gateway, request, body)
@@ -95,6 +96,9 @@ def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Orig
             raise  # there is nobody to answer any more
         except Exception as error:
             response = _refused(request, error, row.name, request_ids)
+        finally:
+            if counted:
+                give_back(gateway, counted)
         elapsed_s = perf_counter() - started_s
         answered(response.status, elapsed_s)
         if is_logged:

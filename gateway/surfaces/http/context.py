@@ -60,6 +60,12 @@ class GatewayStats:
     address_refused_count: int = 0
     """Of them, those of an address that has too many of its own."""
 
+    receiving_bytes: int = 0
+    """Of request bodies in memory now; see `Limits.receiving_bytes_max`."""
+
+    body_refused_count: int = 0
+    """Bodies that were not read because there were too many bytes of others."""
+
     fetched_record_count: int = 0
     fetched_byte_count: int = 0
     long_poll_count: int = 0

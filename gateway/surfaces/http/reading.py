@@ -16,7 +16,7 @@ from multidict import istr
 from gateway.api.shapes.base import AnyShape, load, load_texts
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
 from gateway.codec.json_text import parse_json
-from gateway.errors import RequestError, bad_request
+from gateway.errors import OVERLOADED, RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
@@ -24,6 +24,7 @@ from store.limits import MiB
 _CONTENT_ENCODING = istr("Content-Encoding")
 _TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
 _NO_LIMIT = 2**63
+RETRY_MS = 1000
 NO_HEADERS: Mapping[str, istr] = MappingProxyType({})
 
 
@@ -31,31 +32,57 @@ class Unread(RequestError):
     """A refusal that leaves the rest of the body unread, so the connection must end with the answer."""
 
 
-async def read_body(request: web.Request, *, bytes_max: int, timeout_ms: int) -> bytes:
-    """The whole body, inflated, of at most `bytes_max`, complete within `timeout_ms`.
+async def read_body(gateway: Gateway, request: web.Request, *, bytes_max: int) -> tuple[bytes, int]:
+    """The whole body, inflated, of at most `bytes_max`, complete within `body_timeout_ms`; and how many bytes of it
+    count among those being received, which whoever has used it gives back (`give_back`): none of one that arrived with
+    the head, as small bodies do.
 
-    Raises RequestError 408, 413, 415, or 400 when the body breaks HTTP or its encoding.
+    Raises RequestError 408, 413, 415, 503, or 400 when the body breaks HTTP or its encoding.
     """
     content = request.content
-    if content.is_eof():  # arrived with the headers, as small bodies do
-        body = content.read_nowait()
-    else:
-        if (request.content_length or 0) > bytes_max:
-            raise _too_large(bytes_max)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                parts: list[bytes] = []
-                size = 0
-                while part := await content.readany():
-                    parts.append(part)
-                    size += len(part)
-                    if size > bytes_max:
-                        raise _too_large(bytes_max)
-        except TimeoutError:
+    if content.is_eof():
+        return await _plain(request, content.read_nowait(), bytes_max), 0
+    if (request.content_length or 0) > bytes_max:
+        raise _too_large(bytes_max)
+    stats, received_bytes_max = gateway.stats, gateway.limits.receiving_bytes_max
+    timeout_ms = gateway.config.body_timeout_ms
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while part := await content.readany():
+                parts.append(part)
+                size += len(part)
+                stats.receiving_bytes += len(part)
+                if size > bytes_max:
+                    raise _too_large(bytes_max)
+                if stats.receiving_bytes > received_bytes_max:
+                    stats.body_refused_count += 1
+                    raise Unread(
+                        OVERLOADED, "Too many bytes are being received. Nothing was stored.", True, None, RETRY_MS
+                    )
+        body = await _plain(request, b"".join(parts), bytes_max)
+    except BaseException as error:
+        stats.receiving_bytes -= size
+        if isinstance(error, TimeoutError):
             raise Unread(408, f"The body was not complete after {timeout_ms} ms.", retriable=True) from None
-        except web.RequestPayloadError as error:
-            raise Unread(400, f"The body breaks HTTP: {error}") from error
-        body = b"".join(parts)
+        if isinstance(error, web.RequestPayloadError):
+            raise Unread(400, f"The body breaks HTTP: {error}") from None
+        raise
+    finally:
+        parts.clear()  # an error's traceback may live long, and this frame with it
+        part = b""
+    stats.receiving_bytes += len(body) - size
+    return body, len(body)
+
+
+def give_back(gateway: Gateway, size: int) -> None:
+    """A body that `read_body` has read is not needed any more."""
+    gateway.stats.receiving_bytes -= size
+
+
+async def _plain(request: web.Request, body: bytes, bytes_max: int) -> bytes:
+    """A body without its encoding."""
     if len(body) > bytes_max:
         raise _too_large(bytes_max)
     if _CONTENT_ENCODING in request.headers:

@@ -33,7 +33,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
 from gateway.surfaces.http.produce_stream import ProduceStream
-from gateway.surfaces.http.reading import BodyStream, read_body, read_query
+from gateway.surfaces.http.reading import BodyStream, give_back, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
@@ -87,9 +87,12 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
     media = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     timeout_ms = gateway.config.body_timeout_ms
     if media == cloudevents.BATCH_TYPE:
-        body = await read_body(request, bytes_max=gateway.limits.body_bytes_max, timeout_ms=timeout_ms)
+        body, counted = await read_body(gateway, request, bytes_max=gateway.limits.body_bytes_max)
         charge_bytes(gateway, request, len(body))
-        pieces = _one_piece(_lines_of_events(body, gateway.limits.records_per_request_max))
+        try:
+            pieces = _one_piece(_lines_of_events(body, gateway.limits.records_per_request_max))
+        finally:
+            give_back(gateway, counted)
         dialect: NativeLines = EventLines(view)
     elif media in (*LINES_TYPES, JSON_TYPE):
         stream = BodyStream(request, timeout_ms=timeout_ms, charge=lambda count: charge_bytes(gateway, request, count))
