@@ -43,6 +43,8 @@ OUT_OF_HANDLES = frozenset((errno.EMFILE, errno.ENFILE))
 """What `Files.open` raises when the process or the system can open no more for now. Nothing has failed: whoever tries
 again later may succeed."""
 
+_CANNOT_LOCK = frozenset((errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS))
+
 SPARE_HANDLES = 16
 """Kept open by the process, to be given up for a file when there is no other: what sockets take is not missing when the
 log has to grow."""
@@ -88,6 +90,14 @@ class File(Protocol):
 
     def close(self) -> None:
         """Release it; nothing is synced."""
+        ...
+
+
+class Lock(Protocol):
+    """What keeps other processes out."""
+
+    def close(self) -> None:
+        """Let them in."""
         ...
 
 
@@ -148,8 +158,8 @@ class Files(Protocol):
         which each would cost a sync of its own."""
         ...
 
-    def lock(self, path: Path) -> File:
-        """Create and lock a file for this process; raises BlockingIOError when another process holds it."""
+    def lock(self, directory: Path) -> Lock:
+        """Lock a directory for this process; raises BlockingIOError when another process holds it."""
         ...
 
     def background_sync(self) -> BackgroundSync | None:
@@ -246,6 +256,46 @@ class OsFile:
         if self._fd >= 0:
             with suppress(OSError):
                 self.close()
+
+
+class OsLock:
+    """Locks of the operating system, which ends them with the process."""
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def close(self) -> None:
+        """See `Lock.close`."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def lock_directory(directory: Path, *, create: bool) -> OsLock:
+    """Lock a directory, and the file `lock` in it; without `create` that only if it is there.
+
+    The directory's own inode, because the file can be deleted: a second process would make and lock another one. The
+    file as well, because versions before this one lock nothing else. Where a file system locks no directories (NFS),
+    the file is all. Raises BlockingIOError when another process holds either.
+    """
+    lock = OsLock()
+    try:
+        lock.fds.append(_opened(directory, os.O_RDONLY | os.O_DIRECTORY))
+        try:
+            fcntl.flock(lock.fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno not in _CANNOT_LOCK:
+                raise
+        try:
+            lock.fds.append(_opened(directory / "lock", os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644))
+        except FileNotFoundError:
+            return lock
+        fcntl.flock(lock.fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 class OsBackgroundSync:
@@ -369,15 +419,9 @@ class OsFiles:
         finally:
             os.close(fd)
 
-    def lock(self, path: Path) -> OsFile:
+    def lock(self, directory: Path) -> OsLock:
         """See `Files.lock`."""
-        locked = self.open(path, create=True)
-        try:
-            fcntl.flock(locked._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            locked.close()
-            raise
-        return locked
+        return lock_directory(directory, create=True)
 
     def background_sync(self) -> OsBackgroundSync | None:
         """See `Files.background_sync`."""

@@ -25,7 +25,7 @@ from store.config import StoreConfig
 from store.data_format import check_format
 from store.dedup.idempotency import Idempotency
 from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked
-from store.files import BackgroundSync, File, Files, OsFiles
+from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
 from store.limits import KiB
@@ -120,7 +120,7 @@ class Store:
         self._queues: ConsumeQueues
         self._writer: Writer
         self._background: BackgroundSync | None
-        self._lock: File
+        self._lock: Lock
         self._meta_snapshots: SnapshotFiles
         self.recovery: RecoveryReport
 
@@ -164,7 +164,7 @@ class Store:
         config, files = self.config, self._files
         files.make_dirs(config.root)
         try:
-            self._lock = files.lock(config.root / "lock")
+            self._lock = files.lock(config.root)
         except BlockingIOError as error:
             raise StoreLocked(f"{config.root} is in use by another process") from error
         try:

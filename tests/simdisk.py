@@ -573,7 +573,8 @@ class SimDisk:
                     self._durable_names[path] = inode
             self._name_changes = uncertain
 
-    def lock(self, path: Path) -> SimFile:
+    def lock(self, directory: Path) -> SimFile:
+        path = directory / "lock"
         name = os.fspath(path)
         with self.mutex:
             self.begin("lock", name)

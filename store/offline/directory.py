@@ -17,7 +17,6 @@ window of some megabytes, whatever the size of the log.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from store.errors import StoreError, StoreLocked
+from store.files import lock_directory
 from store.limits import ENTRY_BYTES_MAX, MiB
 from store.log.entry import ALIGNMENT, HEADER_BYTES, Blank, Damage, decode_entry, durable_position_of, entry_length
 from store.types import Entry
@@ -99,7 +99,7 @@ class Verdict(Enum):
 
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Keep servers out while a tool reads. Creates nothing: a directory without a lock file has never been served.
+    """Keep servers out while a tool reads. Creates nothing.
 
     Raises StoreLocked when a server holds it, NotAStore when there is no such directory.
     """
@@ -108,18 +108,13 @@ def locked(root: Path) -> Iterator[None]:
     if not (root / "commitlog").is_dir():
         raise NotAStore(f"{root} has no commitlog/: it is not a data directory")
     try:
-        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield
-        return
+        lock = lock_directory(root, create=False)
+    except BlockingIOError as error:
+        raise StoreLocked(f"{root} is in use by a server; stop it, or work on a copy of the directory") from error
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreLocked(f"{root} is in use by a server; stop it, or work on a copy of the directory") from error
         yield
     finally:
-        os.close(fd)
+        lock.close()
 
 
 def log_files(root: Path) -> tuple[list[LogFile], list[Path]]:

@@ -78,7 +78,7 @@ def rebuild_index(
     if "commitlog" not in files.list(root):
         raise IndexRefused(f"{root} is not a data directory: it has no commitlog")
     try:
-        lock = files.lock(root / "lock")
+        lock = files.lock(root)
     except BlockingIOError as error:
         raise StoreLocked(f"{root} is in use by another process; stop the server first") from error
     try:

@@ -290,16 +290,16 @@ def test_the_effect_of_the_call_that_was_cut_is_unsynced() -> None:
 
 def test_kill_ends_handles_and_locks_but_keeps_the_page_cache() -> None:
     disk, file = disk_with(b"a")
-    disk.lock(ROOT / "lock")
+    disk.lock(ROOT)
     with pytest.raises(BlockingIOError):
-        disk.lock(ROOT / "lock")
+        disk.lock(ROOT)
     file.pwritev([b"b"], 0)
     disk.kill()
     with pytest.raises(OSError, match="Bad file descriptor"):
         file.pread(1, 0)
     assert disk.open(PATH).pread(1, 0) == b"b"
-    disk.lock(ROOT / "lock").close()
-    disk.lock(ROOT / "lock")
+    disk.lock(ROOT).close()
+    disk.lock(ROOT)
 
 
 def test_the_call_log_names_changing_calls_in_order_with_their_errors() -> None:

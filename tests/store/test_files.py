@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -160,11 +161,31 @@ def test_sync_dir_of_a_missing_directory_is_an_error(files: Files, tmp_path: Pat
 
 
 def test_a_lock_is_held_until_closed(files: Files, tmp_path: Path) -> None:
-    held = files.lock(tmp_path / "lock")
+    held = files.lock(tmp_path)
     with pytest.raises(BlockingIOError):
-        files.lock(tmp_path / "lock")
+        files.lock(tmp_path)
     held.close()
-    files.lock(tmp_path / "lock").close()
+    files.lock(tmp_path).close()
+
+
+def test_a_lock_does_not_go_with_its_file(tmp_path: Path) -> None:
+    held = OsFiles().lock(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(BlockingIOError):
+        OsFiles().lock(tmp_path)
+    held.close()
+    OsFiles().lock(tmp_path).close()
+
+
+def test_a_version_that_locks_only_the_file_is_kept_out_and_keeps_out(tmp_path: Path) -> None:
+    held = OsFiles().lock(tmp_path)
+    with (tmp_path / "lock").open() as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.close()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            OsFiles().lock(tmp_path)
 
 
 def test_free_bytes_is_a_number_of_bytes(files: Files, tmp_path: Path) -> None:
@@ -192,9 +213,9 @@ def test_short_writes_and_reads_of_the_system_are_finished(tmp_path: Path, monke
 
 
 def test_another_process_cannot_take_the_lock(tmp_path: Path) -> None:
-    held = OsFiles().lock(tmp_path / "lock")
+    held = OsFiles().lock(tmp_path)
     program = "import sys; from pathlib import Path; from store.files import OsFiles; OsFiles().lock(Path(sys.argv[1]))"
-    command = [sys.executable, "-c", program, str(tmp_path / "lock")]
+    command = [sys.executable, "-c", program, str(tmp_path)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "BlockingIOError" in refused.stderr
     held.close()
