@@ -1,17 +1,70 @@
 """How log lines look: text for people, JSON for programs. One line a record, whatever is in it.
 
-Control characters are written out, so nothing a client sends can begin a line of its own or move a terminal's cursor.
+Messages say `name=%s` for what they are about. As text a value that could be taken for more than one is quoted, as in
+logfmt; in JSON each is a field. Control characters are written out. So nothing a client sends can begin a line of its
+own, move a terminal's cursor, or look like another field.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import orjson
 
 from gateway.settings.config import LogFormat
+
+_CONVERSION = re.compile(r"(?:\b(?P<name>\w+)=)?%[-#0 +]*\d*(?:\.\d+)?(?P<kind>[a-zA-Z%])")
+_PLAIN = re.compile(r"[^\s\"=\\]+")
+_OWN_FIELDS = frozenset(("time", "level", "logger", "message", "traceback"))
+
+
+class Said(NamedTuple):
+    """What a record says: as text, and by the names in its message."""
+
+    text: str
+    fields: Mapping[str, object]
+
+
+class _Quoted:
+    """A value as it stands in a line of text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text if _PLAIN.fullmatch(text) and text.isprintable() else orjson.dumps(text).decode()
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
+def said(record: logging.LogRecord) -> Said:
+    """The message with its values, those that are named quoted where they need it."""
+    if not isinstance(record.msg, str) or not isinstance(record.args, tuple) or not record.args:
+        return Said(record.getMessage(), {})
+    shown = list(record.args)
+    fields: dict[str, object] = {}
+    number = 0
+    for match in _CONVERSION.finditer(record.msg):
+        kind, name = match["kind"], match["name"]
+        if kind == "%":
+            continue
+        if name is not None and number < len(shown):
+            value = shown[number]
+            if kind in "sr":
+                text = repr(value) if kind == "r" else str(value)
+                shown[number] = _Quoted(text)
+                value = value if value is None or isinstance(value, int | float) else text
+            fields[name] = value
+        number += 1
+    try:
+        return Said(record.msg % tuple(shown), fields)
+    except (TypeError, ValueError):
+        return Said(record.getMessage(), {})
 
 
 class TextFormatter(logging.Formatter):
@@ -19,6 +72,11 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See logging.Formatter."""
+        record.message = said(record).text
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
@@ -28,19 +86,22 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: time (RFC 3339, UTC), level, logger, message, and error with a traceback."""
+    """One JSON object: time (RFC 3339, UTC), level, logger, message, a field for each value that the message names, and
+    a traceback where there is one. A name that is one of these has an underscore behind it."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        text, fields = said(record)
         line: dict[str, object] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": text,
+            **{f"{name}_" if name in _OWN_FIELDS else name: value for name, value in fields.items()},
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["traceback"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 

@@ -21,7 +21,7 @@ def log_access(request: web.BaseRequest, status: int, elapsed_s: float, request_
     path, mark, query = request.raw_path.partition("?")
     names = "&".join(part.partition("=")[0] for part in query.split("&"))
     log.info(
-        "%s %s status=%d ms=%.1f principal=%s address=%s request_id=%s",
+        "request method=%s path=%s status=%d ms=%.1f principal=%s address=%s request_id=%s",
         request.method,
         f"{path}{mark}{names}"[:PATH_CHARS_MAX],
         status,

@@ -20,8 +20,9 @@ from gateway.api.errors import error_of
 from gateway.errors import RequestError
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.access_log import log_access
-from gateway.surfaces.http.admission import admission, charge_bytes
+from gateway.surfaces.http.admission import admission, charge, charge_bytes, check_version
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
+from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.origins import ORIGIN, Origins
 from gateway.surfaces.http.reading import Unread, give_back, read_body
@@ -130,10 +131,27 @@ def _challenge(request: web.Request) -> str:
 
 
 def _unmatched(gateway: Gateway, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
-    """Answers what no route does: a page's preflight; 405 when the path has other methods, else 404."""
+    """Answers what no route does: a page's preflight; 405 when the path has other methods, else 404. It costs its
+    sender a request, and is logged, like any other."""
+    rates, is_logged = gateway.rates, gateway.config.access_log
     answered = gateway.stats.routes.setdefault(UNMATCHED, RouteStats()).answered
 
     async def unmatched(request: web.Request) -> web.StreamResponse:
+        started_s = perf_counter()
+        try:
+            check_version(request)
+            if rates is not None:
+                charge(rates, request, access_of(request))
+            response = await answer(request)
+        except RequestError as error:
+            response = _refused(request, error, UNMATCHED, request_ids)
+        elapsed_s = perf_counter() - started_s
+        answered(response.status, elapsed_s)
+        if is_logged:
+            log_access(request, response.status, elapsed_s, request_ids.fixed(request))
+        return response
+
+    async def answer(request: web.Request) -> web.Response:
         methods: set[str] = set()
         for resource in request.app.router.resources():
             if resource.canonical != "/{unmatched}":
@@ -149,7 +167,6 @@ def _unmatched(gateway: Gateway, request_ids: RequestIds, origins: Origins) -> A
             response.headers[hdrs.ALLOW] = ", ".join(sorted(methods))
         else:
             response = error_answer(RequestError(404, "HTTP 404 Not Found"), request_id)
-        answered(response.status, 0.0)
         return response
 
     return unmatched

@@ -40,7 +40,31 @@ def test_json_lines_say_when_where_and_what() -> None:
     line = orjson.loads(JsonFormatter().format(record("count=%d", 5, error=ValueError("x"))))
     assert (line["level"], line["logger"], line["message"]) == ("warning", "mq.test", "count=5")
     assert line["time"].endswith("Z")
-    assert "ValueError: x" in line["error"]
+    assert line["count"] == 5
+    assert "ValueError: x" in line["traceback"]
+
+
+def test_values_that_are_named_are_fields_and_quoted_where_they_need_it() -> None:
+    of = record(
+        "done %s id=%s ms=%.1f error=%r level=%s none=%s 100%% empty=%s",
+        "at once", 'x status="1"', 2.5, OSError(28, "no room"), "high", None, "",
+    )  # fmt: skip
+    text = TextFormatter().format(of)
+    assert text.endswith(
+        r'done at once id="x status=\"1\"" ms=2.5 error="OSError(28, '
+        r"""'no room')" level=high none=None 100% empty="" """.rstrip()
+    )
+    line = orjson.loads(JsonFormatter().format(of))
+    assert (line["id"], line["ms"], line["error"]) == ('x status="1"', 2.5, "OSError(28, 'no room')")
+    assert (line["level"], line["level_"], line["none"], line["empty"]) == ("warning", "high", None, "")
+
+
+@pytest.mark.parametrize("args", [("one",), ("one", "two", "three"), ({"a": 1},)])
+def test_a_message_that_does_not_fit_its_values_is_logged_as_logging_would(args: tuple[object, ...]) -> None:
+    of = logging.LogRecord("mq.test", logging.WARNING, __file__, 1, "a=%s b=%s", args, None)
+    with pytest.raises(TypeError):
+        TextFormatter().format(of)
+    assert TextFormatter().format(record("nothing=100%")).endswith("nothing=100%")
 
 
 def test_the_process_logs_as_configured(capsys: pytest.CaptureFixture[str]) -> None:

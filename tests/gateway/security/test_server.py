@@ -215,7 +215,7 @@ async def test_secrets_are_nowhere_in_what_the_server_says(
     captured = capfd.readouterr()
     emitted = "\n".join([*said, caplog.text, captured.out, captured.err])
     assert "principal=ann" in emitted
-    assert "GET /topics?token " in emitted
+    assert "method=GET path=/topics?token " in emitted
     digest = config.auth.tokens_path.read_text().split('"sha256": "')[1][:64]
     for secret in (token, token.split("_", 2)[2], wrong, wrong.split("_", 2)[2], digest, "private-value"):
         assert secret not in emitted

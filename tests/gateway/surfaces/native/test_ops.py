@@ -11,7 +11,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.main.logs import JsonFormatter
+from gateway.main.logs import JsonFormatter, TextFormatter
 from gateway.main.metrics import histogram_buckets, integers_of
 from gateway.surfaces.http.context import Gateway
 from tests.gateway.conftest import Client
@@ -103,7 +103,7 @@ async def test_a_whole_server_has_every_metric_that_is_promised(tmp_path: Path) 
     assert values["mq_schedule_pending",] == 1
     assert values["mq_ws_sessions", "attached"] == 1
     assert values["mq_ws_credit", "reader"] == 7
-    assert all(family.name.startswith("mq_") and family.documentation for family in families)
+    assert all(family.name.startswith(("mq_", "process_")) and family.documentation for family in families)
 
 
 def test_the_guide_names_every_metric_that_is_promised() -> None:
@@ -122,8 +122,29 @@ async def test_a_request_is_one_json_line_with_its_id_its_caller_and_no_values(
     line = orjson.loads(JsonFormatter().format(record))
     assert {"level", "logger", "message"} <= line.keys()
     assert re.fullmatch(
-        r"GET /topics\?ticket status=200 ms=[0-9.]+ principal=anonymous address=\S+ request_id=abc-1", line["message"]
+        r"request method=GET path=/topics\?ticket status=200 ms=[0-9.]+ "
+        r"principal=anonymous address=\S+ request_id=abc-1",
+        line["message"],
     )
+    assert (line["method"], line["path"], line["status"], line["request_id"]) == ("GET", "/topics?ticket", 200, "abc-1")
+
+
+async def test_what_no_route_answers_is_logged_and_its_id_forges_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    forged = 'a status=200 principal=admin "x"'
+    with caplog.at_level(logging.INFO, logger="gateway.surfaces.http.access_log"):
+        async with serving(config_of(tmp_path, access_log=True)) as session:
+            for method, path in (("GET", "/no/such=200 path"), ("PUT", "/topics"), ("OPTIONS", "/topics")):
+                response = await session.request(method, path, headers={"X-Request-Id": forged})
+                assert response.status in (404, 405)
+    records = [record for record in caplog.records if record.name == "gateway.surfaces.http.access_log"]
+    assert [orjson.loads(JsonFormatter().format(record))["status"] for record in records] == [404, 405, 405]
+    for record in records:
+        line = TextFormatter().format(record)
+        assert line.endswith(r'request_id="a status=200 principal=admin \"x\""')
+        assert line.count(" status=") == 2  # one of them within the quotes
+        assert orjson.loads(JsonFormatter().format(record))["request_id"] == forged
 
 
 def test_buckets_are_cumulative() -> None:
