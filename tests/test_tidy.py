@@ -46,6 +46,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.ws.settling": "gateway/surfaces/ws/test_conformance.py",
     "pyspark_mq.catalog": "spark/test_batch.py",
     "timer.changing": "timer/test_changes.py",
+    "timer.key_rows": "timer/test_schedule_keys.py",
     "timer.metrics": "timer/test_service.py",
     "timer.recovery": "timer/test_crash.py",
 }

@@ -1,6 +1,6 @@
 """Schedules by a key of their sender's: one pending schedule a key, found by it through rolls, moves and restarts.
 
-Covers timer.key_rows too. Crashes at random: tests/timer/test_crash.py.
+Crashes at random: tests/timer/test_crash.py.
 """
 
 from __future__ import annotations

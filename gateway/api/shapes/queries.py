@@ -401,7 +401,7 @@ class ProduceQuery(Shape):
     """Where the frames of a socket go."""
 
     topic: Annotated[str, _text("Where the frames go.", minLength=1)]
-    partition: PartitionText | None = None
+    partition: Annotated[int, whole(0, 999_999_999, "This partition.")] | None = None
     key: Annotated[str, _limited("key_bytes_max", "The key, in UTF-8.")] | None = None
     tag: Tag | None = None
     acks: Acks | None = None

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway.codec.records import ProduceRecord
-from gateway.errors import RequestError
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.send_options import acks_named, name_of_acks
 from gateway.surfaces.http.tracing import TRACESTATE_CHARS_MAX, traced
@@ -260,5 +259,3 @@ def test_a_record_with_a_trace_of_its_own_keeps_it() -> None:
 def test_acks_have_two_names() -> None:
     assert [acks_named(name) for name in (None, "written", "flushed")] == [None, Acks.WRITTEN, Acks.FLUSHED]
     assert [name_of_acks(level) for level in Acks] == ["written", "flushed"]
-    with pytest.raises(RequestError, match="written"):
-        acks_named("all")

@@ -17,7 +17,7 @@ from gateway.main.wiring import build_gateway
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable
 from gateway.settings.config import build
-from gateway.settings.limits import Limits
+from gateway.settings.limits import SCHEDULE_KEY_BYTES_MAX, Limits
 from gateway.surfaces.native.schedules import SCHEDULES
 from store import Store
 from store.files import OsFiles
@@ -293,8 +293,8 @@ async def test_a_repeat_of_a_keyed_send_is_a_repeat(client: Client) -> None:
         ({"schedule_key": "k"}, 422),
         ({"schedule_key": "", "delay_ms": 1}, 42251),
         ({"schedule_key": 7, "delay_ms": 1}, 42251),
-        ({"schedule_key": "k" * 257, "delay_ms": 1}, 42251),
-        ({"schedule_key": "k" * 256, "delay_ms": 60_000}, None),
+        ({"schedule_key": "k" * (SCHEDULE_KEY_BYTES_MAX + 1), "delay_ms": 1}, 42251),
+        ({"schedule_key": "k" * SCHEDULE_KEY_BYTES_MAX, "delay_ms": 60_000}, None),
         ({"schedule_key": None}, None),
     ],
 )

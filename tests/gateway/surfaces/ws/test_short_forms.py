@@ -78,7 +78,7 @@ async def test_produce_by_url_stores_frames_as_they_are(server: Whole) -> None:
         ("/ws/v1/consume", 422),
         ("/ws/v1/consume?topic=nosuch", 404),
         ("/ws/v1/consume?topic=orders&credit=10001", 422),
-        ("/ws/v1/consume?topic=orders&credit=x", 422),
+        ("/ws/v1/consume?topic=orders&credit=x", 400),
         ("/ws/v1/consume?topic=orders&group=g&mode=reader", 422),
         ("/ws/v1/consume?topic=orders&colour=red", 422),
         ("/ws/v1/consume?topic=orders&auto_ack=perhaps", 422),
