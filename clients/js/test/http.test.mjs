@@ -25,6 +25,10 @@ test("each helper asks its route, with names escaped", async () => {
   await http.moveSchedule("s", { delayMs: 5 });
   await http.moveSchedule("s", { deliverAt: "2030-01-01T00:00:00Z" });
   await http.fireSchedule("s");
+  await http.schedule("k/1", false, "t");
+  await http.moveSchedule("k/1", { delayMs: 5 }, "t");
+  await http.fireSchedule("k/1", "t");
+  await http.cancelSchedule("k/1", "t");
   await http.groups();
   await http.group("%DLQ%g");
   await http.lag("g");
@@ -41,6 +45,10 @@ test("each helper asks its route, with names escaped", async () => {
     ["PATCH", "schedules/s", { delay_ms: 5 }],
     ["PATCH", "schedules/s", { deliver_at: "2030-01-01T00:00:00Z" }],
     ["POST", "schedules/s:fire", undefined],
+    ["GET", "schedules/k%2F1?topic=t", undefined],
+    ["PATCH", "schedules/k%2F1?topic=t", { delay_ms: 5 }],
+    ["POST", "schedules/k%2F1:fire?topic=t", undefined],
+    ["DELETE", "schedules/k%2F1?topic=t", undefined],
     ["GET", "groups", undefined],
     ["GET", "groups/%25DLQ%25g", undefined],
     ["GET", "groups/g/lag", undefined],

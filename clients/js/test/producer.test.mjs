@@ -70,14 +70,14 @@ test("all that a record may have goes on the wire under the protocol's names", a
   const due = new Date(1_900_000_000_000);
   await client.produce("t", {
     key: "k", value: { a: 1 }, partition: 3, headers: { text: "é", bytes: new Uint8Array([0, 255]), none: null },
-    timestamp: 5, tag: "paid", deliverAt: due, messageGroup: "g", msgId: "m",
+    timestamp: 5, tag: "paid", deliverAt: due, messageGroup: "g", msgId: "m", scheduleKey: "s",
   });
   await client.produce("t", { value: null, delayMs: 10 });
   const [[full], [bare]] = server.last.commands("produce").map(({ records }) => records);
   assert.deepEqual(full, {
     key: "k", value: { a: 1 }, partition: 3,
     headers: [{ key: "text", text: "é" }, { key: "bytes", value: "AP8=" }, { key: "none", value: null }],
-    timestamp: 5, tag: "paid", deliver_at: due.getTime(), message_group: "g", msg_id: "m",
+    timestamp: 5, tag: "paid", deliver_at: due.getTime(), message_group: "g", msg_id: "m", schedule_key: "s",
   });
   assert.deepEqual(bare, { value: null, delay_ms: 10 });
   await client.close();

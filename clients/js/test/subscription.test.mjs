@@ -689,7 +689,7 @@ test("keys, values and headers of text frames and of binary frames", async () =>
   const { server, client, sub } = await subscription({}, { binary: true });
   const place = { topic: "t", partition: 0, timestamp: 1, store_timestamp: 2 };
   const text = [
-    { ...place, offset: 0, key: "k", value: { a: 1 }, headers: [{ key: "h", value: "AP8=" }, { key: "n", value: null }], tag: "x", deliver_at: 9, schedule_id: "s" },
+    { ...place, offset: 0, key: "k", value: { a: 1 }, headers: [{ key: "h", value: "AP8=" }, { key: "n", value: null }], tag: "x", deliver_at: 9, schedule_id: "s", schedule_key: "own" },
     { ...place, offset: 1, value_text: "plain" },
     { ...place, offset: 2, key_b64: "/w==", value_b64: "AP8=" },
     { ...place, offset: 3, key: null, value: null },
@@ -704,7 +704,7 @@ test("keys, values and headers of text frames and of binary frames", async () =>
   assert.deepEqual(taken.map(({ key }) => key), ["k", null, new Uint8Array([255]), null, '"k', null, new Uint8Array([255]), null]);
   assert.deepEqual(taken.map(({ bytes }) => bytes && [...bytes]), [[...Buffer.from('{"a":1}')], [...Buffer.from("plain")], [0, 255], null, [...Buffer.from('{"a":1}')], [...Buffer.from("plain")], [0, 255], null]);
   assert.deepEqual(taken[0].headers, [{ key: "h", value: new Uint8Array([0, 255]) }, { key: "n", value: null }]);
-  assert.deepEqual([taken[0].tag, taken[0].deliverAt, taken[0].scheduleId, taken[0].timestamp, taken[0].storeTimestamp, taken[0].attempt], ["x", 9, "s", 1, 2, 1]);
+  assert.deepEqual([taken[0].tag, taken[0].deliverAt, taken[0].scheduleId, taken[0].scheduleKey, taken[0].timestamp, taken[0].storeTimestamp, taken[0].attempt], ["x", 9, "s", "own", 1, 2, 1]);
   await client.close();
 });
 
