@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-SCHEDULE = "{schedule:[^/:]+}"
-"""A schedule id has no colon, so `…/{schedule}:fire` is no schedule's path."""
+SCHEDULE = "{schedule:[^/]+}"
+"""Colons too: a schedule key may have some, and not all clients escape them. `…/{schedule}:fire` is for POST alone."""
 
 UNMATCHED = "unmatched"
 """The metrics label of requests that no route answers."""

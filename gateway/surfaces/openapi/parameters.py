@@ -46,9 +46,7 @@ def path_parameters() -> dict[str, Schema]:
         ),
         "file": with_example(said(text(least=1), "A file of the page's."), "mq.js"),
         "message_id": with_example(said(text(least=1), "`<epoch>-<partition>-<offset>`."), "16-2-105"),
-        "schedule": said(
-            text(least=1, pattern="^[^:/]+$"), "A schedule id, as the receipt of a delayed record has it."
-        ),
+        "schedule": said(text(least=1, pattern="^[^/]+$"), "A schedule id, as the receipt of a delayed record has it."),
         "cluster": said(text(least=1), "The cluster's id: `data[0].cluster_id` of `GET /v3/clusters`."),
         "broker": with_example(said(words("0"), "0: there is one broker."), "0"),
         "name": said(words("retention.ms", "max.message.bytes", "cleanup.policy"), "A setting."),

@@ -66,6 +66,23 @@ def test_a_schedule_is_moved_fired_and_cancelled(server: Server, ids: list[str])
     assert (refused.returncode, "40450" in refused.stderr) == (1, True)
 
 
+def test_a_schedule_is_found_by_a_key_of_its_own(server: Server) -> None:
+    own, of_topic = "remind/o 77:a", ("--topic", "orders")
+    send = ("send", "orders", "1", "--delay", "1h", "--schedule-key", own)
+    done(mq(*send, url=server.url))
+    taken = mq(*send, url=server.url)
+    assert (taken.returncode, "40954" in taken.stderr) == (1, True)
+    (shown,) = rows(mq("schedule", "get", own, *of_topic, url=server.url))
+    assert shown["schedule_key"] == own
+    moved = done(mq("schedule", "move", own, "--delay", "2h", *of_topic, url=server.url)).strip()
+    assert moved != shown["schedule_id"]
+    assert done(mq("schedule", "cancel", own, *of_topic, url=server.url)) == "cancelled\n"
+    done(mq(*send, url=server.url))
+    assert done(mq("schedule", "fire", own, *of_topic, url=server.url)).startswith("orders partition ")
+    gone = mq("schedule", "get", own, *of_topic, url=server.url)
+    assert (gone.returncode, "40450" in gone.stderr) == (1, True)
+
+
 def test_bulk_cancel_says_how_many(server: Server, ids: list[str]) -> None:
     command = ("schedule", "cancel", "--topic", "orders", "--key", "o-77")
     assert done(mq(*command, url=server.url)) == "2 cancelled\n"
@@ -76,7 +93,7 @@ def test_bulk_cancel_says_how_many(server: Server, ids: list[str]) -> None:
     "arguments",
     [
         ["cancel"],
-        ["cancel", "x", "--topic", "orders"],
+        ["cancel", "x", "--topic", "orders", "--key", "k"],
         ["cancel", "x", "--key", "k"],
         ["move", "x"],
         ["move", "x", "--delay", "1h", "--at", "2030-01-01T00:00:00Z"],
