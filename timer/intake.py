@@ -137,6 +137,8 @@ class Intake:
             if consumed and (source := Source(position, index)) in consumed:
                 consumed.discard(source)
                 state.metrics.already_delivered_count += 1
+                if keys and (key := keys.get(index)) is not None:  # whose row would go on naming the copy before it
+                    state.key_rows.meet(TopicKey(delay.topic_id, key), source, read_mark_s)
                 continue
             due_ms, topic_id, _, origin_position, _ = delay
             if topic_id == TOMBSTONE_TOPIC_ID:

@@ -55,6 +55,9 @@ def within_handles(config: GatewayConfig) -> GatewayConfig:
     """The configuration with the limits that hold in this process, whose limit of handles is raised for it."""
     handle_limit = raised_limit()
     limits = bounded(config.limits, handle_limit)
-    level = logging.WARNING if limits is not config.limits else logging.INFO
-    log.log(level, "file handles limit=%d connections at most=%d", handle_limit, limits.connections_max)
+    if limits is not config.limits:
+        log.warning(
+            "few file handles, so fewer connections handles=%d connections_max=%d instead_of=%d",
+            handle_limit, limits.connections_max, config.limits.connections_max,
+        )  # fmt: skip
     return replace(config, limits=limits)

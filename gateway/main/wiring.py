@@ -141,7 +141,10 @@ async def run(
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)
                 announce(url)
-                log.info("accepting url=%s data=%s acks=%s", url, config.data, config.store.acks.name.lower())
+                log.info(
+                    "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
+                    url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,
+                )  # fmt: skip
                 await stopping.wait()
                 gateway.leaving.set()
                 log.info("stopping; a second signal stops at once")
