@@ -30,7 +30,14 @@ from gateway.api.errors import error_of
 from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER, batch_tag_hashes, tag_hash
+from gateway.codec.tags import (
+    MESSAGE_GROUP_HEADER,
+    SCHEDULE_KEY_HEADER,
+    SENT_HEADERS,
+    TAG_HEADER,
+    batch_tag_hashes,
+    tag_hash,
+)
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
 from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition
 from gateway.settings.limits import Limits
@@ -621,7 +628,7 @@ class Producer:
                 queue=route.queue,
                 batch=batch,
                 record_count=header.record_count,
-                tag_hashes=batch_tag_hashes(batch),
+                tag_hashes=batch_tag_hashes(batch, allowed=SENT_HEADERS),
                 identity=own,
             )
             parts.append(_Part(_Lane(target, request_indexes), route, append))

@@ -1,4 +1,5 @@
-"""Tags: the one word that a reader may filter by. On the wire a record header, in the index a 64-bit hash.
+"""Headers with a meaning of ours; and tags, the one word that a reader may filter by: on the wire such a header, in the
+index a 64-bit hash.
 
 The hash decides cheaply that a record can *not* have a tag; equal hashes are checked against the header itself.
 0 means "no tag", so no tag hashes to 0.
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+from gateway.errors import RECORD_PART_ILLEGAL, RequestError
 from store import record_batch
 from store.types import Buffer
 
@@ -23,7 +25,16 @@ MESSAGE_GROUP_HEADER = "mq-group"
 RESERVED_PREFIX = "mq-"
 """Header names that begin so are the server's own."""
 
+SENT_HEADERS = frozenset((TAG_HEADER, MESSAGE_GROUP_HEADER))
+"""Those of them that a sender gives its records: as fields where it sends JSON, as they are in raw batches. With any
+other a raw batch is refused, as JSON is: what the server says of a record (when it was due, where it came from), nobody
+else may say."""
+
+DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
+"""The same, of records that are delayed."""
+
 _TAG_HEADER_BYTES = TAG_HEADER.encode()
+_PREFIX_BYTES = RESERVED_PREFIX.encode()
 _ATTRIBUTES_AT = 22  # low byte of the batch's attributes; its low bits name the compression
 _COMPRESSED = 0x07
 
@@ -34,12 +45,29 @@ def tag_hash(tag: str) -> int:
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "big", signed=True) or 1
 
 
-def batch_tag_hashes(batch: Buffer) -> Sequence[int]:
-    """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag."""
-    if not batch[_ATTRIBUTES_AT] & _COMPRESSED and _TAG_HEADER_BYTES not in bytes(batch):
+def batch_tag_hashes(batch: Buffer, *, allowed: frozenset[str] | None = None) -> Sequence[int]:
+    """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag. `allowed`: the
+    only headers of ours that its records may have; raises RequestError for another."""
+    wanted = _TAG_HEADER_BYTES if allowed is None else _PREFIX_BYTES
+    if not batch[_ATTRIBUTES_AT] & _COMPRESSED and wanted not in bytes(batch):
         return ()  # the usual case, without decoding a record
-    hashes = [_record_tag_hash(record.headers) for record in record_batch.decode(batch)]
+    hashes = []
+    for record in record_batch.decode(batch):
+        if allowed is not None and record.headers:
+            check_sent(record.headers, allowed)
+        hashes.append(_record_tag_hash(record.headers))
     return hashes if any(hashes) else ()
+
+
+def check_sent(headers: record_batch.Headers, allowed: frozenset[str]) -> None:
+    """Raises RequestError when a raw record has a header of ours that is not among these."""
+    for name, _ in headers:
+        if name.startswith(RESERVED_PREFIX) and name not in allowed:
+            raise RequestError(
+                RECORD_PART_ILLEGAL,
+                f'headers: key "{name}" is reserved: names must not begin with "{RESERVED_PREFIX}", but for '
+                f"{', '.join(sorted(allowed))}",
+            )
 
 
 def _record_tag_hash(headers: record_batch.Headers) -> int:

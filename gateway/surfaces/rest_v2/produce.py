@@ -27,7 +27,13 @@ from gateway.api.shapes.queries import SendQuery
 from gateway.codec.columns import columns_of
 from gateway.codec.native import Parsed
 from gateway.codec.records import BATCH_REFUSED, RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER
+from gateway.codec.tags import (
+    DELAYED_HEADERS,
+    MESSAGE_GROUP_HEADER,
+    SCHEDULE_KEY_HEADER,
+    TAG_HEADER,
+    check_sent,
+)
 from gateway.errors import RequestError, invalid
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answers import check_accept
@@ -147,6 +153,7 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
         if len(records) + header.record_count > records_max:
             raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
         for key, value, headers, timestamp_ms in map(_PARTS, record_batch.decode(batch)):
+            check_sent(headers, DELAYED_HEADERS)
             tag, headers = _taken(TAG_HEADER, headers)
             group, headers = _taken(MESSAGE_GROUP_HEADER, headers)
             schedule_key, headers = _taken(SCHEDULE_KEY_HEADER, headers)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 import zlib
 
+import pytest
 from crc32c import crc32c
 
-from gateway.codec.tags import TAG_HEADER, batch_tag_hashes, tag_hash
+from gateway.codec.tags import DELAYED_HEADERS, SENT_HEADERS, TAG_HEADER, batch_tag_hashes, tag_hash
+from gateway.errors import RequestError
 from store import record_batch
 from store.record_batch import HEADER_BYTES, Record
 
@@ -47,3 +49,28 @@ def gzipped(batch: bytearray) -> bytes:
     covered = struct.pack(">h", 1) + bytes(batch[23:HEADER_BYTES]) + records
     length = HEADER_BYTES - 12 + len(records)
     return bytes(batch[:8]) + struct.pack(">iib", length, 0, 2) + struct.pack(">I", crc32c(covered)) + covered
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize(
+    ("names", "allowed", "refused"),
+    [
+        (["mq-tag", "mq-group", "other", "MQ-x"], SENT_HEADERS, None),
+        (["mq-schedule-key"], SENT_HEADERS, "mq-schedule-key"),
+        (["mq-schedule-key", "mq-tag"], DELAYED_HEADERS, None),
+        (["other", "mq-deliver-at"], DELAYED_HEADERS, "mq-deliver-at"),
+        (["mq-"], SENT_HEADERS, "mq-"),
+    ],
+)
+def test_headers_of_ours_are_not_for_senders(
+    names: list[str], allowed: frozenset[str], refused: str | None, is_packed: bool
+) -> None:
+    batch = record_batch.encode([PLAIN, Record(None, b"mq-x " * 50, 5, [(name, b"v") for name in names])])
+    if is_packed:
+        batch = bytearray(record_batch.compressed(batch))
+    if refused is None:
+        batch_tag_hashes(batch, allowed=allowed)
+    else:
+        with pytest.raises(RequestError, match=f'"{refused}" is reserved'):
+            batch_tag_hashes(batch, allowed=allowed)
+    batch_tag_hashes(batch)  # the server's own
