@@ -117,6 +117,24 @@ class Schedules:
                 return Found(Standing.UNKNOWN)
         raise TimerBusy("schedules are being copied all the time; try again")
 
+    async def topic_of(self, schedule: ScheduleId) -> int | None:
+        """The topic id of the schedule that an id names, whatever has become of it; None when the log does not know it
+        (any more)."""
+        delay = await self._accepted(schedule)
+        return None if delay is None else delay.topic_id
+
+    async def _accepted(self, schedule: ScheduleId) -> Delay | None:
+        """The delay that the named entry was accepted with; None when there is no such entry (any more)."""
+        if schedule.position >= self._state.log.end_position:
+            return None
+        try:
+            entry = await self._state.log.read_entry(schedule.position)
+        except StoreError:
+            return None
+        if entry.queue != TIMER_QUEUE or schedule.record_index >= len(entry.delays):
+            return None
+        return entry.delays[schedule.record_index]
+
     async def read(self, position: int, *, is_one_of_many: bool = False) -> Schedule:
         """The schedule of a unit; `is_one_of_many`: its neighbours, most of them of the same entry, are asked for next.
         Raises what the log raises."""
@@ -257,15 +275,9 @@ class Schedules:
 
     async def _was_delivered(self, schedule: ScheduleId) -> bool:
         """Whether the log shows the delivery of a schedule that has no unit any more, near its due time."""
-        if schedule.position >= self._state.log.end_position:
+        delay = await self._accepted(schedule)
+        if delay is None:
             return False
-        try:
-            entry = await self._state.log.read_entry(schedule.position)
-        except StoreError:
-            return False  # retention has taken it, or it never was
-        if entry.queue != TIMER_QUEUE or schedule.record_index >= len(entry.delays):
-            return False
-        delay = entry.delays[schedule.record_index]
         target = Target(delay.topic_id, delay.partition)
         written = schedule.text.encode("ascii")
         read_bytes = 0

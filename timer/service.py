@@ -219,6 +219,11 @@ class TimerService:
         """What became of a schedule, and the schedule itself while it is pending. Raises TimerBusy, Corrupt."""
         return await self._schedules.show(schedule)
 
+    async def topic_of(self, schedule: ScheduleId) -> int | None:
+        """The topic id of the schedule that an id names, pending or not; None when the log does not know it (any
+        more)."""
+        return await self._schedules.topic_of(schedule)
+
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
         """Pending schedules; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.page(query, cursor=cursor, limit=limit)

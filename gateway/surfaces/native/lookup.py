@@ -46,7 +46,10 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     view = next((view for view in views if view.topic_id == message_id.topic_id), None)
     if view is None or message_id.partition >= view.partitions:
         raise _not_found()
-    access_of(request).check(Permission.RECEIVE, topic=view.name)
+    access = access_of(request)
+    if not (access.allows(Permission.DESCRIBE, topic=view.name) or access.allows(Permission.RECEIVE, topic=view.name)):
+        raise _not_found()  # a number does not tell who asks that there is such a topic
+    access.check(Permission.RECEIVE, topic=view.name)
     fetched = await gateway.consumer.fetch(view.name, message_id.partition, message_id.offset, max_bytes=1)
     if not fetched.entries:
         raise _not_found()

@@ -5,8 +5,9 @@ Every change is durable before it is answered, and the answer is exact: done, 40
 answer names it. With `?topic=` what the path names is no id but the schedule key of a schedule of that topic, which a
 move does not change; once the schedule is over nothing has the key (404).
 
-A schedule is where its record will go: what a caller may do to it is what it may do to that topic. Lists and counts
-are of topics the caller may see.
+A schedule is where its record will go: what a caller may do to it is what it may do to that topic, and that is asked
+before anything is told of it. To who may not see the topic there is no such schedule. Lists and counts are of topics
+the caller may see.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class ScheduleAdmin(Protocol):
         """What has become of a schedule, and the schedule while it is pending."""
         ...
 
+    async def topic_of(self, schedule: ScheduleId) -> int | None:
+        """The topic of a schedule, pending or not; None when nothing is known of it."""
+        ...
+
     async def page(self, query: ScheduleQuery, *, cursor: int = 0, limit: int) -> Page:
         """Pending schedules, the first due first."""
         ...
@@ -130,7 +135,6 @@ async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.
     standing, schedule = await request.app[SCHEDULES].find(schedule_id)
     if schedule is None:
         raise _gone(standing)
-    _check(gateway, request, schedule, Permission.RECEIVE)
     return json_answer(request, _row(gateway, schedule, asked.include is not None))
 
 
@@ -195,28 +199,36 @@ async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None
             raise _gone(Standing.UNKNOWN)
         return found
     try:
-        return decode_schedule_id(named)
+        schedule_id = decode_schedule_id(named)
     except ValueError:
         raise _gone(Standing.UNKNOWN) from None
+    if access_of(request) is not OPEN:
+        await _check(gateway, request, schedule_id, needed)
+    return schedule_id
 
 
 async def _changeable(gateway: Gateway, request: web.Request) -> ScheduleId:
     """The schedule of the path, which the caller may change as it may send to its topic."""
     topic = read_query(OneScheduleQuery, request, gateway).topic
-    schedule_id = await _schedule_id(gateway, request, topic, Permission.SEND)
-    if access_of(request) is not OPEN and topic is None:
-        _, schedule = await request.app[SCHEDULES].find(schedule_id)
-        if schedule is not None:
-            _check(gateway, request, schedule, Permission.SEND)
-    return schedule_id
+    return await _schedule_id(gateway, request, topic, Permission.SEND)
 
 
-def _check(gateway: Gateway, request: web.Request, schedule: Schedule, permission: Permission) -> None:
-    view = _topic_of(gateway, schedule.topic_id)
+async def _check(gateway: Gateway, request: web.Request, schedule_id: ScheduleId, needed: Permission) -> None:
+    """Raises RequestError unless the caller may do this to the schedule's topic, whatever became of the schedule."""
+    timer, access = request.app[SCHEDULES], access_of(request)
+    topic_id = await timer.topic_of(schedule_id)
+    if topic_id is None:
+        _, schedule = await timer.find(schedule_id)  # one that has rolled so often that its first entry is gone
+        if schedule is None:
+            raise _gone(Standing.UNKNOWN)
+        topic_id = schedule.topic_id
+    view = _topic_of(gateway, topic_id)
     if view is None:  # deleted: nobody has rights on it any more
-        access_of(request).check(Permission.OPERATE, topic=None)
-    else:
-        access_of(request).check(permission, topic=view.name)
+        access.check(Permission.OPERATE, topic=None)
+    elif access.allows(Permission.DESCRIBE, topic=view.name):
+        access.check(needed, topic=view.name)
+    elif not access.allows(needed, topic=view.name):
+        raise _gone(Standing.UNKNOWN)
 
 
 def _gone(standing: Standing) -> RequestError:

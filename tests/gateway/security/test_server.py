@@ -120,13 +120,34 @@ async def test_everybody_sees_and_does_only_what_is_theirs(tmp_path: Path) -> No
             assert page["total"] == 1
         counts = await (await client.get("/mq/v1/schedules:histogram")).json()
         assert counts["total"] == 1
-        # Schedules by id, and by a topic in the query
+        # Ids of what is not theirs to see name nothing, whatever became of it
         theirs, own = ids["theirs"], ids["mine"]
+        answer = await (await root.post("/topics/theirs", data=later)).json()
+        delivered = answer["offsets"][0]["schedule_id"]
+        assert (await root.post(f"/mq/v1/schedules/{delivered}:fire")).status == 200
+        assert (await root.delete(f"/mq/v1/schedules/{delivered}")).status == 409
+        topic_id = (await (await root.get("/mq/v1/topics/theirs")).json())["topic_id"]
+        assert (await root.get(f"/mq/v1/messages/{topic_id}-0-0")).status == 200
         for method, path, options in (
-            ("GET", f"/mq/v1/schedules/{theirs}", {}),
-            ("PATCH", f"/mq/v1/schedules/{theirs}", {"json": {"delay_ms": 1}}),
-            ("POST", f"/mq/v1/schedules/{theirs}:fire", {}),
-            ("DELETE", f"/mq/v1/schedules/{theirs}", {}),
+            *(
+                one
+                for schedule in (theirs, delivered)
+                for one in (
+                    ("GET", f"/mq/v1/schedules/{schedule}", {}),
+                    ("PATCH", f"/mq/v1/schedules/{schedule}", {"json": {"delay_ms": 1}}),
+                    ("POST", f"/mq/v1/schedules/{schedule}:fire", {}),
+                    ("DELETE", f"/mq/v1/schedules/{schedule}", {}),
+                )
+            ),
+            ("GET", f"/mq/v1/messages/{topic_id}-0-0", {}),
+            ("GET", f"/mq/v1/messages/{topic_id + 1000}-0-0", {}),
+        ):
+            if await status(method, path, **options) != 404:
+                allowed.append(f"{method} {path}")
+        # By a topic in the query or the body
+        for method, path, options in (
+            ("GET", f"/mq/v1/schedules/{theirs}?topic=theirs", {}),
+            ("DELETE", f"/mq/v1/schedules/{theirs}?topic=theirs", {}),
             ("DELETE", "/mq/v1/schedules?topic=theirs", {}),
             ("GET", "/mq/v1/schedules?topic=theirs", {}),
             ("GET", "/mq/v1/schedules:histogram?topic=theirs", {}),
