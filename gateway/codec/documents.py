@@ -4,6 +4,7 @@ Invariants
     D1  no more than `bytes_max` of an unfinished document are kept: a longer one is answered by one TOO_LONG, and
         lines go on behind it, at the next line break; a stream of values cannot (where the next one begins is unknown)
     D2  however the body arrives in chunks, the documents are the same
+    D3  a turn of the event loop looks at `turn_bytes` of a chunk at most, where looking is dear
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
+
+from store.limits import KiB, MiB
 
 
 class TooLong(Enum):
@@ -26,6 +29,9 @@ Document = bytes | TooLong
 
 class Splitter(Protocol):
     """Cuts documents out of the chunks of a body."""
+
+    turn_bytes: int
+    """What to feed at a time, so that it takes a few milliseconds at most whatever the bytes are."""
 
     def feed(self, chunk: bytes) -> list[Document]:
         """The documents that end in this chunk."""
@@ -45,6 +51,7 @@ class Lines:
     """Documents on lines of their own. Blank lines are none; a carriage return before the line break is no part."""
 
     is_broken = False
+    turn_bytes = 1 * MiB
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -89,6 +96,9 @@ class Lines:
         return [line] if line and not line.isspace() else []
 
 
+DEPTH_MAX = 1024
+"""Brackets within brackets: no parser here takes more (orjson's limit)."""
+
 _MARK = re.compile(rb'["{}\[\]\\]')
 _SPACE = b" \t\r\n"
 _OPENING, _CLOSING = b"{[", b"}]"
@@ -98,8 +108,11 @@ class Values:
     """JSON objects (or arrays) one behind the other, with or without white space between them.
 
     Looks at brackets outside of strings only; whether a document is JSON is for its parser to say. What is no object
-    and no array is one document up to the next one that is.
+    and no array is one document up to the next one that is. One that is nested too deep ends where it is, which is no
+    JSON, and with it the stream.
     """
+
+    turn_bytes = 8 * KiB  # of nothing but brackets: 5 ms
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -134,6 +147,10 @@ class Values:
                     documents += self._document(start, mark.start())
                     start = mark.start()
                 self._depth += 1
+                if self._depth > DEPTH_MAX:
+                    self.is_broken = True
+                    documents.append(bytes(buffer[start:at]))
+                    buffer.clear()
             else:
                 self._depth = max(self._depth - 1, 0)
                 if not self._depth:

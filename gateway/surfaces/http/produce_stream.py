@@ -153,7 +153,7 @@ class ProduceStream:
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         try:
             async for piece in self._body:
-                await self._dispatch(tasks, self._splitter.feed(piece))
+                await self._dispatch(tasks, await self._documents(piece))
                 if self._splitter.is_broken:
                     self._ending = RequestError(400, "The stream ends here: what follows cannot be told apart.")
                     break
@@ -165,6 +165,17 @@ class ProduceStream:
             if self._ending is None:
                 raise
         await self._groups.put(None)
+
+    async def _documents(self, piece: bytes) -> list[Document]:
+        """The documents that end in a piece of the body."""
+        turn_bytes = self._splitter.turn_bytes
+        if len(piece) <= turn_bytes:
+            return self._splitter.feed(piece)
+        documents: list[Document] = []
+        for start in range(0, len(piece), turn_bytes):
+            documents += self._splitter.feed(piece[start : start + turn_bytes])
+            await asyncio.sleep(0)
+        return documents
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, documents: Sequence[Document]) -> None:
         """Begin to send documents in groups; wait while too many are under way."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.documents import TOO_LONG, Document, Lines, Splitter, Values
+from gateway.codec.documents import DEPTH_MAX, TOO_LONG, Document, Lines, Splitter, Values
 
 BYTES_MAX = 40
 
@@ -73,3 +73,18 @@ def test_a_value_may_have_the_limit_and_one_more_ends_the_stream() -> None:
     broken = Values(bytes_max=BYTES_MAX)
     assert cut(broken, b'{"a":"x' + fits[6:] + fits, []) == [TOO_LONG]
     assert broken.is_broken
+
+
+@pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
+def test_a_value_may_be_nested_so_deep_and_one_more_ends_the_stream(bracket: bytes) -> None:
+    closing = {b"[": b"]", b"{": b"}"}[bracket[:1]]
+    fits = bracket * (DEPTH_MAX - 1) + b"[]" + closing * (DEPTH_MAX - 1)
+    assert cut(Values(bytes_max=1_000_000), fits + b"{}", []) == [fits, b"{}"]
+    broken = Values(bytes_max=1_000_000)
+    (document,) = cut(broken, b"{}" + bracket * 100_000, [])[1:]
+    assert broken.is_broken
+    assert isinstance(document, bytes)
+    assert len(document) <= len(bracket) * (DEPTH_MAX + 1)
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(document)
+    assert broken.feed(b"{}") == []
