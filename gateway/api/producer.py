@@ -675,7 +675,6 @@ class Producer:
         indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
         by_partition: dict[int, _Lists] = {}
         by_timer: dict[Broker, _Lists] = {}
-        has_keys = any(map(_SCHEDULE_KEY_OF, records))
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
@@ -704,7 +703,7 @@ class Producer:
             lists[1].append(stored)
         return (
             [_Lane(target, *lists[:2]) for target, lists in by_partition.items()],
-            [_Lane(-1, *lists, _schedule_keys(records, lists[0]) if has_keys else ()) for lists in by_timer.values()],
+            [_Lane(-1, *lists, _schedule_keys(records, lists[0])) for lists in by_timer.values()],
             duplicates_in_request,
         )
 
@@ -790,7 +789,6 @@ def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
 
 _TAG_OF = attrgetter("tag")
 _MSG_ID_OF = attrgetter("msg_id")
-_SCHEDULE_KEY_OF = attrgetter("schedule_key")
 _SCOPE = struct.Struct(">I")
 
 
