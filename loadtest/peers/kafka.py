@@ -336,6 +336,7 @@ async def _replayed(endpoint: str, topic: str, options: Options) -> Numbers:
     host, _, port = endpoint.rpartition(":")
     async with _connected(endpoint) as client:
         await client.create(topic)
+        await client.send(topic, [bytes(100)])  # librdkafka waits until the new topic has a leader, a replay would fail
         numbers = await replay.replay(
             host,
             int(port),
