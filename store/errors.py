@@ -45,7 +45,7 @@ class DiskFull(StoreError):
 
 class OutOfHandles(DiskFull):
     """The process, or the system, can open no more files. Nothing of the refused append was stored. A kind of DiskFull
-    because it is borne in the same way: nothing is lost, reads go on, and so do appends once a file can be opened."""
+    because it is handled in the same way: nothing is lost, reads go on, and so do appends once a file can be opened."""
 
     retry_after_ms = 1000
 
