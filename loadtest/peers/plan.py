@@ -167,8 +167,10 @@ def sizes(parts: Sequence[str], *, quick: bool) -> Mapping[str, Mapping[str, flo
 
 
 def _loosest(peer: Peer) -> Sequence[Level]:
-    written = [level for level in peer.levels if level.durability is Durability.WRITTEN]
-    return (written or list(peer.levels))[-1:]
+    """The last of those that are written, but for levels that are there for one work alone."""
+    levels = [level for level in peer.levels if not level.works]
+    written = [level for level in levels if level.durability is Durability.WRITTEN]
+    return (written or levels)[-1:]
 
 
 def _word(text: str) -> str:
