@@ -68,7 +68,7 @@ TOPIC = "orders"
 class _NoTimer:
     """Nothing is nacked here."""
 
-    async def schedule(self, append: Append, *, acks: Acks) -> Appended:
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         raise AssertionError("a record was given back in a run that gives none back")
 
 
