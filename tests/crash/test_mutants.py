@@ -120,12 +120,14 @@ MUTANTS = [
     Mutant(
         "forget that a half-made file has no durable name",
         "store/log/commit_log.py",
-        """                self._unnamed.add(start)
+        """            self._unnamed.add(start)
+        try:
             if zero:
                 self._write_zeros""",
-        """                self._unnamed.add(start)
-            else:
-                self._unnamed.clear()
+        """            self._unnamed.add(start)
+        else:
+            self._unnamed.clear()
+        try:
             if zero:
                 self._write_zeros""",
         COMMIT_LOG,
