@@ -1,5 +1,5 @@
 """What a send says of all its records: how safe they are to be when it is answered (`?acks=` in requests, `Mq-Acks` in
-answers), how their partition is chosen (`?selector=`), and when they are due (`?delay_ms=`, `?deliver_at=`, headers).
+answers), and when they are due (`?delay_ms=`, `?deliver_at=`, headers).
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.documents import DEPTH_MAX, TOO_LONG, Document, Lines, Splitter, Values
+from gateway.surfaces.http.produce_stream import ProduceStream
 
 BYTES_MAX = 40
 
@@ -88,3 +91,22 @@ def test_a_value_may_be_nested_so_deep_and_one_more_ends_the_stream(bracket: byt
     with pytest.raises(orjson.JSONDecodeError):
         orjson.loads(document)
     assert broken.feed(b"{}") == []
+
+
+async def test_a_piece_of_brackets_is_cut_in_turns_of_the_event_loop() -> None:
+    """Covers ProduceStream, which feeds the splitter: nobody waits for a whole piece."""
+    stream = ProduceStream.__new__(ProduceStream)
+    stream._splitter = Values(bytes_max=BYTES_MAX)
+    piece = b"[]" * (10 * Values.turn_bytes)
+    turn_count = 0
+
+    async def others() -> None:
+        nonlocal turn_count
+        while True:
+            turn_count += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(others())
+    assert await stream._documents(piece) == [b"[]"] * (10 * Values.turn_bytes)
+    running.cancel()
+    assert turn_count >= len(piece) // Values.turn_bytes
