@@ -50,12 +50,13 @@ def server(data: Path, *flags: str) -> Iterator[str]:
 
 
 @contextmanager
-def running_server(data: Path, *flags: str) -> Iterator[Running]:
-    """As `server`, with its process."""
+def running_server(data: Path, *flags: str, tree: Path | None = None) -> Iterator[Running]:
+    """As `server`, with its process. `tree`: a checkout whose server it is to be; ours by default."""
     data.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0", *flags]
-    with started(command, data / "server.log", {"MQ_LIMITS_CONNECTIONS_PER_ADDRESS_MAX": "0"}) as running:
-        yield running  # all of a load comes from one address
+    command = [sys.executable, "-m", "gateway", "serve", "--data", str(data.absolute()), "--port", "0", *flags]
+    unlimited = {"MQ_LIMITS_CONNECTIONS_PER_ADDRESS_MAX": "0"}  # all of a load comes from one address
+    with started(command, data / "server.log", unlimited, directory=tree) as running:
+        yield running
 
 
 @contextmanager
@@ -66,8 +67,10 @@ def announced(command: Sequence[str], log: Path) -> Iterator[str]:
 
 
 @contextmanager
-def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """Run a command until the block ends; its URL is the first line it prints. Raises ProcessFailed.
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, directory: Path | None = None
+) -> Iterator[Running]:
+    """Run a command until the block ends, in a directory; its URL is the first line it prints. Raises ProcessFailed.
 
     It is stopped by SIGTERM, and killed when that takes longer than STOP_TIMEOUT_S. It has a session of its own, so
     that Ctrl-C in a terminal reaches us alone and the stop stays orderly.
@@ -79,6 +82,7 @@ def started(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
             stderr=stderr,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
+            cwd=directory,
         )
     try:
         yield Running(_first_line(process, log), process.pid)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.stats import Spread, paired_ratio, percentile, spread
+from loadtest.stats import Spread, mean_ratio, paired_ratio, percentile, spread
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
 
@@ -48,3 +48,16 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_rounds_must_pair_up() -> None:
     with pytest.raises(ValueError):
         paired_ratio([1.0], [1.0, 2.0])
+
+
+def test_the_mean_of_ratios_has_the_interval_of_students_t() -> None:
+    """Logarithms -2 … 2: mean 0, deviation 1.5811; the quantile of t with 4 degrees of freedom is 2.7764."""
+    ratio = mean_ratio([math.exp(log) for log in (-2, -1, 0, 1, 2)], [1.0] * 5)
+    assert ratio.median == pytest.approx(1)
+    assert math.log(ratio.high) == pytest.approx(2.7764 * 1.5811 / math.sqrt(5), rel=0.01)
+    assert ratio.low == pytest.approx(1 / ratio.high)
+
+
+def test_too_few_rounds_have_no_interval() -> None:
+    with pytest.raises(ValueError, match="at least 5"):
+        mean_ratio([1.0] * 4, [1.0] * 4)
