@@ -89,9 +89,9 @@ class Turn(NamedTuple):
 
 def works(*, quick: bool) -> Sequence[Step]:
     """The steps of the part `works`, in their order."""
-    time = {"duration_s": 1.2, "warm_s": 0.3} if quick else {"duration_s": 5.0, "warm_s": 0.5}
-    queue = {"duration_s": time["duration_s"], "fill_s": 1.5 if quick else 6.0, "count": 250_000}
-    delayed = {"count": 5_000, "spread_ms": 2_000} if quick else {"count": 20_000, "spread_ms": 5_000}
+    time = {"duration_s": 1.0, "warm_s": 0.2} if quick else {"duration_s": 5.0, "warm_s": 0.5}
+    queue = {"duration_s": time["duration_s"], "fill_s": 1.0 if quick else 6.0, "count": 250_000}
+    delayed = {"count": 2_500, "spread_ms": 1_000} if quick else {"count": 20_000, "spread_ms": 5_000}
     return (
         Step("single", "single", {"connections": 32, **time}),
         Step("replay", "replay", {"connections": 4, **time}),

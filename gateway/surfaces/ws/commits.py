@@ -30,17 +30,24 @@ AUTO_COMMIT_MS = 1_000
 class Owned:
     """One partition of this member."""
 
-    __slots__ = ("acked", "begins_at", "drained", "fed")
+    __slots__ = ("acked", "begins_at", "drained", "fed", "went_back")
 
     def __init__(self, fed: FedPartition) -> None:
         self.fed = fed
         self.acked = fed.offset  # next offset the client wants committed
         self.begins_at = fed.offset  # what lies before it was done under former owners, this member among them
+        self.went_back = 0  # seeks to before what is acked, that no commit has followed
         self.drained: asyncio.Event | None = None  # of the revocation that is going on: nothing more is to be acked
 
     def sought(self) -> None:
         """The client went elsewhere: what lies there may be acked too."""
         self.begins_at = min(self.begins_at, self.fed.offset)
+        self.went_back += self.fed.offset < self.acked
+
+    @property
+    def is_to_be_acked(self) -> bool:
+        """Whether `auto_ack` has something to commit. What the client acked beyond it stands, until it seeks back."""
+        return self.fed.delivered > self.acked or self.went_back > 0
 
     @property
     def draining(self) -> bool:
@@ -97,9 +104,7 @@ class Commits:
     async def _commit_delivered(self) -> None:
         if not self._auto:
             return
-        news = [
-            UpTo(*key, owned.fed.delivered) for key, owned in self._owned.items() if owned.fed.delivered != owned.acked
-        ]
+        news = [UpTo(*key, owned.fed.delivered) for key, owned in self._owned.items() if owned.is_to_be_acked]
         if news:
             try:
                 await self.ask(news)
@@ -110,6 +115,7 @@ class Commits:
         """Commit what may be; for each partition None, or why not."""
         answers: list[RequestError | None] = []
         commits: dict[TopicPartition, OffsetCommit] = {}
+        went_back: dict[TopicPartition, int] = {}
         for fed in up_to:
             key = TopicPartition(fed.topic, fed.partition)
             answer = None
@@ -118,12 +124,14 @@ class Commits:
                 answer = _not_owner(key)  # or what it had been sent as an owner before: the group has come further
             else:
                 commits[key] = OffsetCommit(*key, fed.next_offset)
+                went_back[key] = owned.went_back
             answers.append(answer)
         refused = await self._write(commits)
         for key, commit in commits.items():
             owned = self._owned.get(key)
             if key not in refused and owned is not None:
                 owned.acked = commit.offset
+                owned.went_back = max(owned.went_back - went_back[key], 0)  # not those of while it was written
                 owned.look()
         keys = [TopicPartition(fed.topic, fed.partition) for fed in up_to]
         return [

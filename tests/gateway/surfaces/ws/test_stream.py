@@ -299,6 +299,26 @@ async def test_auto_ack_commits_what_was_handed_over() -> None:
         assert talk.groups.offsets[P0] == 5
 
 
+@pytest.mark.parametrize(("seek_to", "committed"), [(None, 100), (2, 6)])
+async def test_auto_ack_leaves_what_the_client_acked_beyond_the_end_until_it_seeks_back(
+    seek_to: int | None, committed: int
+) -> None:
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 5)
+        await joined(talk, auto_ack=True)
+        await talk.messages(5)
+        await talk.hear()
+        assert (await talk.answer(up_to(0, 99)))["ok"]
+        await talk.fill("orders", 1)
+        await talk.messages(1)
+        if seek_to is not None:
+            await talk.answer({"id": 3, "op": "seek", "sub": "s", "to": {"orders": {"0": seek_to}}})
+            await talk.messages(6 - seek_to)
+            await talk.hear()
+        await talk.answer({"id": 4, "op": "unsubscribe", "sub": "s"})
+        assert talk.groups.offsets[P0] == committed
+
+
 async def test_seek_moves_only_what_it_names_and_commits_nothing() -> None:
     async with talking({"orders": 2}) as talk:
         await talk.fill("orders", 10, partition=0)
