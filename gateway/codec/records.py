@@ -473,12 +473,12 @@ def render_records(
         records: Iterable[record_batch.DecodedRecord] = record_batch.decode(entry.batch)
         plain_json = fmt in _JSON_LIKE
         raw_keys = entry.raw_keys
-        if plain_json and (raw_keys or not entry.json_values):
+        if plain_json and not entry.json_values:
             records = [record for record in records if start <= record.offset < stop]
             plain_json = are_shown_plainly(
                 [record.key for record in records],
                 [record.value for record in records],
-                json_values=entry.json_values,
+                json_values=False,
                 raw_keys=raw_keys,
             )
         shown_key: Callable[[bytes], object] = bytes.decode if raw_keys else fragment
@@ -493,10 +493,17 @@ def render_records(
                 continue
             key = record.key
             value = record.value
-            if plain_json:
+            is_plain = plain_json
+            shown: object = None
+            if is_plain and key is not None:
+                try:
+                    shown = shown_key(key)
+                except UnicodeDecodeError:  # a raw key that is no UTF-8
+                    is_plain = False
+            if is_plain:
                 item: dict[str, object] = {
                     "topic": topic,
-                    "key": None if key is None else shown_key(key),
+                    "key": shown,
                     "value": None if value is None else fragment(value),
                     "partition": partition,
                     "offset": offset,

@@ -39,8 +39,9 @@ QUEUED = 20_000
 """Records that queue mode gives out in a run, from the beginning of the topic: each run is a group of its own."""
 
 PUSHED = 200_000
-STORED = "stored"
-"""The topic that is read: filled once."""
+PUSHED_SINGLY = 50_000
+STORED, SINGLES = "stored", "singles"
+"""The topics that are read: filled once, the second with a batch a record."""
 
 CONSUMERS = 8
 RECEIVE_BATCH = 100
@@ -75,10 +76,16 @@ def works(client: LoadClient) -> Mapping[str, Work]:
 
         return run
 
-    async def pushed(tree: Tree, duration_s: float) -> float:
-        del duration_s
-        one = Subscribing("", STORED, "json", PUSHED, 0.0)
-        return float((await one_subscriber(tree.server, one, 1000, None, 0.0)).record_count)
+    def push(topic: str, form: str, count: int) -> Work:
+        frames = iter(range(sys.maxsize))
+
+        async def run(tree: Tree, duration_s: float) -> float:
+            del duration_s
+            batch = 1_000 - next(frames) // 2  # a server that has encoded a frame keeps it
+            await one_subscriber(tree.server, Subscribing("", topic, form, count, 0.0), batch, None, 0.0)
+            return float(count)
+
+        return run
 
     groups = iter(range(sys.maxsize))
 
@@ -100,7 +107,9 @@ def works(client: LoadClient) -> Mapping[str, Work]:
         "POST, 100 delayed records": load(100, Request("POST", "/topics/sent", sent, orjson.dumps(delayed))),
         "pull, 1,000 JSON records": load(1000, Request("GET", JSON_PULL, {"Accept": JSON_TYPE})),
         "pull, 1 MiB of raw batches": load(10_000, Request("GET", RAW_PULL, {"Accept": BATCH_TYPE})),
-        "push, JSON frames of 1,000": pushed,
+        "push, JSON frames of 1,000": push(STORED, "json", PUSHED),
+        "push, JSON frames of records sent one by one": push(SINGLES, "json", PUSHED_SINGLY),
+        "push, raw batches": push(STORED, "batch", PUSHED),
         "queue mode, HTTP": queue(over_http),
         "queue mode, WebSocket": queue(over_websocket),
     }
@@ -116,6 +125,7 @@ async def measured(
     """CPU of a record in µs, by work and tree, round by round. Raises RunFailed."""
     for tree in trees:
         await fill(tree.server.url, STORED, PUSHED, "raw")
+        await fill(tree.server.url, SINGLES, PUSHED_SINGLY, "single")
         async with (
             aiohttp.ClientSession() as session,
             session.put(f"{tree.server.url}/mq/v1/topics/sent", json={"partitions": 4}) as answer,
