@@ -66,8 +66,7 @@ def _plain_texts(
     values = [record.value for record in records]
     if not are_shown_plainly(keys, values, json_values=entry.json_values, raw_keys=entry.raw_keys):
         return None
-    if entry.raw_keys:
-        keys = _as_json_strings(keys)
+    shown_keys: Sequence[bytes | None] = _as_json_strings(keys) if entry.raw_keys else keys
     before = b'{"topic":%b,"key":' % orjson.dumps(topic).replace(b"%", b"%%")
     between = b'"partition":%d,"offset":' % partition
     after = b'"store_timestamp":%d' % entry.store_time_ms
@@ -76,19 +75,21 @@ def _plain_texts(
         form = b'%b%%b,"value":%%b,%b%%d,"timestamp":%%d,%b}' % (before, between, after)
         return [
             form % (null if key is None else key, null if value is None else value, record.offset, record.timestamp)
-            for record, key, value in zip(records, keys, values, strict=True)
+            for record, key, value in zip(records, shown_keys, values, strict=True)
         ]
     prefix = message_id_prefix(topic_id, partition).encode()
     form = b'%b%%b,"value":%%b,%b%%d,"timestamp":%%d,%b,"message_id":"%b%%d"}' % (before, between, after, prefix)
     return [
         form % (null if key is None else key, null if value is None else value, offset, record.timestamp, offset)
-        for record, key, value in zip(records, keys, values, strict=True)
+        for record, key, value in zip(records, shown_keys, values, strict=True)
         for offset in (record.offset,)
     ]
 
 
-def _as_json_strings(keys: Sequence[bytes | None]) -> list[bytes | None]:
-    """Keys that are UTF-8 as JSON strings."""
+def _as_json_strings(keys: Sequence[bytes | None]) -> list[bytes]:
+    """Keys that are UTF-8 as JSON strings, or null."""
     if _ESCAPED.search(b" ".join(filter(None, keys))) is None:
-        return [None if key is None else b'"%b"' % key for key in keys]
-    return [None if key is None else orjson.dumps(key.decode()) for key in keys]
+        return [b"null" if key is None else b'"%b"' % key for key in keys]
+    # One call for all; no string has a line break in it, so those are between them.
+    strings = orjson.dumps([None if key is None else key.decode() for key in keys], option=orjson.OPT_INDENT_2)
+    return strings[len(b"[\n  ") : -len(b"\n]")].split(b",\n  ")
