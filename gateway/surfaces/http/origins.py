@@ -2,7 +2,8 @@
 
 A browser lets any page of the web send requests to any server it can reach, this machine's included, and says in
 `Origin` whose page it was. So a request with an Origin is refused unless the page came from this server or the operator
-has listed its origin. Programs send no Origin, and are not concerned.
+has listed its origin. Programs send no Origin, and are not concerned. `localhost`, `127.0.0.1` and `[::1]` are one host
+here: a page of one may use the server under another, on the same port.
 
 A page may also have its own name point to 127.0.0.1 and so pass for this server's (DNS rebinding); the Host it sends is
 then that name. A server that asks nobody who they are, and therefore listens to this machine alone, answers only to
@@ -12,6 +13,7 @@ Hosts that such a name cannot be: addresses, localhost, and what the operator na
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
@@ -21,11 +23,15 @@ from multidict import istr
 from gateway.errors import FORBIDDEN, RequestError
 from gateway.settings.config import ANY
 
+log = logging.getLogger(__name__)
+
 ORIGIN = istr("Origin")
 HOST = istr("Host")
 
 KNOWN_MAX = 100
-"""Pairs of Origin and Host remembered as fine."""
+"""Pairs of Origin and Host remembered as fine, and as many of those that were refused and logged."""
+
+LOOPBACK_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 PREFLIGHT_S = 600
 """How long a browser may remember what it was told about a page's requests."""
@@ -54,6 +60,7 @@ class Origins:
         self._allowed = frozenset(allowed)
         self._names = names
         self._known: set[tuple[str | None, str | None]] = set()
+        self._logged: set[tuple[str | None, str | None]] = set()
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises RequestError 403 for a page that may not be here."""
@@ -64,12 +71,14 @@ class Origins:
         if (origin, host) in self._known:
             return
         if self._names is not None and host is not None and not self._answers_to(host):
+            self._log_refused(origin, host)
             raise RequestError(
                 FORBIDDEN,
                 f"This server does not answer to the name {host[:200]!r}: it asks nobody who they are, and serves "
                 "localhost alone. Use http://127.0.0.1, or enable authentication.",
             )
         if origin is not None and not self.allows(origin, host or ""):
+            self._log_refused(origin, host)
             raise RequestError(FORBIDDEN, f"Pages of {origin[:200]} may not use this server (setting allowed_origins).")
         if len(self._known) < KNOWN_MAX:
             self._known.add((origin, host))
@@ -82,7 +91,7 @@ class Origins:
             served_by = urlsplit(origin).netloc
         except ValueError:
             return False
-        return bool(served_by) and served_by.lower() == host.lower()
+        return bool(served_by) and _one_name(served_by) == _one_name(host)
 
     def answer_headers(self, headers: Mapping[str, str], answered: Iterable[str] = ()) -> dict[str, str]:
         """What lets a page read the answer to its request; empty when it has no Origin, or one that is refused.
@@ -101,6 +110,8 @@ class Origins:
         """What a browser is told before a page's request; empty for a page that may not send it."""
         granted = self.answer_headers(headers)
         if not granted:
+            if ORIGIN in headers:
+                self._log_refused(headers.get(ORIGIN), headers.get(HOST))
             return {}
         wanted = headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
         return granted | {
@@ -110,6 +121,18 @@ class Origins:
             hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_S),
             hdrs.VARY: "Origin, Access-Control-Request-Headers",
         }
+
+    def _log_refused(self, origin: str | None, host: str | None) -> None:
+        """A browser hides the answer from its page, so the log is where an operator finds the reason. Each pair is
+        logged once, and so many pairs at most: any page of the web can send them."""
+        if (origin, host) not in self._logged and len(self._logged) < KNOWN_MAX:
+            self._logged.add((origin, host))
+            log.warning(
+                "a web page was refused origin=%s host=%s: to let it in, add its origin to the setting allowed_origins "
+                "(MQ_ALLOWED_ORIGINS)",
+                (origin or "-")[:200],
+                (host or "-")[:200],
+            )
 
     def _answers_to(self, host: str) -> bool:
         assert self._names is not None
@@ -124,3 +147,12 @@ class Origins:
         except ValueError:
             return False
         return True
+
+
+def _one_name(netloc: str) -> str:
+    """A host and port, in lower case, with one name for all that mean this machine's loopback address."""
+    netloc = netloc.lower()
+    host, colon, port = netloc.rpartition(":")
+    if not port.isdecimal():
+        host, colon, port = netloc, "", ""
+    return f"localhost{colon}{port}" if host in LOOPBACK_HOSTS else netloc

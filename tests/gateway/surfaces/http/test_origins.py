@@ -25,6 +25,15 @@ APP = "https://app.example"
         ("http://localhost:8082", "localhost:8082", True),
         ("http://LOCALHOST:8082", "localhost:8082", True),
         ("http://localhost:9999", "localhost:8082", False),
+        ("http://localhost:8082", "127.0.0.1:8082", True),
+        ("http://127.0.0.1:8082", "localhost:8082", True),
+        ("http://[::1]:8082", "localhost:8082", True),
+        ("http://localhost", "127.0.0.1", True),
+        ("http://localhost", "[::1]", True),
+        ("http://localhost:8082", "127.0.0.1:8083", False),
+        ("http://localhost", "127.0.0.1:8082", False),
+        ("http://127.0.0.2:8082", "127.0.0.1:8082", False),
+        ("http://evil.localhost:8082", "localhost:8082", False),
         (APP, "localhost:8082", True),
         ("http://app.example", "localhost:8082", False),
         ("https://app.example.evil.example", "localhost:8082", False),
@@ -60,6 +69,21 @@ def test_pages_of_this_server_and_of_listed_origins_are_let_in(
 
 def test_any_origin_can_be_allowed_and_any_name_answered_to() -> None:
     Origins(("*",), None).check({"Origin": "https://evil.example", "Host": "whatever.example"})
+
+
+def test_a_refused_page_is_logged_once_with_the_setting_that_lets_it_in(caplog: pytest.LogCaptureFixture) -> None:
+    origins = Origins((), None)
+    headers = {"Origin": "https://shop.example", "Host": "localhost:8082"}
+    for _ in range(3):
+        with pytest.raises(RequestError):
+            origins.check(headers)
+        assert origins.preflight_headers(headers, "POST") == {}
+    (line,) = caplog.messages
+    assert "origin=https://shop.example" in line
+    assert "allowed_origins" in line
+    for number in range(KNOWN_MAX + 5):
+        assert origins.preflight_headers({"Origin": f"https://a{number}", "Host": "b"}, "POST") == {}
+    assert len(caplog.messages) == KNOWN_MAX
 
 
 def test_what_is_remembered_is_bounded() -> None:
