@@ -115,8 +115,8 @@ ROUTES: tuple[Row, ...] = (
     _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, queries.SendQuery),
     _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, queries.FetchQuery),
     # REST Proxy metadata
-    _get("/", "root", v2_topics.root, Permission.PUBLIC),
-    _post("/", "root", v2_topics.root, Permission.PUBLIC, Body.NONE),
+    _get("/", "root", examples.home, Permission.PUBLIC),
+    _post("/", "root", examples.home, Permission.PUBLIC, Body.NONE),
     _get("/brokers", "brokers", v2_topics.brokers, Permission.DESCRIBE),
     _get("/topics", "topic_names", v2_topics.topic_names, Permission.DESCRIBE),
     _get(_TOPIC, "topic_metadata", v2_topics.topic_metadata, Permission.DESCRIBE),

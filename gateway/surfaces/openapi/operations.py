@@ -180,7 +180,16 @@ _PRODUCE = Operation(
 )
 
 _OPS: dict[str, Operation] = {
-    "root": Operation(tag="Operations", answers={200: _v2("Nothing.", ref("Nothing"))}),
+    "root": Operation(
+        tag="Operations",
+        answers={
+            200: Answer(
+                description="Where to go on; `text/html` for browsers.",
+                content={V2_TYPE: ref("Home"), JSON_TYPE: ref("Home"), "text/html": STRING},
+                headers=("Vary",),
+            )
+        },
+    ),
     "healthz": Operation(tag="Operations", answers={200: _json("It runs.", ref("Health"))}),
     "readyz": Operation(
         tag="Operations",

@@ -16,11 +16,6 @@ from store.errors import UnknownQueue
 _BROKER_ID = 0  # one broker answers for all partitions
 
 
-async def root(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """Nothing to see: old clients probe it."""
-    return v2_answer(request, {})
-
-
 async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The broker ids of the REST Proxy's metadata."""
     return v2_answer(request, {"brokers": [_BROKER_ID]})

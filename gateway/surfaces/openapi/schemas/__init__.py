@@ -77,5 +77,6 @@ def _operations() -> dict[str, Schema]:
                 "started_ms": TIME_MS,
             }
         ),
+        "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
         "Ticket": obj({"ticket": STRING, "expires_in": said(COUNT, "Seconds. It is good once.")}),
     }

@@ -59,5 +59,4 @@ def topics(limits: Limits) -> dict[str, Schema]:
         "PartitionMetadata": obj({"partition": PARTITION, "leader": COUNT, "replicas": array(replica)}),
         "PartitionsMetadata": array(ref("PartitionMetadata")),
         "PartitionOffsets": obj({"beginning_offset": OFFSET, "end_offset": OFFSET}),
-        "Nothing": obj({}),
     }
