@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
+from gateway.api.workers import Pollers, Worker
 from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
 from store.clock import Clock
 
@@ -41,8 +42,11 @@ class Lease(NamedTuple):
 class Leases:
     """The records of one consumer. `on_done` is told each that was settled, or whose lease is over."""
 
-    def __init__(self, on_done: Callable[[Lease], object]) -> None:
+    def __init__(self, on_done: Callable[[Lease], object], consumer: str = "") -> None:
         self._on_done = on_done
+        self.consumer = consumer
+        """Its name, for people who look."""
+
         self._leases: dict[str, Lease] = {}  # by their first receipts
         self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
         self.next_end_ms = _NEVER_MS
@@ -120,10 +124,29 @@ class Leases:
 
 
 class AllLeases:
-    """Those of all consumers, by group."""
+    """Those of all consumers, by group; of those that poll over HTTP, who has how many."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, list[Leases]] = {}
+        self._pollers: dict[str, Pollers] = {}
+
+    def pollers(self, group: str) -> Pollers:
+        """The consumers of a group that poll over HTTP."""
+        if (pollers := self._pollers.get(group)) is None:
+            pollers = self._pollers[group] = Pollers()
+        return pollers
+
+    def workers(self, group: str, now_ms: int) -> list[Worker]:
+        """Who works on the records of a group in queue mode."""
+        connected = self._by_group.get(group, ())
+        for leases in connected:
+            leases.sweep(now_ms)
+        polling = self._pollers[group].workers(now_ms) if group in self._pollers else []
+        return [*(Worker(leases.consumer, len(leases), None) for leases in connected), *polling]
+
+    def forget(self, group: str) -> None:
+        """The group was deleted."""
+        self._pollers.pop(group, None)
 
     def add(self, group: str, leases: Leases) -> None:
         """A consumer has begun."""
@@ -139,6 +162,8 @@ class AllLeases:
 
     def settled(self, group: str, results: Sequence[Settled]) -> None:
         """Receipts were settled, or found over. Each is some one consumer's, or nobody's."""
+        if results and group in self._pollers:
+            results = self._pollers[group].settled(results)
         for leases in self._by_group.get(group, ()):
             if not results:
                 break
@@ -146,6 +171,8 @@ class AllLeases:
 
     def extended(self, group: str, results: Sequence[Settled], until_ms: int) -> None:
         """Leases go on until then, or were found over."""
+        if results and group in self._pollers:
+            results = self._pollers[group].extended(results, until_ms)
         for leases in self._by_group.get(group, ()):
             if not results:
                 break

@@ -332,7 +332,8 @@ class Groups(Protocol):
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
-        """Not done: to be handed out again after `delay_ms`, or after the group's back-off."""
+        """Not done: to be handed out again after `delay_ms`, or after the group's back-off. After the last attempt the
+        reason goes with the dead letter."""
         ...
 
     async def give_back(self, group: str, receipts: Sequence[str]) -> None:

@@ -127,11 +127,11 @@ class Settling:
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
         """See `Groups.nack`."""
-        if reason:
-            log.debug("nack group=%s count=%s reason=%s", group, len(receipts), reason[:REASON_BYTES_MAX])
-        return await to_its_end(self._nack(group, receipts, delay_ms))
+        if len(reason.encode()) > REASON_BYTES_MAX:
+            raise IllegalRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
+        return await to_its_end(self._nack(group, receipts, delay_ms, reason))
 
-    async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None) -> list[Settled]:
+    async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None, reason: str) -> list[Settled]:
         context = self._context
         parsed = self._parsed(group, receipts)
         by_key = _by_key(parsed)
@@ -152,7 +152,7 @@ class Settling:
                     for topic_partition in receipt_indexes
                     if (one := parsed[topic_partition]) is None or one.offset not in gone
                 ]
-                decision = leases.decide_nack(_at(parsed, rest), now_ms, delay_ms=delay_ms)
+                decision = leases.decide_nack(_at(parsed, rest), now_ms, delay_ms=delay_ms, reason=reason)
                 _note(verdicts, rest, decision.verdicts)
                 events += [*leases.decide_settle(gone), *decision.events]
             await context.write(events, flushed=bool(going))

@@ -326,11 +326,15 @@ class PartitionLeases:
         if delay_ms is not None and delay_ms < 0:
             raise IllegalRequest(f"delay_ms must not be negative: {delay_ms}")
 
-    def decide_nack(self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None) -> Decision:
+    def decide_nack(
+        self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None, reason: str = ""
+    ) -> Decision:
         """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's
-        back-off table has for the attempt. After the last attempt they are finished at once. Raises IllegalRequest."""
+        back-off table has for the attempt. After the last attempt they are finished at once; the dead letter's reason
+        is then `EXHAUSTED` and the consumer's words. Raises IllegalRequest."""
         self.check_delay(delay_ms)
         verdicts: list[Verdict] = []
+        finished: set[int] = set()
         waiting: dict[int, list[int]] = {}
         for receipt in receipts:
             verdict = self._verdict(receipt, now_ms)
@@ -339,11 +343,16 @@ class PartitionLeases:
                 wait_ms = self.backoff_ms(receipt.attempt) if delay_ms is None else delay_ms
                 if receipt.attempt >= self._config.max_attempts:
                     wait_ms = 0
+                    if reason:
+                        finished.add(receipt.offset)
+                        continue
                 waiting.setdefault(now_ms + wait_ms, []).append(receipt.offset)
         events: list[LeaseEvent] = [
             LeaseMoved(*self._partition_id, tuple(sorted(set(offsets))), visible_at_ms, False)
             for visible_at_ms, offsets in waiting.items()
         ]
+        if finished:
+            events.append(Rejected(*self._partition_id, tuple(sorted(finished)), f"{EXHAUSTED}: {reason}"))
         return Decision(verdicts, events)
 
     def decide_reject(self, receipts: Iterable[Receipt], reason: str, now_ms: int) -> Decision:

@@ -74,12 +74,14 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 
 
 async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One group with its settings and its members."""
+    """One group with its settings, its members, and in queue mode who has how many records."""
     described = gateway.groups.describe(request.match_info["group"])
+    workers = gateway.leases.workers(described.view.group, gateway.clock.now_ms())
     body = {
         **_group(described.view),
         "config": _config(described.config),
         "members": [_member(view) for view in described.members],
+        "workers": [worker._asdict() for worker in workers],
     }
     return json_answer(request, body)
 
@@ -88,6 +90,7 @@ async def delete_group(gateway: Gateway, request: web.Request, _: bytes) -> web.
     """Forget a group, its offsets and leases: 204. Refused with 409 while it has members."""
     group = request.match_info["group"]
     await gateway.groups.delete(group)
+    gateway.leases.forget(group)
     for forget in gateway.on_group_deleted:
         forget(group)
     return web.Response(status=204)
@@ -148,6 +151,9 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     access = access_of(request)
     for topic in asked.topics:
         access.check(Permission.RECEIVE, topic=topic)
+    consumer = asked.consumer or f"{access.principal}@{request.remote}"
+    pollers = gateway.leases.pollers(group)
+    pollers.heard(consumer, gateway.clock.now_ms())
     gateway.stats.long_poll_count += 1
     try:
         async with while_allowed(gateway, request):  # who is cancelled gives back what it had leased
@@ -160,6 +166,8 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     for topic in asked.topics:
         access.check(Permission.RECEIVE, topic=topic, group=group)
     gateway.stats.fetched_record_count += len(received.messages)
+    if received.messages:
+        pollers.took(consumer, received.messages, received.messages[-1].until_ms, gateway.clock.now_ms())
     if wants_raw:
         return _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
     shown = [

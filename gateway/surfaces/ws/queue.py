@@ -87,7 +87,7 @@ class Queue:
         self._stats = stats
         self._acks: Merged[str, Settled] = Merged(self._ack_now, tasks)
         self._all_leases = all_leases
-        self._leases = Leases(self._done)
+        self._leases = Leases(self._done, f"{consumer_name} ({command.sub})")
         self._changed = asyncio.Event()
         self._receiving: asyncio.Task[object] | None = None
         self._next_bytes = 1

@@ -67,6 +67,14 @@ def groups(limits: Limits) -> dict[str, Schema]:
             "revoking": array(ref("TopicPartition")),
         }
     )
+    worker = obj(
+        {
+            "consumer": said(STRING, "The name it gave, else who asked and from where; of a socket, its session."),
+            "leased": said(COUNT, "Records in its hands."),
+            "heard_ago_ms": said(nullable(COUNT), "null: it is connected."),
+        },
+        description="A consumer of queue mode.",
+    )
     return {
         "Receive": schema_of(ReceiveBody, limits),
         "Delivered": native_record(
@@ -94,7 +102,7 @@ def groups(limits: Limits) -> dict[str, Schema]:
         "Acked": obj({"acked": COUNT}),
         "GroupSummary": obj(group),
         "GroupList": obj({"groups": array(ref("GroupSummary"))}),
-        "Group": obj({**group, "config": ref("GroupSettings"), "members": array(member)}),
+        "Group": obj({**group, "config": ref("GroupSettings"), "members": array(member), "workers": array(worker)}),
         "GroupSettings": obj({item.name: _setting(item.name) for item in fields(GroupConfig)}),
         "GroupChanges": with_example(
             obj(

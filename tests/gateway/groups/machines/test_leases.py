@@ -137,6 +137,22 @@ def test_a_record_given_back_waits_by_the_table_or_as_asked() -> None:
     assert offsets(queue.receive(1)) == [0]
 
 
+def test_what_the_last_nack_said_is_the_reason_of_the_dead_letter_and_survives_a_restart() -> None:
+    queue = Queue(max_attempts=2, backoff_ms=(10,))
+    leases = queue.receive(2, fresh_count=2)
+    now_ms = queue.now_ms
+    queue.do(queue.machine.decide_nack([queue.receipt(one) for one in leases], now_ms, delay_ms=0, reason="no").events)
+    one, other = queue.receive(2)
+    decision = queue.machine.decide_nack([queue.receipt(one), queue.receipt(one)], now_ms, delay_ms=500, reason="db")
+    assert queue.decided(decision) == [OK, OK]
+    letters = [DeadLetter(0, 2, f"{EXHAUSTED}: db")]
+    assert queue.machine.dead_letters(now_ms, 10) == letters
+    again = PartitionLeases("g", 16, 0, queue.config)
+    again.apply(queue.machine.snapshot())
+    assert again.dead_letters(now_ms, 10) == letters
+    assert queue.ack(other) == [OK]
+
+
 def test_after_the_last_attempt_a_record_is_a_dead_letter_until_its_copy_is_durable() -> None:
     queue = Queue(max_attempts=2, backoff_ms=(10,))
     leases = queue.receive(2, fresh_count=2)

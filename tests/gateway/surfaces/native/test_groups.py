@@ -305,6 +305,59 @@ async def test_too_many_attempts_make_a_dead_letter(caller: Caller) -> None:
     assert [letter["delivery_attempts"] for letter in letters["messages"]] == [2]
 
 
+async def test_the_words_of_the_last_nack_stay_with_the_dead_letter(caller: Caller) -> None:
+    await caller.ok("PATCH", "groups/g", {"max_attempts": 2})
+    await caller.send({"value": 1}, {"value": 2})
+    await caller.settle("nack", await caller.receive(), delay_ms=0, reason="first")
+    spoken, silent = await caller.receive()
+    await caller.settle("nack", [spoken], reason="KeyError: 'sku'")
+    await caller.settle("nack", [silent])
+    letters = (await caller.ok("GET", "groups/g/dlq"))["messages"]
+    reasons = {letter["value"]: letter["reason"] for letter in letters}
+    assert reasons == {1: "max_attempts: KeyError: 'sku'", 2: "max_attempts"}
+
+
+async def test_who_has_records_in_hand_is_shown(caller: Caller) -> None:
+    await caller.send(*({"value": number} for number in range(5)))
+    ann = await caller.receive(consumer="ann", max_messages=3)
+    await caller.receive(max_messages=1)
+    assert await caller.receive("other", topics=["orders"], consumer="elsewhere", start="latest") == []
+
+    async def shown() -> dict[str, int]:
+        workers = (await caller.ok("GET", "groups/g"))["workers"]
+        assert all(worker["heard_ago_ms"] >= 0 for worker in workers)
+        return {worker["consumer"]: worker["leased"] for worker in workers}
+
+    assert await shown() == {"ann": 3, "anonymous@127.0.0.1": 1}
+    await caller.settle("ack", ann[:1])
+    await caller.settle("extend", ann[1:2], invisible_ms=60_000)
+    await caller.settle("nack", ann[2:], delay_ms=60_000)
+    assert await shown() == {"ann": 1, "anonymous@127.0.0.1": 1}
+    async with caller.session.ws_connect("/ws/v1") as socket:
+        await socket.send_json(
+            {
+                "id": 1,
+                "op": "subscribe",
+                "sub": "mails",
+                "group": "g",
+                "mode": "queue",
+                "topics": ["orders"],
+                "credit": 9,
+            }
+        )
+        while (await socket.receive_json()).get("op") != "messages":
+            pass
+        workers = (await caller.ok("GET", "groups/g"))["workers"]
+        (connected,) = [worker for worker in workers if worker["heard_ago_ms"] is None]
+        assert connected["leased"] == 1
+        assert connected["consumer"].endswith("(mails)")
+    assert await caller.receive("gone", start="latest") == []
+    assert len((await caller.ok("GET", "groups/gone"))["workers"]) == 1
+    await caller.ok("DELETE", "groups/gone")
+    await caller.ok("PATCH", "groups/gone", {"max_attempts": 2})
+    assert (await caller.ok("GET", "groups/gone"))["workers"] == []
+
+
 async def test_dead_letters_come_in_pages(caller: Caller) -> None:
     await caller.send(*({"value": number} for number in range(5)))
     await caller.settle("reject", await caller.receive())

@@ -1,0 +1,94 @@
+"""Who works on a group's records in queue mode, for people who look (`mq group describe`): in memory, of this process.
+
+Sockets and event streams keep a ledger each (lease.py). Consumers that poll over HTTP have none, so their receipts are
+kept here, all of one answer with one `dict.fromkeys`, until they are settled or their leases are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
+
+SHOWN_MS = 300_000
+"""How long a consumer without leases is shown after its last request."""
+
+POLLERS_MAX = 1_000
+"""Consumers of one group that are shown; beyond it the one longest silent is left out."""
+
+SWEEP_COUNT = 10_000
+"""Receipts kept before those whose leases are over are looked for; then again when they have doubled."""
+
+
+class Worker(NamedTuple):
+    """One consumer of a queue-mode group. `leased`: records in its hands. `heard_ago_ms` None: it is connected."""
+
+    consumer: str
+    leased: int
+    heard_ago_ms: int | None
+
+
+class _Lease(NamedTuple):
+    consumer: str
+    until_ms: int
+
+
+class Pollers:
+    """The consumers of one group that poll over HTTP. An ack `up_to` an offset, or by the first receipt of a lease that
+    was extended, is noticed only when the lease would have ended."""
+
+    def __init__(self) -> None:
+        self._heard_ms: dict[str, int] = {}  # by consumer, the longest silent first
+        self._leases: dict[str, _Lease] = {}  # by receipt
+        self._sweep_count = SWEEP_COUNT
+
+    def heard(self, consumer: str, now_ms: int) -> None:
+        """It asks for records."""
+        self._heard_ms.pop(consumer, None)
+        self._heard_ms[consumer] = now_ms
+        if len(self._heard_ms) > POLLERS_MAX:
+            del self._heard_ms[next(iter(self._heard_ms))]
+
+    def took(self, consumer: str, messages: Iterable[Delivered], until_ms: int, now_ms: int) -> None:
+        """It was given these, until then."""
+        self.heard(consumer, now_ms)
+        self._leases |= dict.fromkeys([message.receipt for message in messages], _Lease(consumer, until_ms))
+        if len(self._leases) > self._sweep_count:
+            self._sweep(now_ms)
+
+    def settled(self, results: Iterable[Settled]) -> list[Settled]:
+        """Receipts were settled, or found over. Returns those that are not here."""
+        take = self._leases.pop
+        return [
+            result
+            for result in results
+            if not (result.ok or result.error_code == LEASE_OVER) or take(result.receipt, None) is None
+        ]
+
+    def extended(self, results: Iterable[Settled], until_ms: int) -> list[Settled]:
+        """Leases go on until then, or were found over. Returns those that are not here."""
+        others = []
+        for result in results:
+            lease = self._leases.pop(result.receipt, None)
+            if lease is None:
+                others.append(result)
+            elif result.new_receipt is not None:
+                self._leases[result.new_receipt] = _Lease(lease.consumer, until_ms)
+        return others
+
+    def workers(self, now_ms: int) -> list[Worker]:
+        """Those that have records, or asked lately."""
+        self._sweep(now_ms)
+        leased = dict.fromkeys(self._heard_ms, 0)
+        for lease in self._leases.values():
+            leased[lease.consumer] = leased.get(lease.consumer, 0) + 1
+        return [
+            Worker(consumer, count, max(now_ms - self._heard_ms.get(consumer, 0), 0))
+            for consumer, count in leased.items()
+            if count or now_ms - self._heard_ms.get(consumer, 0) <= SHOWN_MS
+        ]
+
+    def _sweep(self, now_ms: int) -> None:
+        self._leases = {receipt: lease for receipt, lease in self._leases.items() if lease.until_ms > now_ms}
+        self._sweep_count = max(SWEEP_COUNT, 2 * len(self._leases))
