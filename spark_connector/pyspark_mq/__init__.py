@@ -2,11 +2,11 @@
 
 Spark finds this package by itself, because its name begins with `pyspark_` and it has a `DefaultSource`. It looks with
 the interpreter named by the environment variable PYSPARK_PYTHON, or else with the first `python3` on the PATH. When
-that is not the interpreter this package is installed for, Spark says DATA_SOURCE_NOT_FOUND and nothing more. So:
+that is not the interpreter this package is installed for, Spark says DATA_SOURCE_NOT_FOUND and nothing more. So
+importing this package, before the first SparkSession, sets PYSPARK_PYTHON to this interpreter where it is not set:
 
     import pyspark_mq
-    pyspark_mq.prepare()                     # before the first SparkSession: sets PYSPARK_PYTHON, finds a Java
-    spark = SparkSession.builder.getOrCreate()
+    spark = pyspark_mq.spark_session()       # finds a Java too; any other way to make a session will do
     spark.read.format("mq").option("url", "http://127.0.0.1:8082").option("subscribe", "orders").load()
 """
 
@@ -23,7 +23,7 @@ from pyspark_mq.errors import (
     ServerError,
     ServerUnavailable,
 )
-from pyspark_mq.session import prepare, register
+from pyspark_mq.session import choose_interpreter, prepare, register, spark_session
 from pyspark_mq.source import MqDataSource as DefaultSource
 
 __all__ = [
@@ -39,4 +39,7 @@ __all__ = [
     "ServerUnavailable",
     "prepare",
     "register",
+    "spark_session",
 ]
+
+choose_interpreter()

@@ -40,6 +40,11 @@ class LagReporter:
                 self._under_way = self._thread.submit(self._run)
 
     def close(self) -> None:
+        """Wait for the last report, but not long, and make no more."""
+        self.wait()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def wait(self) -> None:
         """Wait for the last report, but not long."""
         with self._lock:
             under_way = self._under_way
@@ -48,7 +53,6 @@ class LagReporter:
                 under_way.result(CLOSE_TIMEOUT_S)
         except TimeoutError:
             log.warning("the position of group %s was not reported in time", self._group)
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         while True:

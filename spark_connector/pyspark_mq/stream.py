@@ -123,6 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             return self._latest_without_start()
         position = StreamOffset.from_json(start)
+        self._report(position)  # Spark asks for a batch when the one before is done, and commits none after the last
         if self._pins_the_beginning(position):
             return start
         topics = self._seen = self._frozen if self._frozen is not None else self._catalog.existing()
@@ -130,6 +131,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = ends(topics)
         if limit is not None and not isinstance(limit, ReadAllAvailable) and self._waits_for_more(backlog(begin, end)):
             return start
+        if self._frozen is not None and self._lag is not None and end == position.offsets:
+            self._lag.wait()  # the query ends now, and Spark may kill this process before a report is under way
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
         return _stream_offset(topics, end).to_json()
@@ -151,15 +154,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: _Json) -> None:
         """Progress lives in Spark's checkpoint; the server is told only for the lag of `groupId`."""
-        if self._options.group is not None:
-            if self._lag is None:
-                self._lag = LagReporter(Client(self._options.endpoint), self._options.group)
-            self._lag.report(StreamOffset.from_json(end).offsets)
+        self._report(StreamOffset.from_json(end))
 
     def stop(self) -> None:
         """The query has ended."""
         if self._lag is not None:
             self._lag.close()
+
+    def _report(self, position: StreamOffset) -> None:
+        """Everything before it is done."""
+        if self._options.group is not None:
+            if self._lag is None:
+                self._lag = LagReporter(Client(self._options.endpoint), self._options.group)
+            self._lag.report(position.offsets)
 
     def _latest_without_start(self) -> _Json:
         """For pyspark 4.0 and 4.1, where this comes before `initialOffset`; S1 then needs both to agree."""

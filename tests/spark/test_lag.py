@@ -6,8 +6,10 @@ import json
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark_mq.client import Client, Endpoint
 from pyspark_mq.errors import ServerUnavailable
 from pyspark_mq.lag import LagReporter
@@ -85,6 +87,29 @@ def test_the_server_shows_the_lag_of_a_stream(mq: Server) -> None:
         lag = json.load(answer)
     assert lag["total_lag"] == 3
     assert {row["partition"]: row["committed"] for row in lag["partitions"]}[0] == 10
+
+
+def test_all_that_was_available_is_no_lag_when_the_query_has_ended(
+    mq: Server, spark: SparkSession, tmp_path: Path
+) -> None:
+    mq.create("drained", 2)
+    mq.send("drained", 0, [Message(value=b"v")] * 10)
+    mq.send("drained", 1, [Message(value=b"v")] * 5)
+    stream = spark.readStream.format("mq").options(
+        url=mq.url, subscribe="drained", startingOffsets="earliest", groupId="drainer", maxOffsetsPerTrigger=8
+    )
+    query = (
+        stream.load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    with urllib.request.urlopen(f"{mq.url}/mq/v1/groups/drainer/lag") as answer:
+        lag = json.load(answer)
+    assert lag["total_lag"] == 0
+    assert [row["committed"] for row in lag["partitions"]] == [10, 5]
 
 
 def test_a_group_that_does_not_exist_yet_is_made(mq: Server) -> None:
