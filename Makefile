@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes configuration published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ imports: $(STAMP)
 
 routes: $(STAMP) ## docs/routes.md from the route table
 	@$(BIN)/python -m gateway.main.routes > docs/routes.md
+
+configuration: $(STAMP) ## docs/configuration.md from the settings
+	@$(BIN)/python -m gateway.settings.page > docs/configuration.md
 
 published: $(STAMP) ## Every name that users see: settings, metrics, codes, help, API documents; compare two trees with it
 	@$(BIN)/python -m tests.published

@@ -32,9 +32,17 @@ class AuthConfig:
     """The `iss` of JWTs that are accepted. None: none are."""
 
     jwt_audience: str | None = None
+    """The `aud` they must have."""
+
     jwt_algorithm: Algorithm = "RS256"
+    """The one algorithm of their signatures."""
+
     jwt_key_file: Path | None = None
+    """Public keys of the issuer, in PEM."""
+
     jwt_scope_claim: str = "scope"
+    """The claim with the scopes: words that begin with `mq:`."""
+
     jwt_leeway_ms: int = 30_000
     """How far the issuer's clock may be off."""
 

@@ -32,7 +32,7 @@ from store.config import StoreConfig
 from timer.config import TimerConfig, check_retention
 
 ENVIRONMENT_PREFIX = "MQ_"
-CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONFIG"))
+CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONTEXT", "MQ_CONFIG"))
 """Variables of the command-line client; they say nothing about a server."""
 
 LogFormat = Literal["text", "json"]
@@ -55,6 +55,8 @@ class GatewayConfig:
     """Directory of the store and the timer; made when it is missing."""
 
     host: str = "127.0.0.1"
+    """Address to listen on. Other machines reach a server that listens on another one than 127.0.0.1 or ::1."""
+
     port: int = 8082
     """0 picks a free one; the chosen one is in the first line printed."""
 
@@ -86,6 +88,8 @@ class GatewayConfig:
     """How long a stop waits for requests that are being answered."""
 
     ws_ping_ms: int = 25_000
+    """How often an idle socket is pinged, so that proxies keep it and a peer that is gone is noticed."""
+
     ws_write_timeout_ms: int = 10_000
     """A socket whose peer takes no bytes for so long is closed."""
 
@@ -99,6 +103,8 @@ class GatewayConfig:
     """A REST Proxy consumer instance that is not called for so long is forgotten."""
 
     log_level: str = "info"
+    """debug, info, warning or error."""
+
     log_format: LogFormat = "text"
     """Lines for people, or JSON for programs."""
 
@@ -225,6 +231,11 @@ def known_settings() -> dict[str, object]:
     return dict(_KNOWN)
 
 
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
+
+
 def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, object]:
     hints = get_type_hints(cls)
     return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
@@ -266,7 +277,7 @@ def _from_toml(file: Path) -> Settings:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
-    by_variable = {ENVIRONMENT_PREFIX + name.replace(".", "_").upper(): name for name in _KNOWN}
+    by_variable = {variable_of(name): name for name in _KNOWN}
     settings: dict[str, Given] = {}
     for variable, value in environment.items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in CLIENT_VARIABLES:

@@ -39,6 +39,8 @@ class Limits:
     """Limits of one server. Sizes are of what arrives, before base64 or JSON is decoded, unless a record's."""
 
     body_bytes_max: int = 16 * MiB
+    """Bytes of one request's body."""
+
     records_per_request_max: int = 10_000
     """Records of one JSON request; raw batches have `batch_records_max`."""
 
@@ -47,24 +49,50 @@ class Limits:
     not answered yet. A body that arrives with its head does not count."""
 
     batch_bytes_max: int = BATCH_BYTES_MAX
+    """Bytes of one raw batch."""
+
     batch_records_max: int = BATCH_RECORDS_MAX
+    """Records of one raw batch."""
 
     record_bytes_max: int = RECORD_BYTES_MAX
+    """Key, value and headers of one record."""
+
     key_bytes_max: int = KEY_BYTES_MAX
+    """Bytes of a key."""
+
     tag_bytes_max: int = TAG_BYTES_MAX
+    """Bytes of a tag."""
+
     msg_id_bytes_max: int = MSG_ID_BYTES_MAX
+    """Bytes of a `msg_id`."""
+
     idempotency_key_bytes_max: int = IDEMPOTENCY_KEY_BYTES_MAX
+    """Bytes of an `Idempotency-Key`."""
+
     producer_name_bytes_max: int = PRODUCER_NAME_BYTES_MAX
+    """Bytes of the name of a numbered producer."""
+
     message_group_bytes_max: int = MESSAGE_GROUP_BYTES_MAX
+    """Bytes of a `message_group`."""
+
     schedule_key_bytes_max: int = SCHEDULE_KEY_BYTES_MAX
+    """Bytes of a `schedule_key`."""
+
     header_count_max: int = HEADER_COUNT_MAX
+    """Headers of one record."""
+
     headers_bytes_max: int = HEADERS_BYTES_MAX
+    """Bytes of all headers of one record."""
 
     topic_name_bytes_max: int = TOPIC_NAME_BYTES_MAX
+    """Bytes of a topic's name."""
+
     partitions_max: int = PARTITIONS_MAX
     """Of one topic."""
 
     topics_max: int = 10_000
+    """Topics of one server."""
+
     partitions_total_max: int = 100_000
     """Partitions of all topics together."""
 
@@ -75,8 +103,14 @@ class Limits:
     """Longest long poll."""
 
     fetch_bytes_default: int = 1 * MiB
+    """Bytes of a JSON answer with records whose request does not say."""
+
     fetch_batch_bytes_default: int = 8 * MiB
+    """The same of raw batches."""
+
     fetch_bytes_max: int = 64 * MiB
+    """Most that a request may ask for."""
+
     fetch_records_max: int = 100_000
     """Records of one JSON answer: they are built in memory. Raw batches are bounded by bytes alone."""
 
@@ -84,10 +118,19 @@ class Limits:
     """Streams of Server-Sent Events open at a time."""
 
     ws_frame_bytes_max: int = 16 * MiB
+    """Bytes of a frame from a client."""
+
     ws_credit_max: int = 10_000
+    """Messages that a subscription may be granted ahead."""
+
     ws_credit_bytes_max: int = 64 * MiB
+    """Bytes, likewise."""
+
     ws_subscriptions_max: int = 64
+    """Subscriptions of one socket."""
+
     ws_sockets_max: int = 10_000
+    """Sockets open at a time."""
 
     consumer_instances_max: int = 10_000
     """REST Proxy consumer instances of one server."""
