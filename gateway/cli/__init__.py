@@ -2,6 +2,7 @@
 
 Output for people goes to stdout as text, with `--json` as JSON, one object a line. Everything else (progress, errors,
 logs) goes to stderr. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no server reached, 130 interrupted.
+docs/cli.md has all of it for users.
 """
 
 from __future__ import annotations
@@ -13,7 +14,23 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, dump, group, index, offline, schedule, send, serve, tail, token, topic
+from gateway.cli import (
+    bench,
+    complete,
+    config,
+    context,
+    dump,
+    group,
+    index,
+    offline,
+    schedule,
+    send,
+    serve,
+    status,
+    tail,
+    token,
+    topic,
+)
 from gateway.cli.client import CA_VARIABLE
 from gateway.cli.terminal import CliError, print_error
 from gateway.main.version import installed_version
@@ -23,7 +40,8 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="mq",
     help="A message queue: HTTP to send, WebSocket to consume, any delay.",
-    epilog="Start with: mq serve --data ./data, then in another shell: mq topic create orders; mq send orders 1",
+    epilog="Start with: mq serve --data ./data, then in another shell: mq topic create orders; mq send orders 1\n\n"
+    "Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no server reached, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -35,6 +53,9 @@ app.add_typer(group.app, name="group")
 app.add_typer(schedule.app, name="schedule")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
+app.command("status")(status.status)
+app.command("bench")(bench.bench)
+app.add_typer(context.app, name="context")
 app.command("dump")(dump.dump)
 app.command("verify")(offline.verify)
 app.command("repair")(offline.repair)
@@ -53,14 +74,29 @@ def _print_version(is_asked: bool) -> None:
 def _for_every_command(
     ca: Annotated[
         Path | None,
-        typer.Option(help="Certificates (PEM) to trust, when the server's is no public one.", envvar=CA_VARIABLE),
+        typer.Option(
+            help="Certificates (PEM) to trust, when the server's is no public one. [dim]env: MQ_CA[/dim]",
+            show_default=False,
+        ),
+    ] = None,
+    context_name: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            help="Use this server (see [b]mq context[/b]), whatever MQ_URL and MQ_TOKEN say. "
+            "[dim]env: MQ_CONTEXT[/dim]",
+            autocompletion=complete.context_names,
+            show_default=False,
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    if context_name is not None:
+        context.choose(context_name, os.environ)  # what `client.server_of` reads
     if ca is not None:
-        os.environ[CA_VARIABLE] = str(ca)  # what `client.session` reads
+        os.environ[CA_VARIABLE] = str(ca)
 
 
 def main() -> None:

@@ -1,21 +1,63 @@
-"""Requests to a server, with the failures a person at a terminal can act on."""
+"""Requests to a server, with the failures a person at a terminal can act on, each in one sentence that says what to do.
+
+Which server, with what token and whose certificates: a flag goes before an environment variable, and that before the
+context (context.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 import orjson
 
+from gateway.cli import context
 from gateway.cli.terminal import UNREACHABLE, USAGE, CliError
 
+_T = TypeVar("_T")
+
 TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
 CA_VARIABLE = "MQ_CA"
 JSON = "application/json"
+
+
+class Server(NamedTuple):
+    """Where to ask, and with what. `ca`: a file of certificates to trust; None: the machine's own list."""
+
+    url: str
+    token: str | None = None
+    ca: str | None = None
+
+
+def server_of(url: str, environment: Mapping[str, str] | None = None) -> Server:
+    """The server that a command's --url, the environment and the context choose. Raises CliError."""
+    environment = os.environ if environment is None else environment
+    chosen = context.selected(environment)
+    url = url or environment.get("MQ_URL", "") or (context.URL_DEFAULT if chosen is None else chosen.url)
+    url = checked_url(url)
+    if chosen is not None and chosen.url != url:
+        chosen = None  # what it says is meant for its own server
+    token = environment.get("MQ_TOKEN", "").strip() or (chosen.token if chosen else None)
+    ca = environment.get(CA_VARIABLE) or (chosen.ca if chosen else None)
+    return Server(url, token, ca)
+
+
+def ask(url: str, request: Callable[[Client], Awaitable[_T]]) -> _T:
+    """What a function gets from the server that `server_of` chooses. Raises CliError."""
+
+    async def asked() -> _T:
+        async with connected(url) as client:
+            return await request(client)
+
+    return asyncio.run(asked())
 
 
 class Client:
@@ -46,54 +88,54 @@ class Client:
         return await self._request("POST", path, body, content_type)
 
     async def _request(self, method: str, path: str, body: bytes | None, content_type: str | None) -> dict[str, object]:
+        status, answer = await self._exchange(method, path, body, content_type)
+        if status >= 400:
+            raise refused(answer)
+        return answer
+
+    async def probe(self, path: str) -> tuple[int, dict[str, object]]:
+        """The status and the answer to a GET, whatever they are. Raises CliError."""
+        return await self._exchange("GET", path, None, None)
+
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None, content_type: str | None
+    ) -> tuple[int, dict[str, object]]:
         headers = {} if content_type is None else {"Content-Type": content_type}
         try:
             async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
                 content = await response.read()
-        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
-            raise CliError(f"{self._url}: {error}; is its certificate's authority given by 'mq --ca FILE'?") from error
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
-            raise unreachable(self._url) from error
-        except TimeoutError as error:
-            raise CliError(f"{self._url} did not answer within {TIMEOUT_S:g} s", UNREACHABLE) from error
-        except aiohttp.ClientError as error:
-            raise CliError(f"{self._url}: {error}", UNREACHABLE) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise failure(self._url, error) from error
         if response.status == 204:
-            return {}
+            return 204, {}
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError:
             answer = None
         if not isinstance(answer, dict):
             raise CliError(f"{self._url} answered {response.status} without JSON; is it an mq server?", UNREACHABLE)
-        if response.status >= 400:
-            raise refused(answer)
-        return answer
+        return response.status, answer
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Client]:
-    """A client of the server at `url`. Nothing is sent before the first request."""
-    async with session(timeout_s=TIMEOUT_S) as opened:
-        yield Client(opened, checked_url(url))
+async def connected(url: str, *, timeout_s: float | None = None) -> AsyncIterator[Client]:
+    """A client of the server that `server_of` chooses. Nothing is sent before the first request."""
+    server = server_of(url)
+    async with session(server, timeout_s=timeout_s or TIMEOUT_S) as opened:
+        yield Client(opened, server.url)
 
 
-def session(*, timeout_s: float | None) -> aiohttp.ClientSession:
-    """A session that says who it is by MQ_TOKEN, and trusts the certificates of MQ_CA (`mq --ca`) if that is set.
-
-    The token is never an argument: those can be seen by everybody on the machine. Raises CliError.
-    """
-    token = os.environ.get("MQ_TOKEN", "").strip()
+def session(server: Server, *, timeout_s: float | None) -> aiohttp.ClientSession:
+    """A session that says who it is by the server's token, and trusts its certificates. Raises CliError."""
     return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
-        headers={"Authorization": f"Bearer {token}"} if token else None,
-        connector=aiohttp.TCPConnector(ssl=_trusted()),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+        headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
+        connector=aiohttp.TCPConnector(ssl=_trusted(server.ca), limit=0),
     )
 
 
-def _trusted() -> ssl.SSLContext | bool:
+def _trusted(file: str | None) -> ssl.SSLContext | bool:
     """Whom to trust; True: the machine's own list."""
-    file = os.environ.get(CA_VARIABLE)
     if not file:
         return True
     try:
@@ -110,7 +152,7 @@ def checked_url(url: str) -> str:
     except ValueError:
         legal = False
     if not legal:
-        raise CliError(f"--url {url} is not a URL such as http://127.0.0.1:8082", USAGE)
+        raise CliError(f"{url} is not a URL such as http://127.0.0.1:8082", USAGE)
     return url.rstrip("/")
 
 
@@ -119,9 +161,49 @@ def topic_path(topic: str) -> str:
     return quote(topic, safe="")
 
 
-def unreachable(url: str) -> CliError:
-    """Nobody listens at the URL."""
-    return CliError(f"no server at {url}: start one with 'mq serve --data DIR', or set --url or MQ_URL", UNREACHABLE)
+_NO_ANSWER = "it ended the connection without an answer: is it an mq server, and http:// or https:// as in the URL?"
+
+
+def failure(url: str, error: Exception) -> CliError:
+    """Why no answer came, in our words: those of the HTTP library are for programmers."""
+    host = urlsplit(url).hostname
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            why = f"the name {host} is not known: is it spelled right in --url, MQ_URL or the context?"
+        case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLCertVerificationError() as refusal):
+            why = f"its certificate is not trusted ({refusal.verify_message}): name its authority with 'mq --ca FILE'"
+        case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
+            why = "it does not speak TLS as this client does: is the URL https:// where it should be http://?"
+        case aiohttp.ConnectionTimeoutError():
+            why = f"no connection within {CONNECT_TIMEOUT_S:g} s: is the port right, and open in the firewall?"
+        case TimeoutError():
+            why = "it took too long to answer: try again, or look at its log"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+            why = _NO_ANSWER
+        case OSError(errno=errno.EHOSTUNREACH | errno.ENETUNREACH):
+            why = "there is no way to its network: is the address right?"
+        case aiohttp.ClientConnectorError():
+            why = (
+                "nothing listens there: start one with 'mq serve --data DIR', or choose another with --url or a context"
+            )
+        case OSError(errno=errno.ECONNRESET | errno.EPIPE):
+            why = _NO_ANSWER
+        case _:
+            why = f"the request failed ({type(error).__name__})"
+    return CliError(f"cannot reach {url}: {why}", UNREACHABLE)
+
+
+def refused_socket(url: str, status: int) -> CliError:
+    """A WebSocket's handshake was answered with this status."""
+    match status:
+        case 401:
+            return CliError(f"{url} asks who you are{_HINTS[40101]}")
+        case 403:
+            return CliError(f"{url} does not let you in{_HINTS[40301]}")
+        case _ if status >= 500 or status == 429:
+            return CliError(f"{url} refused the WebSocket with {status}; its log says why")
+        case _:
+            return CliError(f"{url} has no WebSocket ({status}); is it an mq server?", UNREACHABLE)
 
 
 def refused(answer: Mapping[str, object]) -> CliError:
@@ -133,10 +215,10 @@ def refused(answer: Mapping[str, object]) -> CliError:
 
 
 _HINTS: dict[object, str] = {
-    40101: ": put a token into MQ_TOKEN ('mq token create' makes one)",
+    40101: ": give a token by MQ_TOKEN or a context ('mq token create' makes one, on the server's machine)",
     40301: ": the token has no scope for this ('mq token list' shows what it has)",
     40401: ": create it with 'mq topic create NAME'",
     40405: ": 'mq group list' shows those there are",
     40952: ": stop its members, or use --force",
-    40955: ": the number of partitions of a topic is fixed when it is created",
+    40955: ": 'mq topic alter' changes what can be changed",
 }

@@ -5,26 +5,39 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import quote
 
 import orjson
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from gateway.cli.client import JSON, Client, connected
-from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, escaped, parse_duration_ms, print_json
+from gateway.cli.client import JSON, ask, connected
+from gateway.cli.complete import group_names, topic_names
+from gateway.cli.terminal import (
+    URL_DEFAULT,
+    USAGE,
+    CliError,
+    Json,
+    Url,
+    add_row,
+    console,
+    new_table,
+    number_of,
+    parse_duration_ms,
+    print_json,
+    print_table,
+    rows_of,
+)
 
 app = typer.Typer(help="Consumer groups: how far they are, and moving them.", no_args_is_help=True)
 
 PATH = "/mq/v1/groups"
-_PIPED_WIDTH = 400  # piped output has no width: let lines be as long as they are
 
-Group = Annotated[str, typer.Argument(help="The group's name.", show_default=False)]
+Group = Annotated[str, typer.Argument(help="The group's name.", show_default=False, autocompletion=group_names)]
 Row = Mapping[str, object]
 
 
@@ -36,7 +49,7 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
       mq group list
     """
-    groups = _rows(_ask(url, lambda client: client.get(PATH)), "groups")
+    groups = rows_of(ask(url, lambda client: client.get(PATH)), "groups")
     if as_json:
         for group in groups:
             print_json(group)
@@ -44,46 +57,54 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
     if not groups:
         typer.echo("no groups yet: one begins with its first consumer, such as 'mq tail TOPIC --group NAME'")
         return
-    table = _table("group", "state", "members", "topics")
+    shown = []
     for group in groups:
         topics = group["topics"]
         assert isinstance(topics, list)
-        _add(table, group["group"], group["state"], group["member_count"], ", ".join(topics))
-    _console().print(table)
+        shown.append((group["group"], group["state"], group["member_count"], ", ".join(topics)))
+    print_table(("group", "state", "members", "topics"), shown)
 
 
 @app.command("describe")
 def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """Show a group's state and its members with what they have.
+    """Show a group's state, its members with their partitions, and who has records on lease.
 
     [b]Example[/b]
 
       mq group describe billing
     """
-    described = _ask(url, lambda client: client.get(_path(group)))
+    described = ask(url, lambda client: client.get(_path(group)))
     if as_json:
         print_json(described)
         return
-    members = _rows(described, "members")
-    typer.echo(f"{group}: {described['state']}, generation {described['generation']}, {len(members)} members")
+    members, workers = rows_of(described, "members"), rows_of(described, "workers")
+    typer.echo(
+        f"{group}: {described['state']}, generation {described['generation']}, {len(members)} members, "
+        f"{len(workers)} workers with {sum(number_of(worker['leased']) for worker in workers)} records"
+    )
+    if workers:
+        print_table(
+            ("worker", "leased", "heard"),
+            [(worker["consumer"], worker["leased"], _heard(worker["heard_ago_ms"])) for worker in workers],
+        )
     if not members:
         return
-    table = _table("member", "wants", "has", "heard")
+    table = new_table("member", "wants", "has", "heard")
     for member in members:
         topics = member["topics"]
         assert isinstance(topics, list)
         pattern = member["topic_pattern"]
         wants = ", ".join([*topics, *([f"/{pattern}/"] if pattern else [])])
-        has = ", ".join(f"{where['topic']}/{where['partition']}" for where in _rows(member, "assigned"))
-        leaving = ", ".join(f"{where['topic']}/{where['partition']}" for where in _rows(member, "revoking"))
-        _add(
+        has = ", ".join(f"{where['topic']}/{where['partition']}" for where in rows_of(member, "assigned"))
+        leaving = ", ".join(f"{where['topic']}/{where['partition']}" for where in rows_of(member, "revoking"))
+        add_row(
             table,
             member["member_id"],
             wants,
             f"{has} (giving up {leaving})" if leaving else has,
-            f"{_number(member['heard_ago_ms']) / 1000:.0f} s ago",
+            _heard(member["heard_ago_ms"]),
         )
-    _console().print(table)
+    console().print(table)
 
 
 @app.command("lag")
@@ -108,11 +129,11 @@ def lag(
     query = f"?topics={quote(','.join(topics), safe=',')}" if topics else ""
     path = f"{_path(group)}/lag{query}"
     if as_json:
-        for row in _rows(_ask(url, lambda client: client.get(path)), "partitions"):
+        for row in rows_of(ask(url, lambda client: client.get(path)), "partitions"):
             print_json(row)
         return
     if once or not sys.stdout.isatty():
-        _console().print(_lag_table(_ask(url, lambda client: client.get(path)), {}, 0.0))
+        console().print(_lag_table(ask(url, lambda client: client.get(path)), {}, 0.0))
         return
     asyncio.run(_watch(url, path, interval))
 
@@ -120,7 +141,7 @@ def lag(
 @app.command("reset")
 def reset(
     group: Group,
-    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False)],
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=topic_names)],
     to: Annotated[
         str,
         typer.Option(
@@ -145,14 +166,14 @@ def reset(
     body: dict[str, object] = {"topic": topic, "to": _where(to), "dry_run": dry_run, "force": force}
     if partitions:
         body["partitions"] = partitions
-    answer = _ask(url, lambda client: client.post(f"{_path(group)}/offsets:reset", orjson.dumps(body), JSON))
+    answer = ask(url, lambda client: client.post(f"{_path(group)}/offsets:reset", orjson.dumps(body), JSON))
     if as_json:
         print_json(answer)
         return
-    table = _table("partition", "from", "to")
-    for row in _rows(answer, "partitions"):
-        _add(table, row["partition"], "-" if row["from"] is None else row["from"], row["to"])
-    _console().print(table)
+    table = new_table("partition", "from", "to")
+    for row in rows_of(answer, "partitions"):
+        add_row(table, row["partition"], "-" if row["from"] is None else row["from"], row["to"])
+    console().print(table)
     if dry_run:
         typer.echo("nothing was moved: this was a dry run", err=True)
 
@@ -165,7 +186,7 @@ def delete(group: Group, url: Url = URL_DEFAULT) -> None:
 
       mq group delete billing
     """
-    _ask(url, lambda client: client.delete(_path(group)))
+    ask(url, lambda client: client.delete(_path(group)))
     typer.echo("deleted")
 
 
@@ -187,9 +208,9 @@ def config(
     """
     if changes:
         wanted = dict(_change(text) for text in changes)
-        settings: Row = _ask(url, lambda client: client.patch(_path(group), wanted))
+        settings: Row = ask(url, lambda client: client.patch(_path(group), wanted))
     else:
-        described = _ask(url, lambda client: client.get(_path(group)))
+        described = ask(url, lambda client: client.get(_path(group)))
         shown = described.get("config")
         if not isinstance(shown, dict):
             raise CliError("the server's answer has no config; is it an mq server of this version?")
@@ -197,10 +218,10 @@ def config(
     if as_json:
         print_json(settings)
         return
-    table = _table("setting", "value")
+    table = new_table("setting", "value")
     for name, value in settings.items():
-        _add(table, name, value if isinstance(value, str) else orjson.dumps(value).decode())
-    _console().print(table)
+        add_row(table, name, value if isinstance(value, str) else orjson.dumps(value).decode())
+    console().print(table)
 
 
 @app.command("dlq")
@@ -216,17 +237,17 @@ def dlq(
 
       mq group dlq billing --json | jq .reason
     """
-    answer = _ask(url, lambda client: client.get(f"{_path(group)}/dlq?limit={count}"))
-    letters = _rows(answer, "messages")
+    answer = ask(url, lambda client: client.get(f"{_path(group)}/dlq?limit={count}"))
+    letters = rows_of(answer, "messages")
     if as_json:
         for letter in letters:
             print_json(letter)
         return
-    table = _table("when", "from", "attempts", "reason")
+    table = new_table("when", "from", "attempts", "reason")
     for letter in letters:
         where = f"{letter['topic']}/{letter['partition']}@{letter['topic_offset']}"
-        _add(table, _time(letter["dead_lettered_at"]), where, letter["delivery_attempts"], letter["reason"])
-    _console().print(table)
+        add_row(table, _time(letter["dead_lettered_at"]), where, letter["delivery_attempts"], letter["reason"])
+    console().print(table)
     typer.echo(f"{len(letters)} of {answer['total']}", err=True)
 
 
@@ -243,7 +264,7 @@ def redrive(
       mq group redrive billing --count 10
     """
     body = orjson.dumps({"max_messages": count})
-    answer = _ask(url, lambda client: client.post(f"{_path(group)}/dlq:redrive", body, JSON))
+    answer = ask(url, lambda client: client.post(f"{_path(group)}/dlq:redrive", body, JSON))
     typer.echo(f"{answer['redriven']} redriven")
 
 
@@ -252,31 +273,33 @@ async def _watch(url: str, path: str, interval_s: float) -> None:
     committed: dict[tuple[object, object], int] = {}
     looked_s = 0.0
     async with connected(url) as client:
-        with Live(console=_console(), auto_refresh=False, transient=False) as live:
+        with Live(console=console(), auto_refresh=False, transient=False) as live:
             while True:
                 answer = await client.get(path)
                 now_s = time.monotonic()
                 live.update(_lag_table(answer, committed, now_s - looked_s), refresh=True)
                 looked_s = now_s
-                for row in _rows(answer, "partitions"):
-                    committed[row["topic"], row["partition"]] = _number(row["committed"] or 0)
+                for row in rows_of(answer, "partitions"):
+                    committed[row["topic"], row["partition"]] = number_of(row["committed"] or 0)
                 await asyncio.sleep(interval_s)
 
 
 def _lag_table(answer: Row, committed_before: Mapping[tuple[object, object], int], elapsed_s: float) -> Table:
     """All partitions, and a line of totals. Rates are known from the second look on."""
-    table = _table("topic", "partition", "committed", "end", "lag", "in flight", "delayed", "oldest", "rate", "owner")
+    table = new_table(
+        "topic", "partition", "committed", "end", "lag", "in flight", "delayed", "oldest", "rate", "owner"
+    )
     now_ms = time.time() * 1000
     rates: list[float] = []
-    rows = _rows(answer, "partitions")
+    rows = rows_of(answer, "partitions")
     for row in rows:
         before = committed_before.get((row["topic"], row["partition"]))
         rate = "-"
         if before is not None and elapsed_s > 0:
-            rates.append(max(_number(row["committed"] or 0) - before, 0) / elapsed_s)
+            rates.append(max(number_of(row["committed"] or 0) - before, 0) / elapsed_s)
             rate = f"{rates[-1]:,.0f}/s"
         oldest = row["oldest_unacked_ms"]
-        _add(
+        add_row(
             table,
             row["topic"],
             row["partition"],
@@ -285,14 +308,14 @@ def _lag_table(answer: Row, committed_before: Mapping[tuple[object, object], int
             row["lag"],
             row["in_flight"],
             row["delayed"],
-            "-" if oldest is None else _age(now_ms - _number(oldest)),
+            "-" if oldest is None else _age(now_ms - number_of(oldest)),
             rate,
             row["owner"] or "-",
         )
     table.add_section()
     total_rate = f"{sum(rates):,.0f}/s" if rates else "-"
-    delayed = sum(_number(row["delayed"]) for row in rows)
-    _add(table, "total", "", "", "", answer["total_lag"], answer["in_flight"], delayed, "", total_rate, "")
+    delayed = sum(number_of(row["delayed"]) for row in rows)
+    add_row(table, "total", "", "", "", answer["total_lag"], answer["in_flight"], delayed, "", total_rate, "")
     return table
 
 
@@ -327,28 +350,8 @@ def _change(text: str) -> tuple[str, object]:
         return name, value
 
 
-def _ask(url: str, request: Callable[[Client], Awaitable[dict[str, object]]]) -> dict[str, object]:
-    async def asked() -> dict[str, object]:
-        async with connected(url) as client:
-            return await request(client)
-
-    return asyncio.run(asked())
-
-
 def _path(group: str) -> str:
     return f"{PATH}/{quote(group, safe='')}"
-
-
-def _rows(answer: Row, name: str) -> list[dict[str, object]]:
-    rows = answer.get(name)
-    if not isinstance(rows, list):
-        raise CliError(f"the server's answer has no {name}; is it an mq server of this version?")
-    return rows
-
-
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def _time(time_ms: object) -> str:
@@ -357,18 +360,5 @@ def _time(time_ms: object) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        is_text = heading in ("group", "state", "topics", "topic", "member", "wants", "has", "owner", "from", "reason")
-        is_text = is_text or heading in ("setting", "value", "when", "heard")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
-    return table
-
-
-def _add(table: Table, *cells: object) -> None:
-    table.add_row(*(escaped(str(cell)) for cell in cells))
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+def _heard(ago_ms: object) -> str:
+    return "connected" if ago_ms is None else f"{number_of(ago_ms) / 1000:.0f} s ago"

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import quote, urlencode
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from gateway.cli.client import Client, connected
-from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, escaped, parse_duration_ms, print_json
+from gateway.cli.client import Client, ask
+from gateway.cli.complete import topic_names
+from gateway.cli.terminal import (
+    URL_DEFAULT,
+    USAGE,
+    CliError,
+    Json,
+    Url,
+    parse_duration_ms,
+    print_json,
+    print_table,
+    rows_of,
+)
 
 app = typer.Typer(help="List, show, cancel, move and fire delayed records.", no_args_is_help=True)
 
 PATH = "/mq/v1/schedules"
 _PAGE = 1000
-_ID_CHARS = 28
-_PIPED_WIDTH = 400  # piped output has no width: let lines be as long as they are
 
 Id = Annotated[
     str,
@@ -31,8 +35,11 @@ Id = Annotated[
         show_default=False,
     ),
 ]
-OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="ID is the schedule key of one of this topic.")]
-Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")]
+OfTopic = Annotated[
+    str | None,
+    typer.Option("--topic", "-t", help="ID is the schedule key of one of this topic.", autocompletion=topic_names),
+]
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.", autocompletion=topic_names)]
 Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")]
 From = Annotated[str | None, typer.Option("--from", help="Only due from this time on (RFC 3339 or epoch ms).")]
 To = Annotated[str | None, typer.Option("--to", help="Only due before this time.")]
@@ -55,21 +62,18 @@ def list_(
       mq schedule list --topic orders --to 2026-12-24T18:00:00Z
     """
     asked = {"topic": topic, "key": key, "from": from_, "to": to}
-    rows, total = asyncio.run(_listed(url, {name: text for name, text in asked.items() if text is not None}, limit))
+    given = {name: text for name, text in asked.items() if text is not None}
+    rows, total = ask(url, lambda client: _listed(client, given, limit))
     if as_json:
         for row in rows:
             print_json(row)
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("id", no_wrap=True, min_width=_ID_CHARS)  # whole, to be copied
-    for heading in ("topic", "partition", "due", "key"):
-        table.add_column(heading, no_wrap=True)
+    shown = []
     for row in rows:
         sent_key = row.get("key", row.get("key_base64"))
         key_text = "-" if sent_key is None else sent_key
-        cells = (row["schedule_id"], row["topic"], row["partition"], _time(row["deliver_at"]), key_text)
-        table.add_row(*(escaped(str(cell)) for cell in cells))
-    Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH).print(table)
+        shown.append((row["schedule_id"], row["topic"], row["partition"], _time(row["deliver_at"]), key_text))
+    print_table(("id", "topic", "partition", "due", "key"), shown)
     if total is not None:
         typer.echo(f"{len(rows)} of {total} pending", err=True)
 
@@ -84,7 +88,7 @@ def get(schedule_id: Id, topic: OfTopic = None, url: Url = URL_DEFAULT) -> None:
 
       mq schedule get remind-o-77 --topic orders
     """
-    print_json(_ask(url, lambda client: client.get(_path(schedule_id, topic=topic, include="value"))))
+    print_json(ask(url, lambda client: client.get(_path(schedule_id, topic=topic, include="value"))))
 
 
 @app.command("cancel")
@@ -116,12 +120,12 @@ def cancel(
     if schedule_id is not None:
         if key is not None or from_ is not None or to is not None:
             raise CliError("--key, --from and --to choose among the schedules of a topic; an id needs none", USAGE)
-        _ask(url, lambda client: client.delete(_path(schedule_id, topic=topic)))
+        ask(url, lambda client: client.delete(_path(schedule_id, topic=topic)))
         typer.echo("cancelled")
         return
     asked = {"topic": topic, "key": key, "from": from_, "to": to}
     query = urlencode({name: text for name, text in asked.items() if text is not None})
-    answer = _ask(url, lambda client: client.delete(f"{PATH}?{query}"))
+    answer = ask(url, lambda client: client.delete(f"{PATH}?{query}"))
     typer.echo(f"{answer['cancelled']} cancelled")
 
 
@@ -149,7 +153,7 @@ def move(
             raise CliError(f"--delay {error}", USAGE) from error
     else:
         raise CliError("say when: either --delay or --at", USAGE)
-    typer.echo(_ask(url, lambda client: client.patch(_path(schedule_id, topic=topic), body))["schedule_id"])
+    typer.echo(ask(url, lambda client: client.patch(_path(schedule_id, topic=topic), body))["schedule_id"])
 
 
 @app.command("fire")
@@ -160,34 +164,22 @@ def fire(schedule_id: Id, topic: OfTopic = None, url: Url = URL_DEFAULT) -> None
 
       mq schedule fire sAAABi...
     """
-    where = _ask(url, lambda client: client.post(_path(schedule_id, ":fire", topic=topic), b"", "application/json"))
+    where = ask(url, lambda client: client.post(_path(schedule_id, ":fire", topic=topic), b"", "application/json"))
     typer.echo(f"{where['topic']} partition {where['partition']} offset {where['offset']}")
 
 
-async def _listed(url: str, asked: dict[str, str], limit: int) -> tuple[list[dict[str, object]], object]:
+async def _listed(client: Client, asked: dict[str, str], limit: int) -> tuple[list[dict[str, object]], object]:
     """Up to `limit` schedules, page by page, and how many there are if the server says so."""
     rows: list[dict[str, object]] = []
     total: object = None
     cursor: object = "0"
-    async with connected(url) as client:
-        while cursor is not None and len(rows) < limit:
-            query = {**asked, "limit": str(min(_PAGE, limit - len(rows))), "cursor": str(cursor)}
-            page = await client.get(f"{PATH}?{urlencode(query)}")
-            found = page.get("schedules")
-            if not isinstance(found, list):
-                raise CliError("the server's answer has no schedules; is it an mq server of this version?")
-            rows += found
-            total = page.get("total") if total is None else total
-            cursor = page.get("next_cursor")
+    while cursor is not None and len(rows) < limit:
+        query = {**asked, "limit": str(min(_PAGE, limit - len(rows))), "cursor": str(cursor)}
+        page = await client.get(f"{PATH}?{urlencode(query)}")
+        rows += rows_of(page, "schedules")
+        total = page.get("total") if total is None else total
+        cursor = page.get("next_cursor")
     return rows, total
-
-
-def _ask(url: str, request: Callable[[Client], Awaitable[dict[str, object]]]) -> dict[str, object]:
-    async def asked() -> dict[str, object]:
-        async with connected(url) as client:
-            return await request(client)
-
-    return asyncio.run(asked())
 
 
 def _path(schedule_id: str, verb: str = "", **asked: str | None) -> str:

@@ -18,9 +18,14 @@ import typer
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn
 
 from gateway.cli.client import Client, connected, topic_path
+from gateway.cli.complete import topic_names
 from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, parse_duration_ms, print_json, progress
 
 REQUEST_RECORDS_MAX = 1000
+REQUEST_RECORDS_FIRST = 10
+"""Records without a key go to one partition a request. So the first requests are small, each twice the one before: a
+file of a hundred lines reaches all partitions, and a large one costs a few requests more."""
+
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 """Lines of one request; one longer line goes alone."""
 
@@ -50,7 +55,7 @@ class Sent:
 
 
 def send(
-    topic: Annotated[str, typer.Argument(help="Where to send.", show_default=False)],
+    topic: Annotated[str, typer.Argument(help="Where to send.", show_default=False, autocompletion=topic_names)],
     value: Annotated[
         str | None, typer.Argument(help="The value; '-' reads one from each line of stdin.", show_default=False)
     ] = None,
@@ -62,6 +67,16 @@ def send(
         str | None, typer.Option(help="With JSON objects: the field whose value is the key.", metavar="NAME")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="A tag, for filters.")] = None,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="A header; repeatable.", metavar="NAME=VALUE")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one, whatever the key.")
+    ] = None,
+    msg_id: Annotated[
+        str | None,
+        typer.Option(help="An id of your own: sent again with it within ten minutes, the record is stored once."),
+    ] = None,
     delay: Annotated[str | None, typer.Option(help="Deliver after this time: 90s, 1h30m, 7d.", metavar="TIME")] = None,
     at: Annotated[
         str | None, typer.Option(help="Deliver at this time (RFC 3339): 2026-12-24T18:00:00Z.", metavar="TIME")
@@ -84,6 +99,7 @@ def send(
 
       mq send orders '{"sku": 9, "count": 1}' --key user-1
       mq send orders hello --format text --delay 90s
+      mq send orders 1 --header trace=abc --partition 2 --msg-id order-77
       mq send flights --file flights.jsonl --key-field tailnum
       seq 100 | mq send numbers -
     """
@@ -95,7 +111,15 @@ def send(
         raise CliError("--key and --key-field exclude each other", USAGE)
     if schedule_key is not None and (file is not None or value == "-"):
         raise CliError("--schedule-key names one schedule: give a VALUE", USAGE)
+    if msg_id is not None and (file is not None or value == "-"):
+        raise CliError("--msg-id names one record: give a VALUE", USAGE)
     common: dict[str, object] = {}
+    if headers:
+        common["headers"] = [_header(text) for text in headers]
+    if partition is not None:
+        common["partition"] = partition
+    if msg_id is not None:
+        common["msg_id"] = msg_id
     if schedule_key is not None:
         common["schedule_key"] = schedule_key
     if key is not None:
@@ -110,12 +134,13 @@ def send(
         except ValueError as error:
             raise CliError(f"--delay: {error}", USAGE) from error
     encode = _Encoder(common, format_, key_field)
+    is_spread = partition is None and key is None and key_field is None
     path = f"/topics/{topic_path(topic)}" + ("" if acks is None else f"?acks={acks.value}")
     started_s = time.monotonic()
     if file is not None:
-        sent = _send_file(file, encode, path, url)
+        sent = _send_file(file, encode, path, url, is_spread)
     elif value == "-":
-        sent = asyncio.run(_send_all(_requests(_lines(sys.stdin.buffer), encode), path, url, format_))
+        sent = asyncio.run(_send_all(_requests(_lines(sys.stdin.buffer), encode, is_spread), path, url, format_))
     else:
         assert value is not None
         records = [encode(os.fsencode(value), "VALUE")]
@@ -161,14 +186,25 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[bytes, str]]:
             yield content, f"line {number}"
 
 
-def _requests(lines: Iterable[tuple[bytes, str]], encode: _Encoder) -> Iterator[tuple[list[bytes], int]]:
-    """Records grouped into requests, with the bytes they were made from."""
+def _header(text: str) -> dict[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CliError(f"--header {text}: use NAME=VALUE", USAGE)
+    return {"key": name, "text": value}
+
+
+def _requests(
+    lines: Iterable[tuple[bytes, str]], encode: _Encoder, is_spread: bool
+) -> Iterator[tuple[list[bytes], int]]:
+    """Records grouped into requests, with the bytes they were made from. `is_spread`: over the partitions."""
     records: list[bytes] = []
+    records_max = REQUEST_RECORDS_FIRST if is_spread else REQUEST_RECORDS_MAX
     size_bytes = read_bytes = 0
     for content, where in lines:
         record = encode(content, where)
-        if records and (len(records) == REQUEST_RECORDS_MAX or size_bytes + len(record) > REQUEST_BYTES_MAX):
+        if records and (len(records) == records_max or size_bytes + len(record) > REQUEST_BYTES_MAX):
             yield records, read_bytes
+            records_max = min(2 * records_max, REQUEST_RECORDS_MAX)
             records, size_bytes, read_bytes = [], 0, 0
         records.append(record)
         size_bytes += len(record)
@@ -177,11 +213,11 @@ def _requests(lines: Iterable[tuple[bytes, str]], encode: _Encoder) -> Iterator[
         yield records, read_bytes
 
 
-def _send_file(file: Path, encode: _Encoder, path: str, url: str) -> Sent:
+def _send_file(file: Path, encode: _Encoder, path: str, url: str, is_spread: bool) -> Sent:
     """All lines of a file, with a progress bar over its bytes."""
     with file.open("rb") as stream, progress(DownloadColumn(), TextColumn("{task.fields[rate]}")) as bar:
         task = bar.add_task(f"sending {file.name}", total=file.stat().st_size, rate="")
-        return asyncio.run(_send_all(_requests(_lines(stream), encode), path, url, encode.format, bar, task))
+        return asyncio.run(_send_all(_requests(_lines(stream), encode, is_spread), path, url, encode.format, bar, task))
 
 
 async def _send_all(

@@ -10,29 +10,43 @@ the connection is printed again.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import aiohttp
 import orjson
 import typer
+from rich.text import Text
 
-from gateway.cli.client import Client, checked_url, connected, refused, session, topic_path, unreachable
+from gateway.cli.client import (
+    Client,
+    Server,
+    connected,
+    failure,
+    refused,
+    refused_socket,
+    server_of,
+    session,
+    topic_path,
+)
+from gateway.cli.complete import group_names, topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
     USAGE,
     CliError,
     Json,
     Url,
+    coloured_json,
     flush,
-    parse_duration_ms,
     print_json,
     print_line,
     print_note,
+    print_styled,
     printable,
+    time_ms,
 )
 
 SUBSCRIPTION = "tail"
@@ -54,7 +68,9 @@ class Mode(Enum):
 
 
 def tail(
-    topics: Annotated[list[str], typer.Argument(help="One topic or more.", show_default=False)],
+    topics: Annotated[
+        list[str], typer.Argument(help="One topic or more.", show_default=False, autocompletion=topic_names)
+    ],
     from_: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +84,12 @@ def tail(
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, or stop at the end.")] = True,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", help="Consume as a member of this group; what was printed is acked."),
+        typer.Option(
+            "--group",
+            "-g",
+            help="Consume as a member of this group; what was printed is acked.",
+            autocompletion=group_names,
+        ),
     ] = None,
     mode: Annotated[
         Mode,
@@ -76,6 +97,13 @@ def tail(
             help="In a group: stream (partitions are shared, offsets committed) or queue (records one by one)."
         ),
     ] = Mode.STREAM,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", help="Only with this tag; repeatable: any of them. In a group the others count as done."),
+    ] = None,
+    partitions: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only of this partition; repeatable.")
+    ] = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -87,41 +115,61 @@ def tail(
       mq tail orders payments --from 15m --json | jq .value
       mq tail orders --from earliest --no-follow
       mq tail orders --from -1 -n 1
+      mq tail orders --tag paid --partition 0
       mq tail orders --group billing --mode queue --from earliest
     """
     where = from_ or ("latest" if follow else "earliest")
     if group is not None and not follow and mode is Mode.QUEUE:
         raise CliError("--no-follow needs --mode stream: a queue has no end, others may give records back", USAGE)
-    asyncio.run(_Tail(topics, count, follow, as_json, group, mode).run(checked_url(url), where))
+    if group is not None and partitions:
+        raise CliError("--partition needs a reader: a group shares out the partitions itself", USAGE)
+    printer = print_json if as_json else _print_coloured if sys.stdout.isatty() else _print_line
+    wanted = _Wanted(topics, tags or (), frozenset(partitions or ()))
+    asyncio.run(_Tail(wanted, count, follow, printer, group, mode).run(server_of(url), where))
+
+
+class _Wanted(NamedTuple):
+    """What to print. `tags` and `partitions` empty: all."""
+
+    topics: Sequence[str]
+    tags: Sequence[str]
+    partitions: frozenset[int]
 
 
 class _Tail:
     """How far the topics have been printed, and when to stop."""
 
     def __init__(
-        self, topics: list[str], count: int | None, follow: bool, as_json: bool, group: str | None, mode: Mode
+        self,
+        wanted: _Wanted,
+        count: int | None,
+        follow: bool,
+        printer: Callable[[Message], None],
+        group: str | None,
+        mode: Mode,
     ) -> None:
         self._group = group
         self._mode = mode
         self._member: object = None
         self._done: dict[tuple[object, object], str] = {}  # in a group: the cursor to commit, by partition
-        self._topics = topics
+        self._wanted = wanted
         self._left = count
         self._follow = follow
-        self._print = print_json if as_json else _print_line
+        self._print = printer
         self._next: dict[str, dict[str, int]] = {}  # topic, partition: the next offset
         self._epochs: dict[str, object] = {}
 
-    async def run(self, url: str, where: str) -> None:
+    async def run(self, server: Server, where: str) -> None:
         """Print until done. A connection that is lost is made again, for as long as it takes."""
+        url = server.url
         async with connected(url) as client:
-            start = await _start(client, self._topics, where)
+            start = await _start(client, self._wanted.topics, where)
         if self._group is not None and not (start in ("earliest", "latest") or "timestamp" in start):
             raise CliError(
                 f"--from {where}: a group begins at earliest, latest or a time; 'mq group reset' moves it", USAGE
             )
         attempted = False
-        async with session(timeout_s=None) as opened:
+        async with session(server, timeout_s=None) as opened:
             while True:
                 try:
                     async with opened.ws_connect(
@@ -133,12 +181,12 @@ class _Tail:
                             return
                 except aiohttp.WSServerHandshakeError as error:
                     if error.status != 503:
-                        raise CliError(f"{url} refused the socket with {error.status}: {error.message}") from error
+                        raise refused_socket(url, error.status) from error
                     why = "the server is stopping"
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
                     if not attempted:
-                        raise unreachable(url) from error
-                    why = str(error) or type(error).__name__
+                        raise failure(url, error) from error
+                    why = "the server cannot be reached"
                 print_note(f"connection lost ({why}); trying again")
                 await asyncio.sleep(RECONNECT_AFTER_S)
 
@@ -148,10 +196,12 @@ class _Tail:
             "id": 1,
             "op": "subscribe",
             "sub": SUBSCRIPTION,
-            "topics": self._topics,
+            "topics": self._wanted.topics,
             "credit": min(CREDIT, self._left or CREDIT),
             "auto_credit": False,
         }
+        if self._wanted.tags:
+            subscribe["filter"] = f"tag:{'||'.join(self._wanted.tags)}"
         if self._group is None:
             subscribe["from"] = self._next or start
             if self._epochs:
@@ -210,12 +260,16 @@ class _Tail:
 
     def _print_all(self, messages: list[dict[str, object]]) -> Sequence[Message]:
         """Print one frame's messages, as many as are wanted; those that were."""
-        printed = messages[: self._left]
+        # A frame's messages are of one partition: the first one's stands for all, and so does the last one's cursor.
+        is_wanted = not self._wanted.partitions or bool(
+            messages and messages[0]["partition"] in self._wanted.partitions
+        )
+        taken = messages[: self._left] if is_wanted else messages
+        printed = taken if is_wanted else []
         for message in printed:
             self._print(message)
-        if self._group is None and printed:
-            # A frame's messages are of one partition: the last one's cursor stands for all.
-            self._remember(str(printed[-1]["cursor"]))
+        if self._group is None and taken:
+            self._remember(str(taken[-1]["cursor"]))
         if self._left is not None:
             self._left -= len(printed)
         flush()
@@ -228,25 +282,13 @@ class _Tail:
             self._next.setdefault(topic, {})[partition] = int(offset)
 
 
-async def _start(client: Client, topics: list[str], where: str) -> str | dict[str, object]:
+async def _start(client: Client, topics: Sequence[str], where: str) -> str | dict[str, object]:
     """The `from` of a subscription, from what a person writes. Raises CliError."""
     if where in ("earliest", "latest") or "=" in where:
         return where
     if where.removeprefix("-").isdecimal():
         return {topic: await _offsets(client, topic, int(where)) for topic in topics}
-    try:
-        return {"timestamp": max(0, int(time.time() * 1000) - parse_duration_ms(where))}
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(where)
-    except ValueError:
-        raise CliError(
-            f"--from {where}: use earliest, latest, an offset, a time, or how long ago (15m)", USAGE
-        ) from None
-    if moment.tzinfo is None:
-        raise CliError(f"--from {where}: a time needs its offset from UTC, such as {where}Z", USAGE)
-    return {"timestamp": max(0, int(moment.timestamp() * 1000))}
+    return {"timestamp": time_ms(where, "--from", "earliest, latest, an offset, ")}
 
 
 async def _offsets(client: Client, topic: str, wanted: int) -> dict[str, int]:
@@ -261,21 +303,34 @@ async def _offsets(client: Client, topic: str, wanted: int) -> dict[str, int]:
     return offsets
 
 
-def _print_line(message: Message) -> None:
-    """One message for people: when, where, key, tag, and its value."""
+def _parts(message: Message) -> tuple[str, str, list[str], str]:
+    """One message for people: when, where, key and tag, and its value."""
     timestamp_ms = message["timestamp"]
     assert isinstance(timestamp_ms, int)
     try:
         when = datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
     except (OverflowError, ValueError):
         when = str(timestamp_ms)
-    parts = [when, f"{message['topic']}/{message['partition']}@{message['offset']}"]
+    names = []
     if (key := _shown(message, "key")) is not None:
-        parts.append(f"key={key}")
+        names.append(f"key={key}")
     if (tag := message.get("tag")) is not None:
-        parts.append(f"tag={tag}")
-    parts.append(_shown(message, "value") or "null")
-    print_line(printable(" ".join(parts)))
+        names.append(f"tag={tag}")
+    where = f"{message['topic']}/{message['partition']}@{message['offset']}"
+    return when, where, names, _shown(message, "value") or "null"
+
+
+def _print_line(message: Message) -> None:
+    when, where, names, value = _parts(message)
+    print_line(printable(" ".join((when, where, *names, value))))
+
+
+def _print_coloured(message: Message) -> None:
+    when, where, names, value = _parts(message)
+    about = Text.assemble(
+        (when, "dim"), " ", (where, "cyan"), " ", *((f"{printable(name)} ", "yellow") for name in names)
+    )
+    print_styled(about + coloured_json(printable(value)))
 
 
 def _shown(message: Message, name: str) -> str | None:

@@ -1,26 +1,57 @@
-"""What all commands share at the terminal: errors, progress, and the options that mean the same everywhere."""
+"""What all commands share at the terminal: errors, tables, JSON, progress; options that mean the same everywhere.
+
+Colours, and JSON over many lines, are for terminals; in a pipe or a file everything is plain, and JSON one object a
+line. NO_COLOR takes the colours away.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import Annotated
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import IO, Annotated
 
 import orjson
 import typer
 from rich.console import Console
+from rich.highlighter import JSONHighlighter
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
 REFUSED = 1
 USAGE = 2
 UNREACHABLE = 3
 
-Url = Annotated[str, typer.Option("--url", envvar="MQ_URL", help="The server.", show_default=True)]
-URL_DEFAULT = "http://127.0.0.1:8082"
+PIPED_WIDTH = 400
+"""Piped output has no width: lines may be as long as they are."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for other programs.")]
+NUMBERS = frozenset(
+    ("partitions", "partition", "topic id", "first", "next", "records", "members", "committed", "end", "lag",
+     "in flight", "delayed", "oldest", "rate", "attempts", "to", "leased", "offset")
+)  # fmt: skip
+"""Headings of columns that are aligned to the right."""
+
+ID_CHARS = 28
+"""Characters of a schedule's id."""
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        help="The server. [dim]env: MQ_URL; default: the context's, else http://127.0.0.1:8082[/dim]",
+        show_default=False,
+    ),
+]
+URL_DEFAULT = ""
+"""No flag: `client.server_of` looks at MQ_URL and the context."""
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs: one object a line in a pipe.")]
 
 
 class CliError(Exception):
@@ -42,8 +73,69 @@ def print_note(message: str) -> None:
 
 
 def print_json(shown: object) -> None:
-    """One JSON object on a line of its own. Not flushed: there may be many."""
-    print_line(orjson.dumps(shown).decode())
+    """One JSON object: on a line of its own, or indented and coloured on a terminal. Not flushed: there may be many."""
+    if not sys.stdout.isatty():
+        print_line(orjson.dumps(shown).decode())
+        return
+    lines = orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode().split("\n")
+    print_styled(coloured_json("\n".join(map(printable, lines))))
+
+
+def coloured_json(text: str) -> Text:
+    """JSON with the colours of its parts."""
+    return JSONHighlighter()(Text(text))
+
+
+def print_styled(text: Text) -> None:
+    """Text with styles, for a terminal, as long as it is."""
+    _console_of(sys.stdout).print(text, soft_wrap=True)
+
+
+@lru_cache(maxsize=1)
+def _console_of(stream: IO[str]) -> Console:
+    """Made once: it looks at the terminal and the environment, which takes longer than a line."""
+    return Console(file=stream, highlight=False)
+
+
+def console() -> Console:
+    """Where tables go: as wide as the terminal, or as they need in a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+def new_table(*headings: str) -> Table:
+    """An empty table."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        min_width = ID_CHARS if heading == "id" else None  # whole on any terminal, to be copied
+        table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True, min_width=min_width)
+    return table
+
+
+def add_row(table: Table, *cells: object) -> None:
+    """A row of text from elsewhere."""
+    table.add_row(*(escaped(str(cell)) for cell in cells))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table of text from elsewhere."""
+    table = new_table(*headings)
+    for row in rows:
+        add_row(table, *row)
+    console().print(table)
+
+
+def rows_of(answer: object, name: str) -> list[dict[str, object]]:
+    """The list of this name in a server's answer. Raises CliError."""
+    rows = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(rows, list):
+        raise CliError(f"the server's answer has no {name}; is it an mq server of this version?")
+    return rows
+
+
+def number_of(value: object) -> int:
+    """A number in a server's answer."""
+    assert isinstance(value, int)
+    return value
 
 
 def print_line(text: str) -> None:
@@ -105,3 +197,20 @@ def parse_duration_ms(text: str) -> int:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration such as 90s, 1h30m or 500ms")
     return round(sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+
+
+def time_ms(text: str, option: str, others: str = "") -> int:
+    """Epoch ms of a time, or of so long ago. `others`: what else the option takes. Raises CliError."""
+    try:
+        return max(0, int(time.time() * 1000) - parse_duration_ms(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise CliError(
+            f"{option} {text}: use {others}a time such as 2026-12-24T18:00:00Z, or how long ago (15m)", USAGE
+        ) from None
+    if moment.tzinfo is None:
+        raise CliError(f"{option} {text}: a time needs its offset from UTC, such as {text}Z", USAGE)
+    return max(0, int(moment.timestamp() * 1000))

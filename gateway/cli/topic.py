@@ -1,30 +1,50 @@
-"""`mq topic`: create, list and describe topics."""
+"""`mq topic`: create, list, describe, alter and delete topics; where their partitions begin and end."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from gateway.cli.client import connected, topic_path
-from gateway.cli.terminal import URL_DEFAULT, CliError, Json, Url, escaped, print_json
+from gateway.cli.client import ask, topic_path
+from gateway.cli.complete import topic_names
+from gateway.cli.terminal import (
+    URL_DEFAULT,
+    USAGE,
+    CliError,
+    Json,
+    Url,
+    number_of,
+    parse_duration_ms,
+    print_json,
+    print_table,
+    rows_of,
+    time_ms,
+)
 from store.topics import KeyForm
 
-app = typer.Typer(help="Create, list and describe topics.", no_args_is_help=True)
+app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The topic's name.", show_default=False)]
+PATH = "/mq/v1/topics"
+DEFAULT = "default"
+"""What takes a choice back."""
+
+NewName = Annotated[str, typer.Argument(help="The topic's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(help="The topic's name.", show_default=False, autocompletion=topic_names)]
+Retention = Annotated[
+    str | None,
+    typer.Option(help=f"How long its records are shown: 12h, 7d; {DEFAULT}: as long as the server keeps them."),
+]
+MessageBytes = Annotated[str | None, typer.Option(help=f"Most bytes of one record, or {DEFAULT}.", metavar="BYTES")]
 
 
 @app.command("create")
 def create(
-    name: Name,
+    name: NewName,
     partitions: Annotated[
         int | None,
-        typer.Option("--partitions", "-p", min=1, help="How many; fixed for good. [dim]default: the server's, 4[/dim]"),
+        typer.Option("--partitions", "-p", min=1, help="How many. [dim]default: the server's, 4[/dim]"),
     ] = None,
     json_keys: Annotated[
         KeyForm | None,
@@ -34,6 +54,8 @@ def create(
             "REST proxies do; fixed for good. [dim]default: raw[/dim]",
         ),
     ] = None,
+    retention: Retention = None,
+    max_message_bytes: MessageBytes = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -41,20 +63,65 @@ def create(
 
     [b]Example[/b]
 
-      mq topic create orders --partitions 8
+      mq topic create orders --partitions 8 --retention 3d
     """
-    wanted = {"partitions": partitions, "json_keys": json_keys}
-    body = {name: choice for name, choice in wanted.items() if choice is not None}
+    body = _settings(partitions, retention, max_message_bytes)
+    if json_keys is not None:
+        body["json_keys"] = json_keys
+    _shown(ask(url, lambda client: client.put(_path(name), body)), as_json)
 
-    async def created() -> dict[str, object]:
-        async with connected(url) as client:
-            return await client.put(f"/mq/v1/topics/{topic_path(name)}", body)
 
-    topic = asyncio.run(created())
-    if as_json:
-        print_json(topic)
-    else:
-        typer.echo(f"{topic['topic']}: {topic['partitions']} partitions")
+@app.command("alter")
+def alter(
+    name: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="More than now; keys may then get another one.")
+    ] = None,
+    retention: Retention = None,
+    max_message_bytes: MessageBytes = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(help=f"How records that name no partition get one: key, round_robin, random, room; or {DEFAULT}."),
+    ] = None,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Give a topic more partitions, or other settings.
+
+    [b]Examples[/b]
+
+      mq topic alter orders --partitions 16
+      mq topic alter orders --retention 12h --max-message-bytes 65536
+    """
+    body = _settings(partitions, retention, max_message_bytes)
+    if selector is not None:
+        body["selector"] = None if selector == DEFAULT else selector
+    if not body:
+        raise CliError("say what to change: --partitions, --retention, --max-message-bytes or --selector", USAGE)
+    _shown(ask(url, lambda client: client.patch(_path(name), body)), as_json)
+
+
+@app.command("delete")
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = URL_DEFAULT,
+) -> None:
+    """Delete a topic and its records, for good. Asks first; in a script say --yes.
+
+    [b]Example[/b]
+
+      mq topic delete orders
+    """
+    described = ask(url, lambda client: client.get(_path(name)))
+    if not yes:
+        count = sum(_record_count(row) for row in rows_of(described, "offsets"))
+        if not sys.stdin.isatty():
+            raise CliError(f"{name} has {count:,} records: --yes deletes it without asking", USAGE)
+        if not typer.confirm(f"Delete {name} and its {count:,} records for good?"):
+            raise CliError("nothing was deleted")
+    ask(url, lambda client: client.delete(_path(name)))
+    typer.echo(f"{name} deleted")
 
 
 @app.command("list")
@@ -65,61 +132,96 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
       mq topic list --json
     """
-    topics = _rows(asyncio.run(_get(url, "/mq/v1/topics")), "topics")
+    topics = rows_of(ask(url, lambda client: client.get(PATH)), "topics")
     if as_json:
         for topic in topics:
             print_json(topic)
-        return
-    if not topics:
+    elif topics:
+        cells = [(topic["topic"], topic["partitions"], topic["topic_id"]) for topic in topics]
+        print_table(("topic", "partitions", "topic id"), cells)
+    else:
         typer.echo("no topics yet: create one with 'mq topic create NAME'")
-        return
-    _print_table(topics, {"topic": "topic", "partitions": "partitions", "topic_id": "id"})
 
 
 @app.command("describe")
 def describe(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """Show a topic's partitions with their first and next offsets.
+    """Show a topic's settings, and its partitions with their first and next offsets.
 
     [b]Example[/b]
 
       mq topic describe orders
     """
-    topic = asyncio.run(_get(url, f"/mq/v1/topics/{topic_path(name)}"))
+    topic = ask(url, lambda client: client.get(_path(name)))
     if as_json:
         print_json(topic)
         return
-    partitions = _rows(topic, "offsets")
-    for row in partitions:
-        row["records"] = _number(row["end_offset"]) - _number(row["beginning_offset"])
-    record_count = sum(_number(row["records"]) for row in partitions)
-    typer.echo(f"{topic['topic']}: {topic['partitions']} partitions, {record_count} records")
-    columns = {"partition": "partition", "beginning_offset": "first", "end_offset": "next", "records": "records"}
-    _print_table(partitions, columns)
+    partitions = rows_of(topic, "offsets")
+    record_count = sum(map(_record_count, partitions))
+    chosen = [f"{setting} {topic[setting]}" for setting in topic if setting in _SETTINGS]
+    typer.echo(", ".join([f"{topic['topic']}: {topic['partitions']} partitions", f"{record_count} records", *chosen]))
+    print_table(
+        ("partition", "first", "next", "records"),
+        [(row["partition"], row["beginning_offset"], row["end_offset"], _record_count(row)) for row in partitions],
+    )
 
 
-async def _get(url: str, path: str) -> dict[str, object]:
-    async with connected(url) as client:
-        return await client.get(path)
+@app.command("offsets")
+def offsets(
+    name: Name,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            help="Also the first offset stored at or after this time: RFC 3339, or how long ago (15m).", metavar="TIME"
+        ),
+    ] = None,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show where each partition begins and ends, and where it was at a time. With --json, one line a partition.
+
+    [b]Examples[/b]
+
+      mq topic offsets orders
+      mq topic offsets orders --at 2h
+    """
+    query = "" if at is None else f"?timestamp={time_ms(at, '--at')}"
+    partitions = rows_of(ask(url, lambda client: client.get(f"{_path(name)}/offsets{query}")), "partitions")
+    if as_json:
+        for row in partitions:
+            print_json(row)
+        return
+    fields = ("partition", "beginning_offset", "end_offset", *(() if at is None else ("offset_for_time",)))
+    headings = ("partition", "first", "next", "offset")[: len(fields)]
+    print_table(headings, [[row[field] for field in fields] for row in partitions])
 
 
-def _rows(answer: Mapping[str, object], name: str) -> list[dict[str, object]]:
-    rows = answer.get(name)
-    if not isinstance(rows, list):
-        raise CliError(f"the server's answer has no {name}; is it an mq server of this version?")
-    return rows
+_SETTINGS = ("retention_ms", "max_message_bytes", "selector")
 
 
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value
+def _settings(partitions: int | None, retention: str | None, message_bytes: str | None) -> dict[str, object]:
+    """A request's body from what was given. Raises CliError."""
+    body: dict[str, object] = {} if partitions is None else {"partitions": partitions}
+    try:
+        if retention is not None:
+            body["retention_ms"] = None if retention == DEFAULT else parse_duration_ms(retention)
+        if message_bytes is not None:
+            body["max_message_bytes"] = None if message_bytes == DEFAULT else int(message_bytes)
+    except ValueError as error:
+        raise CliError(str(error), USAGE) from error
+    return body
 
 
-def _print_table(rows: list[dict[str, object]], columns: Mapping[str, str]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for field, heading in columns.items():
-        table.add_column(heading, justify="left" if field == "topic" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(escaped(str(row[field])) for field in columns))
-    console = Console(highlight=False)
-    # Piped output has no width: let lines be as long as they are.
-    console.print(table, width=None if console.is_terminal else 400)
+def _shown(topic: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(topic)
+    else:
+        chosen = [f"{setting} {topic[setting]}" for setting in topic if setting in _SETTINGS]
+        typer.echo(", ".join([f"{topic['topic']}: {topic['partitions']} partitions", *chosen]))
+
+
+def _record_count(row: dict[str, object]) -> int:
+    return number_of(row["end_offset"]) - number_of(row["beginning_offset"])
+
+
+def _path(name: str) -> str:
+    return f"{PATH}/{topic_path(name)}"

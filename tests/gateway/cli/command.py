@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from typer.testing import CliRunner
 
-from gateway.cli import main
+from gateway.cli import context, main
 from gateway.cli.client import CA_VARIABLE
 
 
@@ -17,7 +17,12 @@ def mq(
     *arguments: str, url: str | None = None, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run one command with these settings and no others of ours."""
-    ours: dict[str, str | None] = {name: None for name in (CA_VARIABLE, *os.environ) if name.startswith("MQ_")}
+    ours: dict[str, str | None] = {
+        name: None
+        for name in (CA_VARIABLE, context.VARIABLE, "MQ_URL", "MQ_TOKEN", *os.environ)
+        if name.startswith("MQ_")
+    }
+    ours["XDG_CONFIG_HOME"] = "/nonexistent"  # no contexts of whoever runs the tests
     given = environment if url is None else {**environment, "MQ_URL": url}
     with (
         CliRunner().isolation(stdin, env={**ours, **given}) as (out, errors, _),

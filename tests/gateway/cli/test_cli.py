@@ -1,15 +1,19 @@
 """The command line against a real server process.
 
-Covers gateway.cli.serve, gateway.cli.topic, gateway.cli.send, gateway.cli.tail and gateway.cli.dump.
+Covers gateway.cli.serve, gateway.cli.topic, gateway.cli.send, gateway.cli.tail, gateway.cli.status, gateway.cli.bench,
+gateway.cli.complete and gateway.cli.dump.
 """
 
 from __future__ import annotations
 
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,11 @@ from tests.gateway.cli.command import mq
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMANDS = (["serve"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["send"], ["tail"], ["dump"])
+TOPIC_COMMANDS = ("create", "list", "describe", "offsets", "alter", "delete")
+COMMANDS = (
+    *(["topic", command] for command in TOPIC_COMMANDS),
+    *([command] for command in ("serve", "send", "tail", "status", "bench", "dump")),
+)
 
 
 class Server:
@@ -48,6 +56,7 @@ class Server:
 
 def _environment(url: str | None = None) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+    environment["XDG_CONFIG_HOME"] = "/nonexistent"  # no contexts of whoever runs the tests
     return environment if url is None else {**environment, "MQ_URL": url}
 
 
@@ -101,6 +110,14 @@ def test_usage_errors_are_answered_with_code_2() -> None:
         (["send", "t", "1", "--delay", "soon"], 2, "90s"),
         (["send", "t", "hello"], 2, "--format text"),
         (["send", "t", "1", "--key-field", "k"], 2, "not a JSON object"),
+        (["send", "t", "-", "--msg-id", "a"], 2, "one record"),
+        (["send", "t", "1", "--header", "trace"], 2, "NAME=VALUE"),
+        (["tail", "t", "--group", "g", "--partition", "0"], 2, "shares out"),
+        (["tail", "t", "--from", "soon", "--url", "http://127.0.0.1:1"], 2, "15m"),
+        (["topic", "alter", "t"], 2, "--partitions"),
+        (["topic", "alter", "t", "--retention", "soon"], 2, "90s"),
+        (["topic", "offsets", "t", "--at", "2026-01-01T00:00:00"], 2, "offset from UTC"),
+        (["status", "--url", "http://127.0.0.1:1"], 3, "mq serve --data"),
         (["topic", "list", "--url", "nonsense"], 2, "http://127.0.0.1:8082"),
         (["topic", "list", "--url", "http://127.0.0.1:1"], 3, "mq serve --data"),
         (["tail", "t", "--url", "http://127.0.0.1:1"], 3, "mq serve --data"),
@@ -147,6 +164,148 @@ def test_what_is_sent_is_tailed_with_key_and_tag(server: Server) -> None:
     lines = done(mq("tail", "orders", "--from", "earliest", "--no-follow", url=url)).splitlines()
     assert any(line.endswith('key=u1 tag=paid {"sku":9}') for line in lines), lines
     assert any(line.endswith(" hello") for line in lines), lines
+
+
+def test_headers_partitions_and_ids_are_sent_and_tails_choose_by_partition_and_tag(server: Server) -> None:
+    done(mq("topic", "create", "chosen", "--partitions", "3", url=server.url))
+    ids = ("--msg-id", "order-77", "--partition", "2", "--header", "trace=a=b", "--header", "n=1", "--tag", "paid")
+    first = rows(mq("send", "chosen", "1", *ids, "--json", url=server.url))
+    again = rows(mq("send", "chosen", "1", *ids, "--json", url=server.url))
+    assert [row["partition"] for row in (*first, *again)] == [2, 2]
+    assert first[0]["offset"] == again[0]["offset"]
+    done(mq("send", "chosen", "2", "--partition", "2", "--tag", "open", url=server.url))
+    done(mq("send", "chosen", "3", "--partition", "0", "--tag", "paid", url=server.url))
+    tail = ("tail", "chosen", "--no-follow", "--json")
+    (message,) = rows(mq(*tail, "--partition", "2", "--tag", "paid", url=server.url))
+    assert (message["value"], message["tag"]) == (1, "paid")
+    assert [header["key"] for header in message["headers"]] == ["trace", "n"]
+    assert [row["value"] for row in rows(mq(*tail, "--partition", "2", url=server.url))] == [1, 2]
+    both = rows(mq(*tail, "--tag", "open", "--tag", "paid", url=server.url))
+    assert sorted(row["value"] for row in both) == [1, 2, 3]
+    assert [row["value"] for row in rows(mq(*tail, "--partition", "0", "-n", "1", url=server.url))] == [3]
+
+
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_a_small_file_without_keys_reaches_all_partitions(server: Server, tmp_path: Path, way: str) -> None:
+    topic = f"spread-{way}"
+    done(mq("topic", "create", topic, "--partitions", "4", url=server.url))
+    lines = "".join(f"{number}\n" for number in range(100))
+    (tmp_path / "lines").write_text(lines)
+    if way == "file":
+        done(mq("send", topic, "--file", str(tmp_path / "lines"), url=server.url))
+    else:
+        done(mq("send", topic, "-", stdin=lines, url=server.url))
+    counts = [row["end_offset"] for row in rows(mq("topic", "offsets", topic, "--json", url=server.url))]
+    assert sorted(counts) == [10, 20, 30, 40]
+
+
+def test_a_topic_is_altered_and_deleted(server: Server) -> None:
+    done(mq("topic", "create", "changing", "--partitions", "2", "--retention", "1h", url=server.url))
+    altered = rows(
+        mq("topic", "alter", "changing", "-p", "3", "--max-message-bytes", "1000", "--selector", "random", "--json",
+           url=server.url)
+    )  # fmt: skip
+    shown = {name: altered[0].get(name) for name in ("partitions", "retention_ms", "max_message_bytes", "selector")}
+    assert shown == {"partitions": 3, "retention_ms": 3_600_000, "max_message_bytes": 1000, "selector": "random"}
+    back = ("--retention", "default", "--max-message-bytes", "default", "--selector", "default", "--json")
+    (altered_back,) = rows(mq("topic", "alter", "changing", *back, url=server.url))
+    assert not {"retention_ms", "max_message_bytes", "selector"} & set(altered_back)
+    refused = mq("topic", "alter", "changing", "-p", "1", url=server.url)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    done(mq("send", "changing", "1", url=server.url))
+    kept = mq("topic", "delete", "changing", url=server.url)
+    assert (kept.returncode, "1 records" in kept.stderr, "--yes" in kept.stderr) == (2, True, True)
+    assert done(mq("topic", "delete", "changing", "--yes", url=server.url)) == "changing deleted\n"
+    assert mq("topic", "describe", "changing", url=server.url).returncode == 1
+
+
+def test_offsets_are_shown_also_those_of_a_time(server: Server) -> None:
+    done(mq("topic", "create", "timed", "--partitions", "1", url=server.url))
+    done(mq("send", "timed", "1", url=server.url))
+    (now,) = rows(mq("topic", "offsets", "timed", "--at", "0s", "--json", url=server.url))
+    (before,) = rows(mq("topic", "offsets", "timed", "--at", "1h", "--json", url=server.url))
+    assert (now["beginning_offset"], now["end_offset"], now["offset_for_time"]) == (0, 1, 1)
+    assert before["offset_for_time"] == 0
+    assert done(mq("topic", "offsets", "timed", "--at", "1h", url=server.url)).split() == [
+        "partition", "first", "next", "offset", "0", "0", "1", "0"
+    ]  # fmt: skip
+
+
+def test_the_status_of_a_server(server: Server) -> None:
+    (shown,) = rows(mq("status", "--json", url=server.url))
+    assert (shown["ready"], shown["reasons"], shown["url"]) == (True, [], server.url)
+    assert {"version", "cluster_id", "topics", "partitions", "groups", "members", "delayed"} <= set(shown)
+    text = done(mq("status", url=server.url))
+    assert re.search(r"ready +yes", text)
+    assert server.url in text
+
+
+def test_a_bench_sends_and_reads_and_leaves_no_topic(server: Server) -> None:
+    before = done(mq("topic", "list", "--json", url=server.url))
+    few = ("bench", "--records", "25", "--batch", "10", "--connections", "2", "--size", "5")
+    (shown,) = rows(mq(*few, "--json", url=server.url))
+    assert (shown["send"]["records"], shown["receive"]["records"]) == (25, 25)
+    assert shown["send"]["records_per_s"] > 0
+    assert done(mq("topic", "list", "--json", url=server.url)) == before
+    done(mq("topic", "create", "benched", "--partitions", "2", url=server.url))
+    for _ in range(2):
+        assert "records per s" in done(mq(*few, "--topic", "benched", url=server.url))
+    ends = [row["end_offset"] for row in rows(mq("topic", "offsets", "benched", "--json", url=server.url))]
+    assert sum(ends) == 50
+    refused = mq(*few, "--topic", "nowhere", url=server.url)
+    assert (refused.returncode, "mq topic create" in refused.stderr) == (1, True)
+
+
+def test_names_are_completed_from_the_server(server: Server) -> None:
+    for name in ("comp-a", "comp-b"):
+        done(mq("topic", "create", name, url=server.url))
+    done(mq("group", "config", "comp-group", "max_attempts=3", url=server.url))
+
+    def completed(line: str, url: str = server.url) -> list[str]:
+        environment = {**_environment(url), "_MQ_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
+        command = [str(Path(sys.executable).with_name("mq"))]
+        out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert out.stderr == ""
+        return out.stdout.split()
+
+    assert completed("mq topic describe comp-") == ["comp-a", "comp-b"]
+    assert completed("mq group describe comp-") == ["comp-group"]
+    assert completed("mq topic describe comp-", "http://127.0.0.1:1") == []
+
+
+def test_on_a_terminal_json_is_indented_and_coloured_unless_colours_are_not_wanted(server: Server) -> None:
+    done(mq("topic", "create", "shown", "--partitions", "1", url=server.url))
+
+    def seen(*arguments: str, **more: str) -> str:
+        primary, secondary = pty.openpty()
+        environment = {**_environment(server.url), "TERM": "xterm-256color", **more}
+        for name in {"NO_COLOR", "FORCE_COLOR"} - more.keys():
+            environment.pop(name, None)
+        command = [sys.executable, "-m", "gateway", *arguments]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=secondary, stderr=secondary)
+        os.close(secondary)
+        out = b""
+        with suppress(OSError):  # how the end of a terminal shows
+            while piece := os.read(primary, 65_536):
+                out += piece
+        os.close(primary)
+        assert process.wait() == 0
+        return out.decode()
+
+    coloured, plain = (
+        seen("topic", "describe", "shown", "--json"),
+        seen("topic", "describe", "shown", "--json", NO_COLOR="1"),
+    )
+    assert "\n  " in coloured
+    assert "\x1b[" in coloured
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain)
+    unstyled = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert orjson.loads(unstyled)["topic"] == "shown"
+    done(mq("send", "shown", '{"a": "\\u001b[31m"}', "--key", "k", url=server.url))
+    line = seen("tail", "shown", "--from", "earliest", "--no-follow")
+    assert "\x1b[" in line
+    assert "\x1b[31m" not in line
+    assert re.sub(r"\x1b\[[0-9;]*m", "", line).split()[1:] == ["shown/0@0", "key=k", '{"a":"\\u001b[31m"}']
 
 
 def test_a_file_is_sent_in_order_with_keys_from_a_field(server: Server, tmp_path: Path) -> None:
