@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,10 +25,13 @@ TESTED_THROUGH_OTHERS = {
     "gateway.api.render": "gateway/surfaces/native/test_groups.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.brokers.base": "gateway/fake_broker.py",
+    "gateway.cli.bench": "gateway/cli/test_cli.py",
+    "gateway.cli.complete": "gateway/cli/test_cli.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
     "gateway.cli.dump": "gateway/cli/test_cli.py",
     "gateway.cli.send": "gateway/cli/test_cli.py",
     "gateway.cli.serve": "gateway/cli/test_cli.py",
+    "gateway.cli.status": "gateway/cli/test_cli.py",
     "gateway.cli.tail": "gateway/cli/test_cli.py",
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
@@ -230,6 +234,15 @@ def test_nothing_is_left_to_do_without_an_issue() -> None:
         if mark.search(line)
     ]
     assert found == []
+
+
+def test_packages_that_are_called_typed_say_so_to_type_checkers() -> None:
+    """PEP 561: without the file a checker ignores the annotations of an installed package."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    assert "Typing :: Typed" in project["project"]["classifiers"]
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert len(packages) == len(ROOTS)
+    assert [package for package in packages if not (REPOSITORY / package / "py.typed").exists()] == []
 
 
 def test_every_test_directory_is_a_package() -> None:

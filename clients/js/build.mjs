@@ -1,12 +1,18 @@
 // Builds dist/ (what is published) and build/ (the modules one by one, for the unit tests), and brings the browser's
 // bundle to where the gateway serves it from. Prints the size that a browser downloads, and fails when it is too large.
+// `npm install` of this folder runs it (package.json, "prepare"), so that an import from a clone works.
 import { execFileSync } from "node:child_process";
-import { copyFileSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { copyFileSync, existsSync, readFileSync, readdirSync, rmSync, statSync } from "node:fs";
 import { gzipSync } from "node:zlib";
-import { build } from "esbuild";
 
 const GZIP_BYTES_MAX = 12 * 1024;
 const SERVED = "../../gateway/examples/mq.js";
+const PUBLISHED = ["dist/mq.js", "dist/node.js", "dist/index.d.ts"];
+
+const changedMs = Math.max(...readdirSync("src").map((name) => statSync(`src/${name}`).mtimeMs));
+const isBuilt = PUBLISHED.every((name) => existsSync(name) && statSync(name).mtimeMs > changedMs);
+if (process.argv.includes("--unless-built") && isBuilt) process.exit(0);
+const { build } = await import("esbuild");
 
 rmSync("dist", { recursive: true, force: true });
 rmSync("build", { recursive: true, force: true });

@@ -57,6 +57,11 @@ def run(*command: str, cwd: Path = CLIENT, timeout_s: float = 300.0) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def packages() -> None:
     """The development packages of the lock file."""
+    install_packages()
+
+
+def install_packages() -> None:
+    """Install them where they are missing or older than the lock file."""
     lock, installed = CLIENT / "package-lock.json", CLIENT / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         run("npm", "ci", "--no-audit", "--no-fund")
@@ -142,6 +147,20 @@ def test_a_strict_program_compiles_against_the_package(
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "tsconfig.json").write_text(json.dumps({"compilerOptions": options, "include": ["consumer.ts"]}))
     run("node", str(CLIENT / "node_modules" / "typescript" / "bin" / "tsc"), "-p", str(tmp_path), cwd=tmp_path)
+
+
+def test_a_clone_that_is_installed_or_packed_is_built_first(tmp_path: Path) -> None:
+    """`npm install ./clients/js` runs "prepare", `npm pack` and `npm publish` "prepack"; the first only when needed."""
+    scripts = json.loads((CLIENT / "package.json").read_text())["scripts"]
+    shutil.copytree(CLIENT, tmp_path / "js", ignore=shutil.ignore_patterns("node_modules", "dist", "build"))
+    (tmp_path / "js" / "node_modules").symlink_to(CLIENT / "node_modules")
+    for name in ("prepare", "prepack"):
+        assert "--dist-only" in scripts[name]
+        assert "gzip" in run("npm", "run", "--silent", name, cwd=tmp_path / "js")
+        assert (tmp_path / "js" / "dist" / "node.js").stat().st_size > 10_000
+    assert run("npm", "run", "--silent", "prepare", cwd=tmp_path / "js") == ""
+    os.utime(tmp_path / "js" / "src" / "client.ts")
+    assert "gzip" in run("npm", "run", "--silent", "prepare", cwd=tmp_path / "js")
 
 
 def test_the_reference_is_generated_from_the_sources(built: str, tmp_path: Path) -> None:
