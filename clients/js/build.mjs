@@ -3,6 +3,7 @@
 // `npm install` of this folder runs it (package.json, "prepare"), so that an import from a clone works.
 import { execFileSync } from "node:child_process";
 import { copyFileSync, existsSync, readFileSync, readdirSync, rmSync, statSync } from "node:fs";
+import { createRequire } from "node:module";
 import { gzipSync } from "node:zlib";
 
 const GZIP_BYTES_MAX = 12 * 1024;
@@ -22,7 +23,8 @@ await build({ ...bundle, entryPoints: ["src/index.ts"], outfile: "dist/mq.js", p
 await build({ ...bundle, entryPoints: ["src/node.ts"], outfile: "dist/node.js", platform: "node" });
 const modules = readdirSync("src").map((name) => `src/${name}`);
 await build({ ...common, entryPoints: modules, outdir: "build", platform: "node" });
-execFileSync(process.execPath, ["node_modules/typescript/bin/tsc"], { stdio: "inherit" });
+// Resolved, not named by its path: `npm install` of this folder puts its packages into the folder of who installs it.
+execFileSync(process.execPath, [createRequire(import.meta.url).resolve("typescript/bin/tsc")], { stdio: "inherit" });
 
 const bytes = readFileSync("dist/mq.js");
 const zipped = gzipSync(bytes, { level: 9 }).length;
