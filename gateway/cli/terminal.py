@@ -104,7 +104,7 @@ def console() -> Console:
 
 def new_table(*headings: str) -> Table:
     """An empty table."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headings))
     for heading in headings:
         min_width = ID_CHARS if heading == "id" else None  # whole on any terminal, to be copied
         table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=True, min_width=min_width)
