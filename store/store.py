@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 
@@ -93,6 +93,7 @@ class Store:
         self._tail_order: deque[Entry] = deque()
         self._tail_bytes = 0
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
+        self._watching: dict[int, dict[object, Callable[[Collection[QueueKey]], None]]] = {}  # by topic id
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0
@@ -381,6 +382,8 @@ class Store:
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
+        for wake in list(self._watching.get(topic.topic_id, {}).values()):
+            wake(())
         return topic
 
     async def _change_topics(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
@@ -540,6 +543,17 @@ class Store:
             for entry in entries:
                 if waiting := self._waiters.pop(entry.queue, None):
                     _wake(waiting)
+        if self._watching:
+            self._tell_watching(entries)
+
+    def _tell_watching(self, entries: Sequence[Entry]) -> None:
+        queues: dict[int, dict[QueueKey, None]] = {}
+        for entry in entries:
+            if entry.queue.topic_id in self._watching:
+                queues.setdefault(entry.queue.topic_id, {})[entry.queue] = None
+        for topic_id, changed in queues.items():
+            for wake in list(self._watching[topic_id].values()):
+                wake(changed)
 
     def _remember(self, entry: Entry) -> None:
         self._tail[entry.position] = entry
@@ -662,6 +676,20 @@ class Store:
             if not self._writer.is_awaited or time.perf_counter() >= given_up_s:
                 return
             await asyncio.sleep(0)
+
+    def watch_topic(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+        """Call `wake` with the queues of a topic that have got entries, once for all that become readable together,
+        and with none when the topic is gone, until the answer is called. It must not raise, nor use the store."""
+        token = object()
+        self._watching.setdefault(topic_id, {})[token] = wake
+
+        def call_off() -> None:
+            if (watching := self._watching.get(topic_id)) is not None:
+                watching.pop(token, None)
+                if not watching:
+                    del self._watching[topic_id]
+
+        return call_off
 
     async def wait_for(self, queue: QueueKey, offset: int, timeout_ms: int) -> bool:
         """Wait until the queue's max offset is beyond `offset`; False when `timeout_ms` passed or the store closes."""

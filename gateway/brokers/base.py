@@ -7,7 +7,7 @@ is `gateway/routing/`. A broker is addressed by its name only there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
@@ -52,6 +52,11 @@ class Broker(Protocol):
         none that begins at or behind `end_offset`.
         At the end of the queue wait up to `wait_ms` for the next entry. With `tag_hashes`, entries in whose index
         units none of them occurs are passed over; what is returned may hold other records too (see `Store.read`)."""
+        ...
+
+    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+        """Call `wake` with the queues of a topic that have got records, whenever they have, and with none when the
+        topic is gone, until the answer is called. It is called in the middle of something: it may only take note."""
         ...
 
     async def bounds(self, queue: QueueKey) -> Bounds:

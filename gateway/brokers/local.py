@@ -4,7 +4,7 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from store import Store
@@ -76,6 +76,10 @@ class LocalBroker:
                 queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
             )
         return result
+
+    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+        """See `Broker.watch`."""
+        return self._store.watch_topic(topic_id, wake)
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """See `Broker.bounds`."""

@@ -182,8 +182,7 @@ def build_gateway(
         clock=clock,
         monotonic_ms=lambda: monotonic_ns() // 1_000_000,
         draining=draining,
-        in_flight_max=limits.group_in_flight_max,
-        groups_max=limits.groups_max,
+        limits=limits,
     )
     producer = Producer(
         admin.routes,

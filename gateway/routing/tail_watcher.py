@@ -3,17 +3,22 @@
 Who has read everything asks to be woken once when there is more. The first to ask starts a task that waits at that end;
 it stays as long as somebody asks. This is below groups and api, because both wait: sockets, streams, long polls and
 consumer instances through `gateway.api.read`, receives through the coordinator.
+
+Who waits for all partitions of a topic, as a receive does, has no use for a task at each end: it is told which of them
+have got records (`watch_topic`), by one call of a broker for each batch of appends, however many wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
+from gateway.brokers.base import Broker
 from gateway.routing.base import Routes
 from gateway.routing.reading import PartitionReader
-from store.errors import StoreError
-from store.types import ReadStatus
+from store.errors import StoreError, UnknownQueue
+from store.types import QueueKey, ReadStatus
 
 WAIT_MS = 30_000
 """How long one wait at a partition's end lasts; it is renewed. Bounds what a lost wake-up could cost."""
@@ -25,8 +30,10 @@ class TailWatcher:
     """The ends of all partitions that somebody waits at."""
 
     def __init__(self, routes: Routes) -> None:
+        self._routes = routes
         self._reader = PartitionReader(routes)
         self._tails: dict[tuple[str, int], _Tail] = {}  # by topic and partition
+        self._topics: dict[int, _TopicTails] = {}  # by topic id
 
     def watch(self, topic: str, partition: int, end: int, wake: Wake) -> Callable[[], None]:
         """Call `wake` once, when the partition's end is not `end` any more, or cannot be told: its topic is gone, or a
@@ -43,6 +50,15 @@ class TailWatcher:
             tail.waiting[token] = wake
         return lambda: tail.call_off(token)
 
+    def watch_topic(self, topic: str, wake: Wake) -> TopicWatch:
+        """Call `wake` whenever partitions of a topic have got records; which, the answer tells. Close it. Raises
+        UnknownQueue."""
+        topic_id = self._routes.topic(topic).topic_id
+        tails = self._topics.get(topic_id)
+        if tails is None:
+            tails = self._topics[topic_id] = _TopicTails(self._routes, topic, topic_id)
+        return TopicWatch(tails, wake, lambda: self._topics.pop(topic_id, None))
+
     def is_end(self, topic: str, partition: int, offset: int) -> bool:
         """Whether this is known to be the end without a read; a wrong no costs a read."""
         tail = self._tails.get((topic, partition))
@@ -50,6 +66,8 @@ class TailWatcher:
 
     async def close(self) -> None:
         """End all waits; who waits is woken."""
+        for topic in list(self._topics.values()):
+            topic.wake_all()
         tasks = [tail.task for tail in self._tails.values() if tail.task is not None]
         for task in tasks:
             task.cancel()
@@ -92,3 +110,72 @@ class _Tail:
         waiting, self.waiting = self.waiting, {}
         for wake in waiting.values():
             wake()
+
+
+class TopicWatch:
+    """What one reader is told of the ends of a topic's partitions."""
+
+    __slots__ = ("_on_last", "_seen", "_tails", "wake")
+
+    def __init__(self, tails: _TopicTails, wake: Wake, on_last: Callable[[], object]) -> None:
+        self._tails = tails
+        self._on_last = on_last
+        self._seen = tails.count
+        self.wake = wake
+        tails.watches.add(self)
+
+    def changed(self) -> list[int]:
+        """Partitions that have got records since this was last asked, or the watch began."""
+        seen, self._seen = self._seen, self._tails.count
+        return self._tails.since(seen)
+
+    def close(self) -> None:
+        """Be told no more."""
+        if self in self._tails.watches:
+            self._tails.watches.remove(self)
+            if not self._tails.watches:
+                self._tails.close()
+                self._on_last()
+
+
+class _TopicTails:
+    """Who waits for one topic, and which of its partitions got records when."""
+
+    __slots__ = ("_call_offs", "_changed", "_routes", "_topic", "count", "watches")
+
+    def __init__(self, routes: Routes, topic: str, topic_id: int) -> None:
+        self._routes = routes
+        self._topic = topic
+        self.count = 0  # of changes
+        self._changed: dict[int, int] = {}  # partition → the number of its last change, the oldest first
+        self.watches: set[TopicWatch] = set()
+        partitions = range(routes.topic(topic).partitions)
+        brokers = {id(broker): broker for broker in (routes.writable(topic, number).broker for number in partitions)}
+        self._call_offs = [broker.watch(topic_id, partial(self._on_append, broker)) for broker in brokers.values()]
+
+    def _on_append(self, broker: Broker, queues: Collection[QueueKey]) -> None:
+        for queue in queues:
+            try:
+                partition, _ = self._routes.locate(self._topic, broker, queue, None)
+            except UnknownQueue:  # it is being deleted
+                continue
+            self.count += 1
+            self._changed.pop(partition, None)
+            self._changed[partition] = self.count
+        self.wake_all()
+
+    def since(self, count: int) -> list[int]:
+        found = []
+        for partition in reversed(self._changed):
+            if self._changed[partition] <= count:
+                break
+            found.append(partition)
+        return found
+
+    def wake_all(self) -> None:
+        for watch in list(self.watches):
+            watch.wake()
+
+    def close(self) -> None:
+        for call_off in self._call_offs:
+            call_off()

@@ -141,6 +141,17 @@ class Limits:
     group_in_flight_max: int = 20_000
     """Records that one group may have handed out, or given back, and not settled, over all partitions."""
 
+    in_flight_total_max: int = 100_000
+    """Records that all groups together may have so. Each takes some 200 bytes, and a partition with any 1 KiB."""
+
+    group_bytes_max: int = 16 * MiB
+    """What the server keeps in memory for one group, about: 16 bytes a position (a partition that it consumes), 450 a
+    partition that a member owns, 1.5 KiB a member, and what documents, settings and metadata take. What exists goes
+    on; what would make it grow is refused."""
+
+    groups_bytes_max: int = 64 * MiB
+    """The same of all groups together."""
+
     requests_per_s_max: int = 0
     """Requests of one principal, or of one address where nobody is asked who they are. 0: any number."""
 
@@ -162,7 +173,10 @@ class Limits:
                 raise ValueError(f"{name} must be at least 0")
         if self.receiving_bytes_max < self.body_bytes_max:
             raise ValueError("receiving_bytes_max must be at least body_bytes_max")
-        for name in ("connections_max", "groups_max", "group_in_flight_max", "topics_max", "partitions_total_max"):
+        for name in (
+            "connections_max", "groups_max", "group_in_flight_max", "in_flight_total_max", "group_bytes_max",
+            "groups_bytes_max", "topics_max", "partitions_total_max",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:

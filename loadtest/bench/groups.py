@@ -33,6 +33,7 @@ from gateway.groups.protocol import Receive
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
+from gateway.settings.limits import Limits
 from loadtest.bench import parts as pages
 from loadtest.bench.groups_wire import echoes, over_http, over_websocket
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
@@ -102,8 +103,7 @@ class Bench:
             clock=clock,
             monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
             draining=asyncio.Event(),
-            in_flight_max=20_000,
-            groups_max=100,
+            limits=Limits(),
         )
         await self.groups.start()
         self.running = asyncio.create_task(self.groups.run())

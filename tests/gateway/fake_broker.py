@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -78,6 +78,7 @@ class FakeBroker:
         self.on_topic: Callable[[TopicView], None] = lambda topic: None
         self.on_deleted: Callable[[TopicView], None] = lambda topic: None
         self._topics: dict[str, FakeTopic] = {}
+        self.watching: list[tuple[int, Callable[[Collection[QueueKey]], None]]] = []
         self._position = 0
         self._grown = asyncio.Event()
 
@@ -94,6 +95,10 @@ class FakeBroker:
         answers = [self._append(append, acks) for append in appends]
         self.append_count += 1
         self.wake()
+        for append in appends:
+            for topic_id, wake in list(self.watching):
+                if topic_id == append.queue.topic_id:
+                    wake([append.queue])
         if self.hold is not None:
             await self.hold.wait()
         return answers
@@ -180,6 +185,10 @@ class FakeBroker:
                 found.append(entry)
             next_offset = entry.next_offset
         return ReadResult(ReadStatus.FOUND if found else ReadStatus.NO_MATCH, found, low, high, next_offset)
+
+    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+        self.watching.append((topic_id, wake))
+        return lambda: self.watching.remove((topic_id, wake))
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         self._raise()

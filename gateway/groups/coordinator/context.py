@@ -4,13 +4,14 @@ waits for a change."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.groups.coordinator.event_log import EventLog
+from gateway.groups.coordinator.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.machines.events import Event
@@ -31,6 +32,37 @@ class OwnTopics(Protocol):
         ...
 
 
+class _AllLeases:
+    """The turns of all leases of one group: held in part by many, or as a whole by one. Who waits for the whole comes
+    before those who ask for a part later."""
+
+    __slots__ = ("__weakref__", "gate", "holder_count", "is_free")
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Lock()
+        self.holder_count = 0
+        self.is_free = asyncio.Event()
+        self.is_free.set()
+
+    @asynccontextmanager
+    async def in_part(self) -> AsyncIterator[None]:
+        async with self.gate:
+            self.holder_count += 1
+            self.is_free.clear()
+        try:
+            yield
+        finally:
+            self.holder_count -= 1
+            if not self.holder_count:
+                self.is_free.set()
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[None]:
+        async with self.gate:
+            await self.is_free.wait()
+            yield
+
+
 class Turns:
     """Locks by what they guard: a group's members and settings, or its leases in one partition. Who decides an event
     keeps the lock until it is applied: an event that was decided on a state that was about to change does not fit the
@@ -38,25 +70,62 @@ class Turns:
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[tuple[str, PartitionKey | None], asyncio.Lock] = WeakValueDictionary()
+        self._all_leases: WeakValueDictionary[str, _AllLeases] = WeakValueDictionary()
 
     def of_group(self, group: str) -> asyncio.Lock:
         """Members, settings, deletion."""
         return self._of((group, None))
 
-    def of_leases(self, group: str, key: PartitionKey) -> asyncio.Lock:
-        """Leases in one partition. Taken after the group's, when both are needed, and in the order of the keys."""
-        return self._of((group, key))
+    @asynccontextmanager
+    async def of_leases(self, group: str, *keys: PartitionKey) -> AsyncIterator[None]:
+        """Leases in some partitions: taken in the order of the keys, so no two callers wait for each other, and after
+        the group's turn when both are needed. Who has some asks for no others."""
+        async with self._all_leases_of(group).in_part(), AsyncExitStack() as held:
+            for key in sorted(keys):
+                await held.enter_async_context(self._of((group, key)))
+            yield
+
+    @asynccontextmanager
+    async def of_all_leases(self, group: str) -> AsyncIterator[None]:
+        """Leases in all partitions, also in those where there are none yet."""
+        async with self._all_leases_of(group).whole():
+            yield
 
     def is_busy(self, group: str, key: PartitionKey) -> bool:
         """Whether somebody has the turn of these leases now."""
         lock = self._locks.get((group, key))
         return lock is not None and lock.locked()
 
+    def _all_leases_of(self, group: str) -> _AllLeases:
+        turns = self._all_leases.get(group)
+        if turns is None:
+            turns = self._all_leases[group] = _AllLeases()
+        return turns
+
     def _of(self, what: tuple[str, PartitionKey | None]) -> asyncio.Lock:
         lock = self._locks.get(what)
         if lock is None:
             lock = self._locks[what] = asyncio.Lock()
         return lock
+
+
+STRETCH_PARTITIONS = 250
+"""Partitions that are looked at in one stretch of long work: 1 ms, or 3 where a group begins."""
+
+
+class Stretches:
+    """Long work is cut into stretches, and of all there is, one stretch is done in a go of the event loop: a thousand
+    requests at once, each with short turns, would else be one long turn for all others."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """One stretch. What is done in it should not wait for anything."""
+        async with self._lock:
+            yield
+            await asyncio.sleep(0)  # held meanwhile: the next one's stretch is in the next go
 
 
 class Changes:
@@ -69,12 +138,15 @@ class Changes:
         """Have a future done with the next change."""
         self._waiting.setdefault(name, set()).add(waiter)
 
-    def forget(self, name: str, waiter: asyncio.Future[None]) -> None:
-        """Listen no more."""
-        if (waiting := self._waiting.get(name)) is not None:
-            waiting.discard(waiter)
-            if not waiting:
-                del self._waiting[name]
+    def forget(self, name: str, waiter: asyncio.Future[None]) -> bool:
+        """Listen no more. Whether nothing has happened meanwhile."""
+        waiting = self._waiting.get(name)
+        if waiting is None or waiter not in waiting:
+            return False
+        waiting.remove(waiter)
+        if not waiting:
+            del self._waiting[name]
+        return True
 
     def all_happened(self) -> None:
         """Wake everybody."""
@@ -108,6 +180,88 @@ class Stats:
             setattr(self, item.name, 0)
 
 
+class GroupLimits(Protocol):
+    """What the groups of one node may keep; see gateway/settings/limits.py."""
+
+    @property
+    def groups_max(self) -> int:
+        """Groups."""
+        ...
+
+    @property
+    def group_bytes_max(self) -> int:
+        """Bytes of one group, as `GroupTable.size_of` counts them."""
+        ...
+
+    @property
+    def groups_bytes_max(self) -> int:
+        """Bytes of all groups."""
+        ...
+
+    @property
+    def group_in_flight_max(self) -> int:
+        """Open records of one group."""
+        ...
+
+    @property
+    def in_flight_total_max(self) -> int:
+        """Open records of all groups."""
+        ...
+
+
+class Room:
+    """What groups may still keep. Bytes are those of `GroupTable.size_bytes`; what is about to be written counts."""
+
+    def __init__(self, table: GroupTable, limits: GroupLimits) -> None:
+        self._table = table
+        self._limits = limits
+        self._writing_bytes: Counter[str] = Counter()  # by group
+        self._making: Counter[str] = Counter()  # calls that make a group
+        self._taking_count: Counter[str] = Counter()  # records, by group
+
+    @contextmanager
+    def for_bytes(self, group: str, more: int) -> Iterator[None]:
+        """While events are written that make a group larger by this, or make it. Raises GroupFull."""
+        table, limits, writing, making = self._table, self._limits, self._writing_bytes, self._making
+        is_new = group not in table
+        if is_new and group not in making and len(table) + len(making) >= limits.groups_max:
+            raise GroupFull(f"there are {limits.groups_max} groups, which is the limit (groups_max); delete one first")
+        if more > 0 and table.size_of(group) + writing[group] + more > limits.group_bytes_max:
+            raise GroupFull(
+                f"group={group} may keep {limits.group_bytes_max} bytes (group_bytes_max) of members, positions and "
+                "documents; spread its topics or members over several groups"
+            )
+        if more > 0 and table.size_bytes + writing.total() + more > limits.groups_bytes_max:
+            raise GroupFull(
+                f"all groups together may keep {limits.groups_bytes_max} bytes (groups_bytes_max); delete some first"
+            )
+        with _counted(writing, group, max(more, 0)), _counted(making, group, int(is_new)):
+            yield
+
+    def for_records(self, group: str) -> int:
+        """How many more records a group may have open, over all partitions."""
+        table, limits, taking = self._table, self._limits, self._taking_count
+        mine = limits.group_in_flight_max - table.get(group).open_count - taking[group]
+        return max(min(mine, limits.in_flight_total_max - table.open_count - taking.total()), 0)
+
+    @contextmanager
+    def taking(self, group: str, count: int) -> Iterator[None]:
+        """While records are about to be opened."""
+        with _counted(self._taking_count, group, count):
+            yield
+
+
+@contextmanager
+def _counted(counter: Counter[str], name: str, count: int) -> Iterator[None]:
+    counter[name] += count
+    try:
+        yield
+    finally:
+        counter[name] -= count
+        if not counter[name]:
+            del counter[name]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """One coordinator's common ground. `monotonic_ms` is for lengths of time, `clock` for data."""
@@ -121,10 +275,17 @@ class Context:
     clock: Clock
     monotonic_ms: Callable[[], int]
     draining: asyncio.Event
-    groups_max: int
+    room: Room
+    run_blocking: RunBlocking
     turns: Turns = field(default_factory=Turns)
     members_changed: Changes = field(default_factory=Changes)
     leases_changed: Changes = field(default_factory=Changes)
+    """By group: there may be something to receive in any partition."""
+
+    leases_moved: Changes = field(default_factory=Changes)
+    """By group: there may be something to receive in partitions with open records."""
+
+    stretches: Stretches = field(default_factory=Stretches)
     stats: Stats = field(default_factory=Stats)
 
     async def write(self, events: Sequence[Event], *, flushed: bool = True) -> None:
@@ -134,28 +295,13 @@ class Context:
 
     @asynccontextmanager
     async def whole_group(self, *names: str) -> AsyncIterator[None]:
-        """The turns of everything these groups have: members, settings, and all leases. Leases in a further partition
-        begin under the group's turn only, so none are missed."""
+        """The turns of everything these groups have: members, settings, and all leases."""
         async with AsyncExitStack() as held:
             for name in names:
                 await held.enter_async_context(self.turns.of_group(name))
             for name in names:
-                for key in sorted(self.table.get(name).leases) if name in self.table else ():
-                    await held.enter_async_context(self.turns.of_leases(name, key))
+                await held.enter_async_context(self.turns.of_all_leases(name))
             yield
-
-    @asynccontextmanager
-    async def leases_of(self, group: str, keys: Iterable[PartitionKey]) -> AsyncIterator[None]:
-        """The turns of leases in some partitions, in the order of the keys: no two callers wait for each other."""
-        async with AsyncExitStack() as held:
-            for key in sorted(keys):
-                await held.enter_async_context(self.turns.of_leases(group, key))
-            yield
-
-    def check_room(self, group: str) -> None:
-        """Raises GroupFull when this would be one group too many."""
-        if group not in self.table and len(self.table) >= self.groups_max:
-            raise GroupFull(f"there are {self.groups_max} groups, which is the limit (groups_max); delete one first")
 
     def key(self, topic: str, partition: int) -> PartitionKey:
         """The partition by its topic's id. Raises UnknownQueue, UnknownPartition."""
@@ -170,9 +316,17 @@ class Context:
         except UnknownQueue:
             return None
 
+    def find_topic_by_id(self, topic_id: int) -> TopicView | None:
+        """A topic by its id, if it is still there."""
+        try:
+            return self.routes.by_id(topic_id)
+        except UnknownQueue:
+            return None
+
     def topic_name(self, topic_id: int) -> str | None:
         """A topic's name; None when it is gone."""
-        return next((topic.name for topic in self.routes.topics() if topic.topic_id == topic_id), None)
+        view = self.find_topic_by_id(topic_id)
+        return None if view is None else view.name
 
 
 def check_partition(view: TopicView, partition: int) -> None:

@@ -60,7 +60,7 @@ _APPLIED_PER_TURN = 500
 _STOPPED = StoreStopped("consumer groups have stopped; restart the server")
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs a function that waits for the disk without holding up the event loop."""
+"""Runs a function that takes long, as it waits for the disk, without holding up the event loop."""
 
 
 class _Call:
@@ -78,7 +78,7 @@ class _Call:
 
 class EventLog:
     """Writes events and keeps what is made of them durable. `apply` gets each event once its entry is as durable as its
-    call asked; `whole_state` gives the events of a snapshot."""
+    call asked; `whole_state` gives the events of a snapshot, as of its call, to be gone through in another thread."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class EventLog:
             if not self.unsaved_count:
                 return
             offset = self._next_offset
-            events = list(self._whole_state())
+            events = self._whole_state()
 
             def save() -> None:
                 self._snapshots.save(Snapshot(offset, b"\n".join(map(encode_event, events))))

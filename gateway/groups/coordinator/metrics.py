@@ -10,9 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gateway.groups.coordinator.service import Coordinator
 from gateway.groups.machines.broadcast import is_lone
 
-SERIES_MAX = 10_000
-"""Partitions whose lag is shown one by one; the rest is in `mq_group_lag_omitted`."""
-
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
     """One reading."""
@@ -33,10 +30,10 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
     lag = GaugeMetricFamily(
         "mq_group_lag", "Records a group has not consumed, seconds ago.", labels=("group", "topic", "partition")
     )
-    for (name, topic, partition), count in lags[:SERIES_MAX]:
+    for (name, topic, partition), count in lags:
         lag.add_metric((name, topic, str(partition)), count)
     yield lag
-    omitted = max(len(lags) - SERIES_MAX, 0)
+    omitted = coordinator.omitted_lag_count
     yield GaugeMetricFamily("mq_group_lag_omitted", "Partitions whose lag is not shown.", value=omitted)
     for name, text, count in (
         ("rebalances", "Generations begun", stats.rebalance_count),

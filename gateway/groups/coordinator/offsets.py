@@ -19,8 +19,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 
-from gateway.groups.coordinator.context import Context, check_partition
+from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, check_partition
 from gateway.groups.coordinator.start_positions import partitions_without_offset, start_in
 from gateway.groups.coordinator.stream import StreamMode
 from gateway.groups.machines.broadcast import is_lone, member_of
@@ -56,6 +57,11 @@ from store.types import Bounds
 from store.uncancelled import to_its_end, uncancelled
 
 log = logging.getLogger(__name__)
+
+LAGS_PER_TURN = 100
+
+FEW = 64
+"""Partitions for which nobody waits for another's stretch of work."""
 
 
 class Offsets:
@@ -101,7 +107,6 @@ class Offsets:
         """Fix, durably, where the group begins in a topic; what is to be said in place of `start` where nothing can
         be fixed: in a partition that came this instant, and when the store has stopped, which takes no more records."""
         context = self._context
-        context.check_room(name)
         async with context.turns.of_group(name):
             if self._committing[name]:  # what was committed before is applied before we look
                 await context.write([Barrier()], flushed=False)
@@ -110,15 +115,26 @@ class Offsets:
                 return start  # a member that has left and keeps no position
             start = start_in(context.table, name, view, start)
             now_ms = context.clock.now_ms()
-            positions = [
-                CommittedOffset(*key, await self.where(name, TopicPartition(topic, key.partition), start), "", now_ms)
-                for key in partitions_without_offset(context.table, name, view)
-            ]
+            keys = partitions_without_offset(context.table, name, view)
+            offsets = await self.where_all(name, topic, [key.partition for key in keys], start)
+            positions = [CommittedOffset(*key, offset, "", now_ms) for key, offset in zip(keys, offsets, strict=True)]
+            begun = OffsetsCommitted(name, tuple(positions))
             try:
-                await context.write([OffsetsCommitted(name, tuple(positions))] if positions else [])
+                with context.room.for_bytes(name, context.table.progress.added_bytes(begun)):
+                    await context.write([begun] if positions else [])
             except StoreStopped as error:
                 log.warning("group=%s topic=%s the place to begin is not kept: %s", name, topic, error)
         return start
+
+    async def where_all(self, name: str, topic: str, partitions: Sequence[int], start: StartSpec) -> list[int]:
+        """The same as `where` of many partitions of a topic."""
+        offsets: list[int] = []
+        for first in range(0, len(partitions), STRETCH_PARTITIONS):
+            some = partitions[first : first + STRETCH_PARTITIONS]
+            waits = isinstance(start, StartTime)  # for the disk
+            async with nullcontext() if waits or len(partitions) <= FEW else self._context.stretches.next():
+                offsets += [await self.where(name, TopicPartition(topic, partition), start) for partition in some]
+        return offsets
 
     async def where(
         self,
@@ -145,24 +161,28 @@ class Offsets:
         check_group_name(group)
         context = self._context
         name = self._stream.name_of(group, None if member is None else member.member_id)
-        context.check_room(name)
         wanted = {}
         for commit in commits:
             key = context.key(commit.topic, commit.partition)
             wanted[Partition(commit.topic, *key)] = Commit(key, commit.offset, commit.metadata)
         self._committing[name] += 1
-        try:
+        with ExitStack() as room:
+            room.callback(self._committed, name)
             async with context.turns.of_group(name):
                 keys = [commit.key for commit in wanted.values() if context.table.leases(name, commit.key)]
-                async with context.leases_of(name, keys):
-                    written = context.log.write(self._decide_commit(name, wanted, member))
+                async with context.turns.of_leases(name, *keys):
+                    events = self._decide_commit(name, wanted, member)
+                    more = sum(map(context.table.progress.added_bytes, _commits_in(events)))
+                    room.enter_context(context.room.for_bytes(name, more))
+                    written = context.log.write(events)
                     if keys:
                         await uncancelled(written)
             await uncancelled(written)
-        finally:
-            self._committing[name] -= 1
-            if not self._committing[name]:
-                del self._committing[name]
+
+    def _committed(self, name: str) -> None:
+        self._committing[name] -= 1
+        if not self._committing[name]:
+            del self._committing[name]
 
     def _decide_commit(self, name: str, wanted: Mapping[Partition, Commit], member: MemberKey | None) -> list[Event]:
         """The events of a commit."""
@@ -205,7 +225,11 @@ class Offsets:
         for name in names:
             for view in self._topics_of(name):
                 if topics is None or view.name in topics:
-                    lags += [await self._lag(name, view, partition) for partition in range(view.partitions)]
+                    for partition in range(view.partitions):
+                        lags.append(await self._lag(name, view, partition))
+                        if partition % LAGS_PER_TURN == LAGS_PER_TURN - 1:
+                            async with context.stretches.next():
+                                pass  # the next ones in another go: what is in memory is read without a wait
         return sorted(lags, key=lambda lag: (lag.topic, lag.partition, lag.owner or ""))
 
     def _topics_of(self, name: str) -> list[TopicView]:
@@ -219,28 +243,42 @@ class Offsets:
             if topic.topic_id in ids or any(member.subscription.matches(topic.name) for member in members)
         ]
 
-    async def lags(self, name: str) -> list[tuple[str, int, int]]:
-        """Topic, partition and lag of one group: what costs little. Partitions it has no position in are left out."""
+    async def lags(self, name: str, limit: int) -> tuple[list[tuple[str, int, int]], int]:
+        """Topic, partition and lag of up to `limit` partitions in which a group has a position, and how many partitions
+        of its topics were not looked at."""
         context = self._context
-        if name not in context.table:
-            return []
-        ids = context.table.topic_ids(name)
-        lags = []
-        for view in [topic for topic in context.routes.topics() if topic.topic_id in ids]:
-            for partition in range(view.partitions):
-                key = PartitionKey(view.topic_id, partition)
-                stored = context.table.stored(name, key)
-                if isinstance(stored, Found):
-                    bounds = await context.records.bounds(view.name, partition)
-                    lags.append((view.name, partition, self._count(name, key, stored, bounds)))
-        return lags
+        lags: list[tuple[str, int, int]] = []
+        omitted_count = 0
+        for topic_id in sorted(context.table.topic_ids(name)):
+            view = context.find_topic_by_id(topic_id)
+            if view is None:
+                continue
+            for first in range(0, view.partitions, STRETCH_PARTITIONS):
+                some = range(first, min(first + STRETCH_PARTITIONS, view.partitions))
+                if len(lags) >= limit:
+                    omitted_count += len(some)
+                    continue
+                async with context.stretches.next():
+                    lags += [lag for partition in some if (lag := await self._lag_of(name, view, partition))]
+        return lags[:limit], omitted_count + max(len(lags) - limit, 0)
+
+    async def _lag_of(self, name: str, view: TopicView, partition: int) -> tuple[str, int, int] | None:
+        """None where the group has no position."""
+        key = PartitionKey(view.topic_id, partition)
+        stored = self._context.table.stored(name, key)
+        if not isinstance(stored, Found):
+            return None
+        bounds = await self._context.records.bounds(view.name, partition)
+        return view.name, partition, self._count(name, key, stored, bounds)
 
     def _count(self, name: str, key: PartitionKey, stored: Found | Absent, bounds: Bounds) -> int:
         """Records a group has not consumed: in queue mode those that are not done."""
-        leases = self._context.table.leases(name, key)
-        if leases is None:
+        queue = self._context.table.queue(name, key.topic_id)
+        if queue is None or key.partition >= queue.end:
             return lag_of(stored, bounds, bounds.min_offset).lag
-        return leases.open_count + max(bounds.max_offset - max(leases.next_offset, bounds.min_offset), 0)
+        leases = queue.open.get(key.partition)
+        open_count = 0 if leases is None else leases.open_count
+        return open_count + max(bounds.max_offset - max(queue.next_offset(key.partition), bounds.min_offset), 0)
 
     async def _lag(self, name: str, view: TopicView, partition: int) -> PartitionLag:
         context = self._context
@@ -314,17 +352,21 @@ class Offsets:
                 planned.append(PlannedMove(view.name, move.key.partition, before, move.after))
             if dry_run:
                 return planned
-            on_lease = {key: leases.leased_count(now_ms) for key in keys if (leases := state.leases.get(key))}
-            if any(on_lease.values()) and not force:
-                raise GroupActive(f"group={name} has {sum(on_lease.values())} records on lease; force the reset")
+            queue = table.queue_or_new(name, view.topic_id)
+            leased_count = sum(queue.open[at].leased_count(now_ms) for at in numbers if at in queue.open)
+            if leased_count and not force:
+                raise GroupActive(f"group={name} has {leased_count} records on lease; force the reset")
             events: list[Event] = []
             if force:
                 events += self._stream.decide_evict(name)
             member_count = len(state.membership.members())
             events += table.progress.decide_reset(name, moves, member_count=member_count, force=force, now_ms=now_ms)
-            for move in moves:
-                if (leases := state.leases.get(move.key)) is not None:
-                    events += leases.decide_reset(move.after, now_ms)
+            if queue.end and list(numbers[: queue.end]) == list(range(queue.end)):  # all partitions: one event
+                events.append(queue.decide_begin(0, [move.after for move in moves[: queue.end]], now_ms))
+            else:
+                for move in moves:
+                    if (leases := table.leases(name, move.key)) is not None:
+                        events += leases.decide_reset(move.after, now_ms)
             await context.write(events)
             context.leases_changed.happened(name)
             return planned
@@ -333,3 +375,7 @@ class Offsets:
         records = self._context.records
         at_time = None if time_ms is None else await records.offset_at_time(topic, partition, time_ms)
         return PartitionBounds(await records.bounds(topic, partition), at_time)
+
+
+def _commits_in(events: Iterable[Event]) -> list[OffsetsCommitted]:
+    return [event for event in events if isinstance(event, OffsetsCommitted)]

@@ -3,6 +3,15 @@
 It begins with another partition each time, and goes to those first that nobody is busy with. When it finds nothing it
 waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
 
+Most partitions have nothing new most of the time, and a receive may name 100,000. So:
+
+    first look            all partitions, in stretches (see `Stretches`)
+    it waits              first it has itself told of the ends of its topics, then looks again
+    woken by a record     only the partitions that got one, and those with open records: some may be due, or given back
+    woken by else         there is room again, a reset, a topic that came or grew: all partitions again
+
+Nothing is kept of a partition in which nothing is open, but where the group is (see `topic_leases`).
+
 Where a group begins is settled by its first receive in a topic, for all partitions of the topic at once and durably:
 whatever is stored from then on, in whichever partition, reaches the group (see `start_positions`). The group's own
 retry topic begins with its first record.
@@ -12,25 +21,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import islice
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
-from gateway.groups.coordinator.context import Context
-from gateway.groups.coordinator.offsets import Offsets
+from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
+from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.records import Stored
-from gateway.groups.coordinator.search import Lane, Search, Wanted, lanes_of, text_of
+from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
 from gateway.groups.coordinator.start_positions import start_in
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
-from gateway.groups.machines.events import LeaseEvent
+from gateway.groups.machines.events import LeasesBegun
 from gateway.groups.machines.leases import Lease, PartitionLeases
-from gateway.groups.machines.progress import PartitionKey, Start
+from gateway.groups.machines.progress import POSITION_BYTES, PartitionKey, Start
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
+from gateway.groups.machines.table import QUEUE_BYTES
 from gateway.groups.protocol import (
     RECEIVE_BYTES_MAX,
     RECEIVE_MESSAGES_MAX,
@@ -38,9 +48,9 @@ from gateway.groups.protocol import (
     Receive,
     Received,
     StartSpec,
-    TopicPartition,
 )
 from gateway.routing.base import TopicView
+from gateway.routing.tail_watcher import TailWatcher, TopicWatch
 from store.errors import StoreError
 from store.record_batch import Headers
 from store.types import Bounds
@@ -50,16 +60,78 @@ log = logging.getLogger(__name__)
 
 _RECHECK_MS = 250  # when something is due that this request does not want
 
+BEGUN_PER_WRITE = 50_000
+"""Offsets to begin at that are written in one entry, but for those of one topic, which are never cut apart."""
+
+PROMISING_MAX = 2_048
+"""Partitions that one round goes to. When they give nothing, the next round begins with others."""
+
+_FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: nobody tells us of another group's
+
+_Topics = Sequence[tuple[TopicView, bool]]
+"""The topics of a receive, and whether each is the group's own retry topic."""
+
 
 @dataclass(slots=True)
 class _Round:
-    """What one round through all partitions brought."""
+    """What one round through partitions brought."""
+
+    promising: dict[Lane, Bounds] = field(default_factory=dict)
+    """Those with something new or due."""
+
+    due_ms: int | None = None
+    """When the next open record may be handed out again."""
 
     messages: list[Delivered] = field(default_factory=list)
     size_bytes: int = 0
     has_moved: bool = False
     is_full: bool = False
-    bounds: dict[PartitionKey, Bounds] = field(default_factory=dict)
+    other_backlog: int = 0
+    """Records in partitions beyond PROMISING_MAX."""
+
+
+class _Waiting:
+    """What wakes one receive."""
+
+    def __init__(self, tail_watcher: TailWatcher) -> None:
+        self._tail_watcher = tail_watcher
+        self._watches: list[tuple[TopicView, bool, TopicWatch]] = []
+        self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        """Something may have changed."""
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def renew(self) -> asyncio.Future[None]:
+        """The waiter from here on."""
+        self.waiter = asyncio.get_running_loop().create_future()
+        return self.waiter
+
+    def watches(self, topics: _Topics) -> bool:
+        """Whether it is told of what these get."""
+        return [view for view, _ in topics] == [view for view, _, _ in self._watches]
+
+    def watch(self, topics: _Topics) -> None:
+        """Be told of these topics from here on, and of no others."""
+        self.close()
+        for view, is_retry in topics:
+            self._watches.append((view, is_retry, self._tail_watcher.watch_topic(view.name, self.wake)))
+
+    def changed(self) -> list[Lane]:
+        """Partitions that got records since this was last asked."""
+        return [
+            _lane(view, is_retry, partition)
+            for view, is_retry, watch in self._watches
+            for partition in watch.changed()
+            if partition < view.partitions
+        ]
+
+    def close(self) -> None:
+        """Be told no more."""
+        for _, _, watch in self._watches:
+            watch.close()
+        self._watches = []
 
 
 class Receiving:
@@ -73,16 +145,13 @@ class Receiving:
         signer: Signer,
         *,
         give_back: Callable[[str, Sequence[str]], Awaitable[None]],
-        in_flight_max: int,
     ) -> None:
         self._context = context
         self._offsets = offsets
         self._search = search
         self._signer = signer
         self._give_back = give_back
-        self._in_flight_max = in_flight_max
         self._next_lane: dict[str, int] = {}
-        self._taking: Counter[str] = Counter()  # records that are about to be opened, by group
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
 
     def forget(self, group: str) -> None:
@@ -92,9 +161,11 @@ class Receiving:
 
     def settled(self, group: str) -> None:
         """Records of a group are done: tell who waits for room, or for the next of a message group."""
-        if group in self._starved or self._context.table.config(group).fifo:
+        if group in self._starved:
             self._starved.discard(group)
             self._context.leases_changed.happened(group)
+        elif self._context.table.config(group).fifo:
+            self._context.leases_moved.happened(group)
 
     async def receive(self, group: str, request: Receive) -> Received:
         """See `Groups.receive`."""
@@ -102,33 +173,47 @@ class Receiving:
         context = self._context
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.wait_ms / 1000
-        while True:
-            waiter: asyncio.Future[None] = loop.create_future()
-            context.leases_changed.listen(group, waiter)
-            try:
-                lanes = await self._lanes(group, request)
-                found = await self._round(group, request, lanes)
-                if found.messages:
-                    return Received(tuple(found.messages), self._backlog(group, found))
-                left_s = deadline_s - loop.time()
-                if left_s <= 0 or context.draining.is_set():
-                    if found.is_full:
-                        raise GroupFull(
-                            f"group={group} has as many records handed out and not settled as it may; ack some"
-                        )
-                    return Received((), self._backlog(group, found))
-                if found.has_moved:
-                    await asyncio.sleep(0)
-                else:
-                    await self._wait(group, lanes, found, waiter, left_s)
-            finally:
-                context.leases_changed.forget(group, waiter)
+        waiting = _Waiting(context.tail_watcher)
+        lanes: list[Lane] | None = None  # all
+        try:
+            while True:
+                waiter = waiting.renew()
+                context.leases_changed.listen(group, waiter)
+                context.leases_moved.listen(group, waiter)
+                try:
+                    topics = await self._topics(group, request)
+                    found = await self._round(group, request, topics, lanes)
+                    if found.messages:
+                        return Received(tuple(found.messages), self._backlog(group, found))
+                    left_s = deadline_s - loop.time()
+                    if left_s <= 0 or context.draining.is_set():
+                        if found.is_full:
+                            raise GroupFull(
+                                f"group={group} has as many records handed out and not settled as it may "
+                                "(group_in_flight_max, or in_flight_total_max of all groups together); ack some"
+                            )
+                        return Received((), self._backlog(group, found))
+                    if found.has_moved:
+                        await asyncio.sleep(0)
+                        lanes = [*found.promising, *waiting.changed()]
+                    elif not waiting.watches(topics):
+                        waiting.watch(topics)  # and look again: what came before nobody has told
+                        lanes = None
+                    else:
+                        await self._wait(waiter, found, left_s)
+                        lanes = [*self._open_lanes(group, topics), *waiting.changed()]
+                    if found.is_full or found.other_backlog:
+                        lanes = None
+                finally:
+                    context.leases_moved.forget(group, waiter)
+                    if not context.leases_changed.forget(group, waiter):
+                        lanes = None
+        finally:
+            waiting.close()
 
     def _check(self, group: str, request: Receive) -> None:
         check_group_name(group)
-        context = self._context
-        context.check_room(group)
-        config = context.table.config(group)
+        config = self._context.table.config(group)
         self._check_mode(group)
         if not 1 <= len(request.topics) <= TOPICS_MAX:
             raise IllegalRequest(f"a receive names 1 to {TOPICS_MAX} topics")
@@ -149,65 +234,55 @@ class Receiving:
         if group in table and (members := table.get(group).membership.members()):
             raise GroupActive(f"group={group} has {len(members)} members in stream mode; use another group to receive")
 
-    async def _lanes(self, group: str, request: Receive) -> list[Lane]:
-        """All partitions to look into, another one first each time. Raises UnknownQueue."""
+    async def _topics(self, group: str, request: Receive) -> _Topics:
+        """All topics to look into, each begun. Raises UnknownQueue, GroupFull."""
         context = self._context
         own = retry_topic(group)
-        views = [(context.routes.topic(name), name == own) for name in dict.fromkeys(request.topics)]
+        topics = [(context.routes.topic(name), name == own) for name in dict.fromkeys(request.topics)]
         if own not in request.topics and (view := context.find_topic(own)) is not None:
-            views.append((view, True))
-        lanes = [
-            lane
-            for view, is_retry in views
-            for lane in lanes_of(view.name, view.topic_id, view.partitions, is_retry=is_retry)
-        ]
-        known = context.table.get(group).leases if group in context.table else {}
-        if any(lane.key not in known for lane in lanes):
-            for view, is_retry in views:
-                await to_its_end(self._begin(group, view, Start.FIRST if is_retry else request.start))
-        first = self._next_lane.get(group, 0) % len(lanes)
-        self._next_lane[group] = first + 1
-        return lanes[first:] + lanes[:first]
+            topics.append((view, True))
+        queues = ((context.table.queue(group, view.topic_id), view.partitions) for view, _ in topics)
+        if any(queue is None or queue.end < partitions for queue, partitions in queues):
+            await to_its_end(self._begin(group, topics, request.start))
+        return topics
 
-    async def _begin(self, group: str, view: TopicView, start: StartSpec) -> None:
-        """Fix where the group is in every partition of a topic. Durable on return: all partitions are one entry."""
+    async def _begin(self, group: str, topics: _Topics, start: StartSpec) -> None:
+        """Fix where the group is in every partition of its topics. Durable on return; those of a topic are one
+        entry."""
         context = self._context
         async with context.turns.of_group(group):
             self._check_mode(group)
-            known = context.table.get(group).leases if group in context.table else {}
-            start = start_in(context.table, group, view, start)
-            now_ms = context.clock.now_ms()
-            events: list[LeaseEvent] = []
-            for number in range(view.partitions):
-                key = PartitionKey(view.topic_id, number)
-                if key not in known:
-                    offset = await self._offsets.where(group, TopicPartition(view.name, number), start)
-                    begun = PartitionLeases(group, *key, context.table.config(group))
-                    events += begun.decide_reset(offset, now_ms)
-            await context.write(events)
+            queues = [(view, is_retry, context.table.queue_or_new(group, view.topic_id)) for view, is_retry in topics]
+            queues = [(view, is_retry, queue) for view, is_retry, queue in queues if queue.end < view.partitions]
+            more = sum(QUEUE_BYTES + (view.partitions - queue.end) * POSITION_BYTES for view, _, queue in queues)
+            events: list[LeasesBegun] = []
+            with context.room.for_bytes(group, more):
+                for view, is_retry, queue in queues:
+                    begin = start_in(context.table, group, view, Start.FIRST if is_retry else start)
+                    numbers = range(queue.end, view.partitions)
+                    offsets = await self._offsets.where_all(group, view.name, numbers, begin)
+                    events.append(queue.decide_begin(queue.end, offsets, context.clock.now_ms()))
+                    if sum(len(event.next_offsets) for event in events) >= BEGUN_PER_WRITE:
+                        await context.write(events)
+                        events = []
+                await context.write(events)
 
-    async def _round(self, group: str, request: Receive, lanes: Sequence[Lane]) -> _Round:
-        table, turns = self._context.table, self._context.turns
-        now_ms = self._context.clock.now_ms()
+    async def _round(self, group: str, request: Receive, topics: _Topics, lanes: Sequence[Lane] | None) -> _Round:
+        """Look at some partitions, or at all, and take what is there."""
+        turns = self._context.turns
         done = _Round()
-        again: list[Lane] = []
-        if request.attempt_id is not None:
-            again = [
-                lane
-                for lane in lanes
-                if (leases := table.leases(group, lane.key)) and leases.leases_of(request.attempt_id, now_ms)
-            ]
-            if again:  # the answer to an earlier request with this id is the whole answer
-                lanes = again
-        for lane in lanes:
-            done.bounds[lane.key] = await self._context.records.bounds(lane.topic, lane.partition)
-        promising = [lane for lane in lanes if again or self._may_have(group, lane, done.bounds[lane.key])]
-        promising.sort(key=lambda lane: turns.is_busy(group, lane.key))
-        for lane in promising:
+        again = self._leased_by(group, topics, request.attempt_id)
+        if again:  # the answer to an earlier request with this id is the whole answer
+            done.promising = {lane: await self._bounds(lane) for lane in again}
+        elif lanes is None:
+            await self._look_at_all(group, topics, done)
+        else:
+            await self._look_at(group, iter(lanes), len(lanes), done)
+        for lane in sorted(done.promising, key=lambda lane: turns.is_busy(group, lane.key)):
             left_count, left_bytes = request.max_messages - len(done.messages), request.max_bytes - done.size_bytes
             if left_count <= 0 or (done.messages and left_bytes <= 0):
                 break
-            if not again and not self._may_have(group, lane, done.bounds[lane.key]):
+            if not again and not self._may_have(group, lane, done.promising[lane], done):
                 continue  # others were faster
             try:
                 taken = await to_its_end(
@@ -221,15 +296,65 @@ class Receiving:
             done.messages += taken
         return done
 
-    def _may_have(self, group: str, lane: Lane, bounds: Bounds) -> bool:
-        """Whether a partition is worth its turn: it has new records, or something is due."""
-        leases = self._context.table.leases(group, lane.key)
+    def _open_lanes(self, group: str, topics: _Topics) -> Iterator[Lane]:
+        """Partitions with open records."""
+        for view, is_retry in topics:
+            if (queue := self._context.table.queue(group, view.topic_id)) is not None:
+                for partition in queue.open:
+                    yield _lane(view, is_retry, partition)
+
+    def _leased_by(self, group: str, topics: _Topics, attempt_id: str | None) -> list[Lane]:
+        """Partitions in which a receive with this id got records, and still has some."""
+        if attempt_id is None:
+            return []
+        now_ms = self._context.clock.now_ms()
+        queues = ((self._context.table.queue(group, view.topic_id), view, is_retry) for view, is_retry in topics)
+        return [
+            _lane(view, is_retry, partition)
+            for queue, view, is_retry in queues
+            if queue is not None
+            for partition, leases in queue.open.items()
+            if leases.leases_of(attempt_id, now_ms)
+        ]
+
+    async def _look_at_all(self, group: str, topics: _Topics, done: _Round) -> None:
+        """Look at all partitions, another one first each time."""
+        total = sum(view.partitions for view, _ in topics)
+        first = self._next_lane.get(group, 0) % total
+        self._next_lane[group] = first + 1
+        await self._look_at(group, _lanes_from(topics, first), total, done)
+
+    async def _look_at(self, group: str, lanes: Iterator[Lane], count: int, done: _Round) -> None:
+        """Note which of so many partitions are worth their turn."""
+        while some := list(islice(lanes, STRETCH_PARTITIONS)):
+            async with nullcontext() if count <= FEW else self._context.stretches.next():
+                for lane in some:
+                    bounds = await self._bounds(lane)
+                    if self._may_have(group, lane, bounds, done):
+                        if len(done.promising) < PROMISING_MAX:
+                            done.promising[lane] = bounds
+                        else:
+                            done.other_backlog += self._backlog_of(group, lane, bounds)
+
+    async def _bounds(self, lane: Lane) -> Bounds:
+        return await self._context.records.bounds(lane.topic, lane.partition)
+
+    def _may_have(self, group: str, lane: Lane, bounds: Bounds, done: _Round) -> bool:
+        """Whether a partition is worth its turn: it has new records, or something is due; if not, when it will be."""
+        topic_id, partition = lane.key
+        queue = self._context.table.queue(group, topic_id)
+        if queue is None or bounds.max_offset > queue.next_offset(partition):
+            return True
+        leases = queue.open.get(partition)
         if leases is None:
-            return True
-        if bounds.max_offset > leases.next_offset or leases.low_offset < bounds.min_offset:
-            return True
+            return False
         due_ms = leases.next_due_ms()
-        return due_ms is not None and due_ms <= self._context.clock.now_ms()
+        if leases.low_offset < bounds.min_offset:
+            return True
+        if due_ms is None:
+            return False
+        done.due_ms = due_ms if done.due_ms is None else min(done.due_ms, due_ms)
+        return due_ms <= self._context.clock.now_ms()
 
     async def _take(
         self, group: str, lane: Lane, request: Receive, limit: int, max_bytes: int, done: _Round
@@ -246,7 +371,9 @@ class Receiving:
             if request.attempt_id is not None and leases.leases_of(request.attempt_id, now_ms):
                 return await self._taken_before(group, lane, leases, request.attempt_id, now_ms)
             config = context.table.config(group)
-            wanted = Wanted(request.topics, request.tags, limit, max_bytes, min(self._room(group), leases.room))
+            wanted = Wanted(
+                request.topics, request.tags, limit, max_bytes, min(context.room.for_records(group), leases.room)
+            )
             found = await self._search.look(group, lane, leases, wanted, now_ms)
             if found.is_full:
                 done.is_full = done.is_full or not found.wanted_count
@@ -259,10 +386,8 @@ class Receiving:
                 context.stats.lost_count += len(found.lost)
                 await context.write(leases.decide_settle(found.lost))
             # Others have taken records meanwhile; from here to the write there is no await.
-            found.cut(self._room(group))
-            fresh_count = len(found.fresh)
-            self._taking[group] += fresh_count
-            try:
+            found.cut(context.room.for_records(group))
+            with context.room.taking(group, len(found.fresh)):
                 leased, events = leases.decide_receive(
                     found.old,
                     found.fresh,
@@ -275,15 +400,7 @@ class Receiving:
                 done.has_moved = done.has_moved or bool(events)
                 done.size_bytes += found.size_bytes
                 await context.write(events, flushed=False)
-            finally:
-                self._taking[group] -= fresh_count
-                if not self._taking[group]:
-                    del self._taking[group]
             return self._delivered(group, lane, leases.epoch, leased, [found.records[lease.offset] for lease in leased])
-
-    def _room(self, group: str) -> int:
-        """How many more records the group may have open, over all partitions."""
-        return max(self._in_flight_max - self._context.table.get(group).open_count - self._taking[group], 0)
 
     async def _taken_before(
         self, group: str, lane: Lane, leases: PartitionLeases, attempt_id: str, now_ms: int
@@ -347,35 +464,42 @@ class Receiving:
 
     def _backlog(self, group: str, done: _Round) -> int:
         """Records that were there and not handed out."""
-        backlog = 0
-        for key, bounds in done.bounds.items():
-            leases = self._context.table.leases(group, key)
-            if leases is not None:
-                backlog += max(bounds.max_offset - max(leases.next_offset, bounds.min_offset), 0)
-        return backlog
+        lanes = done.promising.items()
+        return done.other_backlog + sum(self._backlog_of(group, lane, bounds) for lane, bounds in lanes)
 
-    async def _wait(
-        self, group: str, lanes: Sequence[Lane], done: _Round, waiter: asyncio.Future[None], left_s: float
-    ) -> None:
+    def _backlog_of(self, group: str, lane: Lane, bounds: Bounds) -> int:
+        queue = self._context.table.queue(group, lane.key.topic_id)
+        if queue is None:
+            return 0
+        return max(bounds.max_offset - max(queue.next_offset(lane.partition), bounds.min_offset), 0)
+
+    async def _wait(self, waiter: asyncio.Future[None], done: _Round, left_s: float) -> None:
         """Until something may have changed for this request since the round, or its time is over."""
-        context = self._context
-        now_ms = context.clock.now_ms()
-        wake = partial(_finish, waiter)
-        call_offs = []
-        for lane in lanes:
-            end = done.bounds[lane.key].max_offset
-            call_offs.append(context.tail_watcher.watch(lane.topic, lane.partition, end, wake))
-            leases = context.table.leases(group, lane.key)
-            due_ms = None if leases is None else leases.next_due_ms()
-            if due_ms is not None:
-                left_s = min(left_s, max(due_ms - now_ms, _RECHECK_MS if due_ms <= now_ms else 1) / 1000)
+        if done.due_ms is not None:
+            in_ms = done.due_ms - self._context.clock.now_ms()
+            left_s = min(left_s, max(in_ms, _RECHECK_MS if in_ms <= 0 else 1) / 1000)
+        if done.is_full:
+            left_s = min(left_s, _FULL_RECHECK_MS / 1000)
         timer = asyncio.get_running_loop().call_later(left_s, _finish, waiter)
         try:
             await waiter
         finally:
             timer.cancel()
-            for call_off in call_offs:
-                call_off()
+
+
+def _lane(view: TopicView, is_retry: bool, partition: int) -> Lane:
+    return Lane(view.name, partition, is_retry, PartitionKey(view.topic_id, partition))
+
+
+def _lanes_from(topics: _Topics, first: int) -> Iterator[Lane]:
+    """All partitions of all topics, the one of this index first."""
+    for is_before in (False, True):
+        at = 0
+        for view, is_retry in topics:
+            cut = min(max(first - at, 0), view.partitions)
+            for partition in range(cut) if is_before else range(cut, view.partitions):
+                yield _lane(view, is_retry, partition)
+            at += view.partitions
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

@@ -10,9 +10,8 @@ the partition's leases is the caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
@@ -27,8 +26,6 @@ from store.types import Bounds
 SCAN_RECORDS = 2_000
 """Records passed over (filtered, withheld) in one look at a partition; then it is another one's turn."""
 
-_TOPICS_KEPT = 128  # whose lanes are; of topics of 1,024 partitions they are some 30 MB
-
 
 class Lane(NamedTuple):
     """One partition that a receive looks into. `is_retry`: of the group's own retry topic."""
@@ -37,12 +34,6 @@ class Lane(NamedTuple):
     partition: int
     is_retry: bool
     key: PartitionKey
-
-
-@lru_cache(maxsize=_TOPICS_KEPT)
-def lanes_of(topic: str, topic_id: int, partitions: int, *, is_retry: bool) -> tuple[Lane, ...]:
-    """All partitions of a topic."""
-    return tuple(Lane(topic, number, is_retry, PartitionKey(topic_id, number)) for number in range(partitions))
 
 
 class Wanted(NamedTuple):
@@ -92,8 +83,14 @@ class Search:
         self._origins: dict[tuple[str, PartitionKey], dict[int, str]] = {}  # topics of open records in retry topics
 
     def forget(self, group: str, key: PartitionKey) -> None:
-        """The leases there began anew, or are gone."""
+        """The leases there began anew, or nothing is open there."""
         self._origins.pop((group, key), None)
+
+    def forget_topics(self, group: str, topic_ids: Collection[int] | None) -> None:
+        """The group has no leases there any more; None: in no topic."""
+        for name, key in list(self._origins):
+            if name == group and (topic_ids is None or key.topic_id in topic_ids):
+                del self._origins[name, key]
 
     async def look(self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, now_ms: int) -> Found:
         """Records to lease: those that are ready again, then fresh ones. Raises what reading raises."""

@@ -19,7 +19,7 @@ when an event is applied.
 
 Leases of one partition change under its turn. Events of queue mode, and when they are durable:
 
-    LeasesSet (first use)   flushed: where a group began must not move
+    LeasesBegun             flushed: where a group began must not move
     Leased, LeaseMoved      written: a kill -9 keeps them, a power cut may take the last ones; those records are
                             delivered again, perhaps under an attempt number that was used before
     Settled, Rejected       flushed before the answer (C5)
@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway.brokers.base import Broker
-from gateway.groups.coordinator.context import Context, OwnTopics, Stats
+from gateway.groups.coordinator.context import Context, GroupLimits, OwnTopics, Room, Stats
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.coordinator.event_log import EventLog, RunBlocking, snapshot_files
@@ -68,10 +68,11 @@ from gateway.groups.machines.events import (
     Event,
     Forgotten,
     Leased,
-    LeaseEvent,
     LeaseMoved,
+    LeasesBegun,
     LeasesSet,
     MembershipEvent,
+    QueueEvent,
     Rejected,
     Settled,
 )
@@ -79,7 +80,7 @@ from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.machines.table import Group, GroupTable
+from gateway.groups.machines.table import Group, GroupTable, document_bytes, settings_bytes
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
@@ -104,12 +105,18 @@ DEAD_LETTER_INTERVAL_MS = 1_000
 LAG_INTERVAL_MS = 5_000
 """How old the lag in the metrics may be."""
 
+LAGS_MAX = 10_000
+"""Partitions whose lag is kept for the metrics."""
+
+GROUPS_PER_TURN = 100
+"""Groups looked at in one turn of the event loop, where little is done for each."""
+
 SNAPSHOT_INTERVAL_MS = 30_000
 SNAPSHOT_EVENTS_MAX = 200_000
 """Events behind the last snapshot after which the next one does not wait for its time: what a restart has to read."""
 
 _MEMBERSHIP_EVENTS = get_args(MembershipEvent)
-_LEASE_EVENTS = get_args(LeaseEvent)
+_QUEUE_EVENTS = get_args(QueueEvent)
 
 
 class Coordinator:
@@ -130,8 +137,7 @@ class Coordinator:
         clock: Clock,
         monotonic_ms: Callable[[], int],
         draining: asyncio.Event,
-        in_flight_max: int,
-        groups_max: int,
+        limits: GroupLimits,
         strategies: StrategyRegistry | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
@@ -155,12 +161,12 @@ class Coordinator:
             clock=clock,
             monotonic_ms=monotonic_ms,
             draining=draining,
-            groups_max=groups_max,
+            room=Room(table, limits),
+            run_blocking=run_blocking,
         )
         self._directory = directory
         self._files = files
         self._run_blocking = run_blocking
-        self._in_flight_max = in_flight_max
         self._copies = CopyWriter(self._context)
         self._search = Search(self._context)
         self.stream = stream = StreamMode(self._context)
@@ -177,7 +183,10 @@ class Coordinator:
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
         self.lags: list[tuple[tuple[str, str, int], int]] = []
-        """Lag by group, topic and partition, as it was when last looked at."""
+        """Lag by group, topic and partition, as it was when last looked at: the first LAGS_MAX."""
+
+        self.omitted_lag_count = 0
+        """Partitions of groups' topics whose lag was not looked at."""
 
     # ---- life
 
@@ -193,7 +202,6 @@ class Coordinator:
             self._search,
             signer,
             give_back=settling.give_back,
-            in_flight_max=self._in_flight_max,
         )
         self.receive, self.give_back = self._receiving.receive, settling.give_back
         self.ack, self.ack_up_to, self.extend = settling.ack, settling.ack_up_to, settling.extend
@@ -272,24 +280,33 @@ class Coordinator:
             self._forget(event)
             return
         self._table.apply(event, self._context.monotonic_ms())
-        if isinstance(event, _LEASE_EVENTS):
+        if isinstance(event, _QUEUE_EVENTS):
             self._leases_changed(event)
         elif isinstance(event, _MEMBERSHIP_EVENTS):
             self.stream.applied(event)
 
-    def _leases_changed(self, event: LeaseEvent) -> None:
+    def _leases_changed(self, event: QueueEvent) -> None:
         """Tell who waits for leases to change, and remember where dead letters may be."""
         context = self._context
-        group, key = event.group, PartitionKey(event.topic_id, event.partition)
-        leases = context.table.leases(group, key)
-        if leases is not None and leases.may_have_dead_letters:
+        group = event.group
+        if isinstance(event, LeasesBegun):
+            if event.first == 0:
+                self._search.forget_topics(group, {event.topic_id})
+            context.leases_changed.happened(group)
+            return
+        key = PartitionKey(event.topic_id, event.partition)
+        queue = context.table.queue(group, event.topic_id)
+        leases = None if queue is None else queue.open.get(event.partition)
+        if leases is None:
+            self._search.forget(group, key)
+        elif leases.may_have_dead_letters:
             self.dead_letters.expect(group, key)
         match event:
             case Settled():
                 context.stats.settled_count += len(event.offsets)
                 self._receiving.settled(group)
             case LeaseMoved():
-                context.leases_changed.happened(group)
+                context.leases_moved.happened(group)
             case LeasesSet():
                 self._search.forget(group, key)
                 context.leases_changed.happened(group)
@@ -299,11 +316,8 @@ class Coordinator:
     def _forget(self, event: Forgotten) -> None:
         """Leases are gone, with their topics or with the whole group: tell who waits."""
         group, ids = event.group, event.topic_ids
-        leases = self._table.get(group).leases if group in self._table else {}
-        gone = [key for key in leases if ids is None or key.topic_id in ids]
         self._table.apply(event, self._context.monotonic_ms())
-        for key in gone:
-            self._search.forget(group, key)
+        self._search.forget_topics(group, ids)
         if ids is None:
             self._receiving.forget(group)
         self._context.leases_changed.happened(group)
@@ -332,11 +346,15 @@ class Coordinator:
         return save
 
     async def _read_lags(self) -> None:
-        lags = []
-        for name in [group.name for group in self._table.groups()]:
-            lags += [((name, topic, partition), lag) for topic, partition, lag in await self._offsets.lags(name)]
-            await asyncio.sleep(0)
-        self.lags = lags
+        lags: list[tuple[tuple[str, str, int], int]] = []
+        omitted_count = 0
+        for number, name in enumerate(self._table.names()):
+            some, omitted = await self._offsets.lags(name, LAGS_MAX - len(lags))
+            lags += [((name, topic, partition), lag) for topic, partition, lag in some]
+            omitted_count += omitted
+            if some or number % GROUPS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self.lags, self.omitted_lag_count = lags, omitted_count
 
     async def _follow_topics(self) -> None:
         while True:
@@ -394,7 +412,6 @@ class Coordinator:
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         """See `Groups.configure`."""
         check_group_name(group)
-        self._context.check_room(group)
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             before = self._table.config(group)
             config = with_changes(before, changes)
@@ -404,7 +421,10 @@ class Coordinator:
                 raise IllegalRequest(str(error)) from error
             if config.mode != before.mode:
                 self._check_empty(group)
-            await self._context.write([Configured(group, changed_settings(config))])
+            event = Configured(group, changed_settings(config))
+            more = settings_bytes(event.settings) - settings_bytes(self._table.get_or_new(group).settings)
+            with self._context.room.for_bytes(group, more):
+                await self._context.write([event])
         self._topics_changed.set()  # another strategy shares out anew
         return config
 
@@ -418,10 +438,11 @@ class Coordinator:
         """See `Groups.follow`."""
         check_group_name(group)
         context = self._context
-        context.check_room(group)
         async with context.turns.of_group(group):
             documents = self._table.get_or_new(group).documents
-            await context.write(decide_follow(group, documents, wish, context.routes.topics()))
+            events = decide_follow(group, documents, wish, context.routes.topics())
+            with context.room.for_bytes(group, sum(document_bytes(event.key, event.content) for event in events)):
+                await context.write(events)
 
     def _check_empty(self, group: str) -> None:
         """Raises GroupActive while the group has members or records on lease."""
@@ -430,8 +451,7 @@ class Coordinator:
         now_ms = self._context.clock.now_ms()
         for part in self._parts(group):
             part.membership.check_deletable()
-            leased_count = sum(leases.leased_count(now_ms) for leases in part.leases.values())
-            if leased_count:
+            if leased_count := part.leased_count(now_ms):
                 raise GroupActive(f"group={group} has {leased_count} records on lease; settle them, or wait")
 
     # ---- documents
@@ -453,10 +473,11 @@ class Coordinator:
             raise IllegalRequest(f"the key of a document has 1 to {DOCUMENT_KEY_BYTES_MAX} bytes")
         if content is not None and len(content) > DOCUMENT_BYTES_MAX:
             raise IllegalRequest(f"a document has at most {DOCUMENT_BYTES_MAX} bytes")
-        self._context.check_room(group)
         documents = self._table.get_or_new(group).documents
         if content is None and key not in documents:
             return
         if content is not None and key not in documents and len(documents) >= DOCUMENTS_MAX:
             raise GroupFull(f"group={group} has {DOCUMENTS_MAX} documents, which is its limit")
-        await self._context.write([DocumentPut(group, key, content)], flushed=flushed)
+        more = document_bytes(key, content) - document_bytes(key, documents.get(key))
+        with self._context.room.for_bytes(group, more):
+            await self._context.write([DocumentPut(group, key, content)], flushed=flushed)

@@ -136,7 +136,7 @@ class Settling:
         parsed = self._parsed(group, receipts)
         by_key = _by_key(parsed)
         verdicts: list[Verdict | None] = [None] * len(parsed)
-        async with context.leases_of(group, by_key):
+        async with context.turns.of_leases(group, *by_key):
             now_ms = context.clock.now_ms()
             going = await self._send_off(group, by_key, parsed, delay_ms, now_ms)
             events: list[Event] = []
@@ -244,7 +244,7 @@ class Settling:
         context = self._context
         by_key = _by_key(parsed)
         verdicts: list[Verdict | None] = [None] * len(parsed)
-        async with context.leases_of(group, by_key):
+        async with context.turns.of_leases(group, *by_key):
             now_ms = context.clock.now_ms()
             events: list[Event] = []
             for key, receipt_indexes in by_key.items():

@@ -1,6 +1,7 @@
 """Stream mode: members come and go, partitions move between them, offsets are committed.
 
-Every change is decided under the group's turn, written flushed, and applied before anybody is told. The members of a
+Every change is decided under the group's turn, written flushed, and applied before anybody is told. Joins that come
+while one is being written share the next go, and with it one rebalance. The members of a
 broadcasting group are groups of their own here (see gateway/groups/machines/broadcast.py); who joins without a name
 leaves no position behind.
 
@@ -15,25 +16,45 @@ leaves no position behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
+from typing import TypeVar
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.machines.broadcast import is_lone, lone_group, member_of
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name
-from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownMember
-from gateway.groups.machines.events import AssignmentAsked, Event, Forgotten, MemberLeft, MembershipEvent, Rebalanced
-from gateway.groups.machines.membership import Share
+from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest, UnknownMember
+from gateway.groups.machines.events import (
+    AssignmentAsked,
+    DocumentPut,
+    Event,
+    Forgotten,
+    MemberJoined,
+    MemberLeft,
+    MembershipEvent,
+    Rebalanced,
+)
+from gateway.groups.machines.membership import ASSIGNED_BYTES, MEMBER_BYTES, TOPIC_BYTES, Join, Share
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
+from gateway.groups.machines.table import Group, document_bytes
 from gateway.groups.protocol import MemberKey, TopicPartition
+from gateway.routing.base import TopicView
+from store.errors import RecordTooLarge
+
+Decided = TypeVar("Decided")
 
 NAMELESS = "m-"
 """Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no position for
 it."""
+
+SHARED_IN_LOOP_MAX = 2_000
+"""Partitions, of all topics, that are shared out without a thread."""
+
+JOINS_PER_GO = 500
+"""Members that are let in with one rebalance."""
 
 
 class StreamMode:
@@ -41,6 +62,8 @@ class StreamMode:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._joins: dict[str, list[tuple[Join, asyncio.Future[Share]]]] = {}  # that wait, by group
+        self._joining: dict[str, asyncio.Task[None]] = {}
         self._look_at_ms: dict[str, int] = {}  # when a group's members are to be looked at next
 
     # What members do
@@ -57,32 +80,86 @@ class StreamMode:
     ) -> tuple[str, Share]:
         """See `Groups.join`."""
         check_group_name(group)
-        context = self._context
         member_id = member_id or f"{NAMELESS}{token_hex(8)}"
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(context.whole_group(group))
-            name = self.name_of(group, member_id)
-            context.check_room(name)
-            if name != group:
-                self._check_member_count(group, name)
-                await held.enter_async_context(context.turns.of_group(name))
-            now_ms = context.clock.now_ms()
-            state = context.table.get_or_new(name)
-            if any(leases.leased_count(now_ms) for leases in state.leases.values()):
-                raise GroupActive(f"group={group} has records on lease in queue mode; use another group to stream")
-            events = state.membership.decide_join(
-                member_id,
-                subscription,
-                context.routes.topics(),
-                generation=generation,
-                session_timeout_ms=session_timeout_ms,
-                metadata=metadata,
-            )
-            wishes = decide_follow(name, state.documents, subscription, context.routes.topics())
-            await context.write([*wishes, *events])
-            membership = context.table.get(name).membership
-            share = membership.share(member_id)
-            return member_id, membership.heartbeat(member_id, share.generation, context.monotonic_ms())
+        told: asyncio.Future[Share] = asyncio.get_running_loop().create_future()
+        join = Join(member_id, subscription, generation, session_timeout_ms, metadata)
+        self._joins.setdefault(group, []).append((join, told))
+        if group not in self._joining:
+            self._joining[group] = asyncio.create_task(self._write_joins(group))
+        return member_id, await told
+
+    async def _write_joins(self, group: str) -> None:
+        """Let in those that wait, all in one go; those that come meanwhile are the next go."""
+        try:
+            while waiting := [(join, told) for join, told in self._joins.pop(group, ()) if not told.done()]:
+                going: dict[str, tuple[Join, asyncio.Future[Share]]] = {}
+                for join, told in waiting:  # the second process under one member id comes after the first
+                    if join.member_id in going or len(going) == JOINS_PER_GO:
+                        self._joins.setdefault(group, []).append((join, told))
+                    else:
+                        going[join.member_id] = join, told
+                try:
+                    outcomes = await self._join_all(group, [join for join, _ in going.values()])
+                except Exception as error:
+                    outcomes = [error] * len(going)
+                for (_, told), outcome in zip(going.values(), outcomes, strict=True):
+                    if told.done():  # its caller was cancelled: the member's session will end
+                        continue
+                    if isinstance(outcome, Exception):
+                        told.set_exception(outcome)
+                    else:
+                        told.set_result(outcome)
+        finally:
+            del self._joining[group]
+
+    async def _join_all(self, group: str, joins: Sequence[Join]) -> list[Share | Exception]:
+        context = self._context
+        async with context.whole_group(group):
+            if context.table.config(group).mode != BROADCAST:
+                return await self._join_some(group, joins)
+            outcomes: list[Share | Exception] = []
+            for join in joins:
+                name = lone_group(group, join.member_id)
+                try:
+                    self._check_member_count(group, name)
+                    async with context.turns.of_group(name):
+                        outcomes += await self._join_some(name, [join])
+                except GroupError as error:
+                    outcomes.append(error)
+            return outcomes
+
+    async def _join_some(self, name: str, joins: Sequence[Join]) -> list[Share | Exception]:
+        """The turn of the group is the caller's."""
+        context = self._context
+        state = context.table.get_or_new(name)
+        if state.leased_count(context.clock.now_ms()):
+            raise GroupActive(f"group={name} has records on lease in queue mode; use another group to stream")
+        topics = context.routes.topics()
+        events, errors = await self._decided(topics, lambda: state.membership.decide_joins(joins, topics))
+        wishes: list[DocumentPut] = []
+        known = dict(state.documents)
+        try:
+            for join, refusal in zip(joins, errors, strict=True):
+                if refusal is None:
+                    more = decide_follow(name, known, join.subscription, topics)
+                    known |= dict.fromkeys((wish.key for wish in more), b"")
+                    wishes += more
+            with context.room.for_bytes(name, _added_bytes(state, wishes, events)):
+                await context.write([*wishes, *events])
+        except (GroupFull, RecordTooLarge) as error:  # who is too much is refused alone
+            if len(joins) == 1:
+                return [error]
+            half = len(joins) // 2
+            return [*await self._join_some(name, joins[:half]), *await self._join_some(name, joins[half:])]
+        membership = context.table.get(name).membership
+        outcomes: list[Share | Exception] = []
+        for join, refusal in zip(joins, errors, strict=True):
+            if refusal is None:
+                generation = membership.share(join.member_id).generation
+                outcomes.append(membership.heartbeat(join.member_id, generation, context.monotonic_ms()))
+            else:
+                outcomes.append(refusal)
+        return outcomes
 
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         """See `Groups.heartbeat`."""
@@ -110,7 +187,8 @@ class StreamMode:
         async with context.turns.of_group(self.name_of(group, member.member_id)):
             membership = context.table.get(self._joined(group, member.member_id)).membership
             owned = self.partitions_of(group, member.member_id, partitions)
-            events = membership.decide_release(*member, owned, context.routes.topics())
+            topics = context.routes.topics()
+            events = await self._decided(topics, lambda: membership.decide_release(*member, owned, topics))
             await context.write(events)
             return membership.heartbeat(*member, context.monotonic_ms())
 
@@ -119,7 +197,8 @@ class StreamMode:
         context = self._context
         async with context.turns.of_group(self.name_of(group, member.member_id)):
             name = self._joined(group, member.member_id)
-            events = context.table.get(name).membership.decide_leave(*member, context.routes.topics())
+            membership, topics = context.table.get(name).membership, context.routes.topics()
+            events = await self._decided(topics, lambda: membership.decide_leave(*member, topics))
             await context.write([*events, *_offsets_of_nameless(name)])
 
     async def assign(
@@ -146,6 +225,7 @@ class StreamMode:
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             if self._look_at_ms.get(name, 0) <= now_ms:
                 await self._look_at(name)
+                await asyncio.sleep(0)  # it may not have waited for anything
 
     async def topics_changed(self) -> None:
         """Topics came, grew or went: share them out, and forget what groups had in those that are gone."""
@@ -155,6 +235,7 @@ class StreamMode:
             await self._prune(event)
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             await self._look_at(name)
+            await asyncio.sleep(0)
 
     async def _prune(self, event: Forgotten) -> None:
         context = self._context
@@ -169,10 +250,15 @@ class StreamMode:
                 return
             membership = context.table.get(name).membership
             topics = context.routes.topics()
-            events: list[Event] = [*membership.decide_expiry(topics, context.monotonic_ms())]
-            if events:
+            now_ms = context.monotonic_ms()
+            events: list[Event] = [
+                *await self._decided(
+                    topics, lambda: membership.decide_expiry(topics, now_ms) or membership.decide_rebalance(topics)
+                )
+            ]
+            if any(isinstance(event, MemberLeft) for event in events):
                 events += _offsets_of_nameless(name)
-            await context.write(events or membership.decide_rebalance(topics))
+            await context.write(events)
             now_ms = context.monotonic_ms()
             deadline_ms = membership.next_deadline_ms()
             interval_ms = context.table.config(name).rebalance_interval_ms
@@ -191,6 +277,15 @@ class StreamMode:
         self._context.members_changed.happened(event.group)
 
     # How it is worked out
+
+    async def _decided(self, topics: Sequence[TopicView], decide: Callable[[], Decided]) -> Decided:
+        """What is decided about members, under the group's turn. Sharing out partitions takes 3 microseconds each: the
+        event loop does not wait for that of many."""
+        if sum(topic.partitions for topic in topics) <= SHARED_IN_LOOP_MAX:
+            return decide()
+        found: list[Decided] = []
+        await self._context.run_blocking(lambda: found.append(decide()))
+        return found[0]
 
     def name_of(self, group: str, member_id: str | None) -> str:
         """The group under which a member is, and has its offsets."""
@@ -220,6 +315,21 @@ class StreamMode:
         share = self._context.table.get(self._joined(group, member_id)).membership.share(member_id)
         wanted = set(partitions)
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]
+
+
+def _added_bytes(state: Group, wishes: Sequence[DocumentPut], events: Sequence[MembershipEvent]) -> int:
+    """How much more a group keeps with a member that comes, about."""
+    more = sum(document_bytes(event.key, event.content) for event in wishes)
+    for event in events:
+        match event:
+            case MemberJoined():
+                more += MEMBER_BYTES + TOPIC_BYTES * len(event.topics) + len(event.metadata)
+            case Rebalanced():
+                assigned_count = sum(map(len, event.shares.values()))
+                more += ASSIGNED_BYTES * max(assigned_count - state.membership.assigned_count, 0)
+            case _:
+                pass
+    return more
 
 
 def _offsets_of_nameless(name: str) -> list[Event]:

@@ -209,6 +209,19 @@ class OpenRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LeasesBegun:
+    """A group consumes partitions `first` to before `end` of a topic in queue mode, each from its next offset on (those
+    that are left out: from 0). From 0 on: whatever it had there is gone, and receipts of another epoch are void."""
+
+    group: str
+    topic_id: int
+    epoch: int
+    first: int
+    end: int
+    next_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeasesSet:
     """The whole state of one partition's leases: a snapshot, or a reset to `next_offset` that voids older receipts."""
 
@@ -223,8 +236,11 @@ class LeasesSet:
 MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
 ProgressEvent = OffsetsCommitted | Forgotten
 LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
+"""Of one partition."""
+
+QueueEvent = LeaseEvent | LeasesBegun
 GroupEvent = Configured | DocumentPut | Barrier
-Event = MembershipEvent | ProgressEvent | LeaseEvent | GroupEvent
+Event = MembershipEvent | ProgressEvent | QueueEvent | GroupEvent
 
 _KINDS: dict[str, type[Event]] = {
     "member_joined": MemberJoined,
@@ -240,6 +256,7 @@ _KINDS: dict[str, type[Event]] = {
     "rejected": Rejected,
     "settled": Settled,
     "leases_set": LeasesSet,
+    "leases_begun": LeasesBegun,
     "configured": Configured,
     "document_put": DocumentPut,
     "barrier": Barrier,

@@ -115,12 +115,16 @@ class _State:
 
 
 class PartitionLeases:
-    """The leases of one group in one partition."""
+    """The leases of one group in one partition. With nothing open, all it knows is `epoch` and `next_offset`."""
 
-    def __init__(self, group: str, topic_id: int, partition: int, config: GroupConfig) -> None:
+    __slots__ = ("_config", "_partition_id", "_state")
+
+    def __init__(
+        self, group: str, topic_id: int, partition: int, config: GroupConfig, *, epoch: int = 0, next_offset: int = 0
+    ) -> None:
         self._partition_id = (group, topic_id, partition)
         self._config = config
-        self._state = _State()
+        self._state = _State(epoch, next_offset)
 
     def reconfigure(self, config: GroupConfig) -> None:
         """Go on with other settings."""
@@ -373,6 +377,10 @@ class PartitionLeases:
 
     def snapshot(self) -> LeasesSet:
         """An event that leads an empty machine to this state."""
+        return LeasesSet(*self._partition_id, *self.frozen())
+
+    def frozen(self) -> tuple[int, int, tuple[OpenRecord, ...]]:
+        """Epoch, next offset and open records, as they are now: what an event of the state is made of."""
         records = (
             OpenRecord(
                 offset,
@@ -385,7 +393,7 @@ class PartitionLeases:
             )
             for offset, record in self._state.records.items()
         )
-        return LeasesSet(*self._partition_id, self._state.epoch, self._state.next_offset, tuple(records))
+        return self._state.epoch, self._state.next_offset, tuple(records)
 
     def backoff_ms(self, attempt: int) -> int:
         """The wait after a failed attempt (1-based)."""

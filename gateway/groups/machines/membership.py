@@ -40,13 +40,20 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, StaleGeneration, UnknownMember
+from gateway.groups.machines.errors import (
+    GroupActive,
+    GroupError,
+    GroupFull,
+    IllegalRequest,
+    StaleGeneration,
+    UnknownMember,
+)
 from gateway.groups.machines.events import (
     AssignmentAsked,
     MemberJoined,
@@ -64,6 +71,15 @@ log = logging.getLogger(__name__)
 
 MEMBER_ID_BYTES_MAX = 255
 METADATA_BYTES_MAX = 64 * 1024
+
+MEMBER_BYTES = 1_500
+"""What a member takes besides its metadata and the topics it names."""
+
+TOPIC_BYTES = 120
+"""What a topic takes that a member names."""
+
+ASSIGNED_BYTES = 450
+"""What a partition takes that somebody owns, or shall own."""
 
 LEFT = "left"
 REPLACED = "replaced"
@@ -83,6 +99,21 @@ class Member:
     metadata: bytes
     since_generation: int
     """Who calls with an earlier one is a former process under this member id."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes, about."""
+        return MEMBER_BYTES + len(self.metadata) + TOPIC_BYTES * len(self.subscription.topics)
+
+
+class Join(NamedTuple):
+    """One member that comes in; see `Membership.decide_join`."""
+
+    member_id: str
+    subscription: Subscription
+    generation: int | None = None
+    session_timeout_ms: int | None = None
+    metadata: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +164,7 @@ class Membership:
         self._asked: str | None = None  # the leader, until it has answered
         self._asked_since_ms = 0
         self._has_changed = False  # members came, went or changed since the last target
+        self._members_bytes = 0
 
     def reconfigure(self, config: GroupConfig, strategy: Strategy | None, *, is_other_strategy: bool) -> None:
         """Go on with other settings. With another strategy the next `decide_rebalance` begins a generation."""
@@ -146,6 +178,16 @@ class Membership:
     def generation(self) -> int:
         """Grows with each change of members and each new target."""
         return self._generation
+
+    @property
+    def size_bytes(self) -> int:
+        """What members and their partitions take, about."""
+        return self._members_bytes + ASSIGNED_BYTES * self.assigned_count
+
+    @property
+    def assigned_count(self) -> int:
+        """Partitions that somebody owns, or shall own."""
+        return max(len(self._owned), len(self._target))
 
     def members(self) -> list[Member]:
         """All members, the longest first."""
@@ -221,7 +263,34 @@ class Membership:
         its generation in `share` once the events are applied.
         Raises GroupFull, IllegalRequest; StaleGeneration when another process has taken this member id.
         """
+        join = Join(member_id, subscription, generation, session_timeout_ms, metadata)
+        events, (error,) = self.decide_joins([join], topics)
+        if error is not None:
+            raise error
+        return events
+
+    def decide_joins(
+        self, joins: Sequence[Join], topics: Sequence[TopicView]
+    ) -> tuple[list[MembershipEvent], list[GroupError | None]]:
+        """Several at once, each of another member id, with one rebalance: a thousand members that come together would
+        else share out everything a thousand times. What is wrong with each, in order, as `decide_join` raises it."""
+        events: list[MembershipEvent] = []
+        errors: list[GroupError | None] = []
+        new_count = 0
+        for join in joins:
+            try:
+                decided = self._decide_join(join, new_count)
+            except GroupError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+                events += decided
+                new_count += join.member_id not in self._members
+        return self._followed_by_rebalance(events, topics) if events else [], errors
+
+    def _decide_join(self, join: Join, new_count: int) -> list[MembershipEvent]:
         config = self._config
+        member_id, subscription, generation, session_timeout_ms, metadata = join
         timeout_ms = config.session_timeout_ms if session_timeout_ms is None else session_timeout_ms
         if not config.session_timeout_ms_min <= timeout_ms <= config.session_timeout_ms_max:
             low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
@@ -231,7 +300,7 @@ class Membership:
         if len(metadata) > METADATA_BYTES_MAX:
             raise IllegalRequest(f"the metadata of a member has at most {METADATA_BYTES_MAX} bytes")
         known = self._members.get(member_id)
-        if known is None and len(self._members) >= config.members_max:
+        if known is None and len(self._members) + new_count >= config.members_max:
             raise GroupFull(f"group={self.group} has {config.members_max} members, which is its limit")
         before: list[MembershipEvent] = []
         since_generation = self._generation + 1
@@ -240,9 +309,7 @@ class Membership:
         elif known is not None:
             before.append(MemberLeft(self.group, member_id, REPLACED))
         member = Member(member_id, subscription, timeout_ms, metadata, since_generation)
-        if member == known:
-            return []
-        return self._followed_by_rebalance([*before, self._joined(member)], topics)
+        return [] if member == known else [*before, self._joined(member)]
 
     def decide_leave(self, member_id: str, generation: int, topics: Sequence[TopicView]) -> list[MembershipEvent]:
         """A member goes. Raises UnknownMember, StaleGeneration."""
@@ -358,21 +425,24 @@ class Membership:
         if self._members:
             raise GroupActive(f"group={self.group} has {len(self._members)} members")
 
-    def snapshot(self) -> list[MembershipEvent]:
-        """Events that lead an empty machine to this state (but for times, which begin anew)."""
-        events: list[MembershipEvent] = [self._joined(member) for member in self._members.values()]
+    def snapshot(self) -> Iterator[MembershipEvent]:
+        """Events that lead an empty machine to this state (but for times, which begin anew): as it is at this call,
+        though they are made one by one, later and in another thread."""
+        return self._copy()._events()
+
+    def _events(self) -> Iterator[MembershipEvent]:
+        for member in self._members.values():
+            yield self._joined(member)
         # No change of members is without its generation: every decision ends with a rebalance.
         if self._asked is not None:
-            events.append(AssignmentAsked(self.group, self._generation, self._asked))
+            yield AssignmentAsked(self.group, self._generation, self._asked)
         else:
-            events.append(Rebalanced(self.group, self._generation, _by_member(self._target), self._notes))
+            yield Rebalanced(self.group, self._generation, _by_member(self._target), self._notes)
         owners: dict[Ownership, list[Partition]] = {}
         for partition, owner in sorted(self._owned.items(), key=lambda item: item[0]):
             owners.setdefault(owner, []).append(partition)
-        return events + [
-            PartitionsAssigned(self.group, owner.generation, owner.member_id, tuple(partitions))
-            for owner, partitions in owners.items()
-        ]
+        for owner, partitions in owners.items():
+            yield PartitionsAssigned(self.group, owner.generation, owner.member_id, tuple(partitions))
 
     # What has been decided and written
 
@@ -382,13 +452,17 @@ class Membership:
         match event:
             case MemberJoined():
                 subscription = Subscription(frozenset(event.topics), event.pattern)
-                self._members[event.member_id] = Member(
+                if (known := self._members.get(event.member_id)) is not None:
+                    self._members_bytes -= known.size_bytes
+                member = self._members[event.member_id] = Member(
                     event.member_id, subscription, event.session_timeout_ms, event.metadata, event.since_generation
                 )
+                self._members_bytes += member.size_bytes
                 self._heard_ms[event.member_id] = now_ms
                 self._has_changed = True
             case MemberLeft():
-                del self._members[event.member_id], self._heard_ms[event.member_id]
+                self._members_bytes -= self._members.pop(event.member_id).size_bytes
+                del self._heard_ms[event.member_id]
                 self._target = {p: member for p, member in self._target.items() if member != event.member_id}
                 self._owned = {p: owner for p, owner in self._owned.items() if owner.member_id != event.member_id}
                 self._has_changed = True
@@ -462,11 +536,16 @@ class Membership:
         self, events: list[MembershipEvent], topics: Sequence[TopicView]
     ) -> list[MembershipEvent]:
         """The events of a change and of the rebalance after it, worked out on a copy: they are written together."""
-        after = copy(self)
-        after._members, after._heard_ms, after._owned = dict(self._members), dict(self._heard_ms), dict(self._owned)
+        after = self._copy()
         for event in events:
             after.apply(event, 0)
         return events + after.decide_rebalance(topics)
+
+    def _copy(self) -> Membership:
+        """Another one of the same state: what `apply` changes in place is its own."""
+        made = copy(self)
+        made._members, made._heard_ms, made._owned = dict(self._members), dict(self._heard_ms), dict(self._owned)
+        return made
 
     def _assigned(self, generation: int, target: Mapping[Partition, str]) -> list[MembershipEvent]:
         """What can be given now: partitions with a target and without an owner."""

@@ -26,9 +26,11 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple, assert_never
 
 from gateway.groups.machines.errors import GroupActive, IllegalRequest
@@ -38,6 +40,17 @@ from store.types import OFFSET_MAX, Bounds
 COMMIT_METADATA_BYTES_MAX = 4096
 COMMITS_MAX = 10_000
 """Offsets of one commit, and of one event in a snapshot."""
+
+POSITION_BYTES = 16
+"""What an offset takes: itself and its time; in queue mode, itself and its epoch."""
+
+TOPIC_BYTES = 400
+"""What the offsets of a topic take besides."""
+
+METADATA_BYTES = 200
+"""What metadata take besides their text."""
+
+_NONE = -1
 
 
 class PartitionKey(NamedTuple):
@@ -157,12 +170,109 @@ ResetTo = Start | StartTime | int
 """The first record, the end, a time, or an offset (kept within bounds)."""
 
 
+class _TopicOffsets:
+    """Committed offsets of one group in one topic, in arrays up to the highest partition that has one: an object each
+    would take 20 times as much."""
+
+    __slots__ = ("metadata", "metadata_bytes", "offsets", "times_ms")
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.times_ms = array("q")
+        self.metadata: dict[int, str] = {}
+        self.metadata_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return TOPIC_BYTES + POSITION_BYTES * len(self.offsets) + self.metadata_bytes
+
+    def get(self, topic_id: int, partition: int) -> CommittedOffset | None:
+        if partition >= len(self.offsets) or (offset := self.offsets[partition]) == _NONE:
+            return None
+        return CommittedOffset(topic_id, partition, offset, self.metadata.get(partition, ""), self.times_ms[partition])
+
+    def added_bytes(self, news: Sequence[CommittedOffset]) -> int:
+        """How much more it takes with these, each of another partition."""
+        end = max(committed.partition for committed in news) + 1
+        texts = sum(
+            _text_bytes(committed.metadata) - _text_bytes(self.metadata.get(committed.partition, ""))
+            for committed in news
+        )
+        return max(end - len(self.offsets), 0) * POSITION_BYTES + texts
+
+    def put(self, committed: CommittedOffset) -> None:
+        partition = committed.partition
+        if (lacking := partition + 1 - len(self.offsets)) > 0:
+            self.offsets.extend([_NONE] * lacking)
+            self.times_ms.extend([0] * lacking)
+        self.offsets[partition], self.times_ms[partition] = committed.offset, committed.at_ms
+        self.metadata_bytes += _text_bytes(committed.metadata) - _text_bytes(self.metadata.pop(partition, ""))
+        if committed.metadata:
+            self.metadata[partition] = committed.metadata
+
+    def copy(self) -> _TopicOffsets:
+        made = _TopicOffsets()
+        made.offsets, made.times_ms, made.metadata = self.offsets[:], self.times_ms[:], dict(self.metadata)
+        return made
+
+    def all(self, topic_id: int) -> Iterator[CommittedOffset]:
+        found = (self.get(topic_id, partition) for partition in range(len(self.offsets)))
+        return (committed for committed in found if committed is not None)
+
+
+def _events_of(topics: Iterable[tuple[str, int, _TopicOffsets]]) -> Iterator[OffsetsCommitted]:
+    for group, topic_id, offsets in topics:
+        left = offsets.all(topic_id)
+        while some := tuple(islice(left, COMMITS_MAX)):
+            yield OffsetsCommitted(group, some)
+
+
+def _text_bytes(text: str) -> int:
+    return METADATA_BYTES + (len(text) if text.isascii() else 4 * len(text)) if text else 0
+
+
+def _by_topic(offsets: Iterable[CommittedOffset]) -> dict[int, list[CommittedOffset]]:
+    topics: dict[int, list[CommittedOffset]] = {}
+    for committed in offsets:
+        topics.setdefault(committed.topic_id, []).append(committed)
+    return topics
+
+
 class Progress:
     """Committed offsets of all groups of this node. Not complete, and silent about what it lacks, until `opened`."""
 
     def __init__(self) -> None:
-        self._offsets: dict[str, dict[PartitionKey, CommittedOffset]] = {}
+        self._offsets: dict[str, dict[int, _TopicOffsets]] = {}  # by group and topic id
+        self._bytes: dict[str, int] = {}
+        self.size_bytes = 0
+        """What they take, about."""
+
         self._is_open = False
+
+    def size_of(self, group: str) -> int:
+        """What those of one group take, about."""
+        return self._bytes.get(group, 0)
+
+    def added_bytes(self, event: OffsetsCommitted) -> int:
+        """How much more they would take with this."""
+        more = 0
+        for topic_id, news in _by_topic(event.offsets).items():
+            offsets = self._of(event.group, topic_id)
+            more += (TOPIC_BYTES if offsets is None else 0) + (offsets or _TopicOffsets()).added_bytes(news)
+        return more
+
+    def _of(self, group: str, topic_id: int) -> _TopicOffsets | None:
+        return self._offsets.get(group, {}).get(topic_id)
+
+    def _get(self, group: str, key: PartitionKey) -> CommittedOffset | None:
+        offsets = self._of(group, key.topic_id)
+        return None if offsets is None else offsets.get(*key)
+
+    def _grown(self, group: str, more: int) -> None:
+        self.size_bytes += more
+        self._bytes[group] = self._bytes.get(group, 0) + more
+        if not self._bytes[group]:
+            del self._bytes[group]
 
     def open(self) -> None:
         """All events up to now have been applied: from here on, what is not there was never committed."""
@@ -172,7 +282,7 @@ class Progress:
         """The committed offset, with all three answers."""
         if not self._is_open:
             return Unavailable("committed offsets are being read")
-        committed = self._offsets.get(group, {}).get(key)
+        committed = self._get(group, key)
         return Absent() if committed is None else Found(committed.offset, committed.metadata, committed.at_ms)
 
     def groups(self) -> list[str]:
@@ -181,11 +291,12 @@ class Progress:
 
     def topic_ids(self, group: str) -> set[int]:
         """Topics in which a group has committed something."""
-        return {key.topic_id for key in self._offsets.get(group, ())}
+        return set(self._offsets.get(group, ()))
 
     def committed(self, group: str) -> list[CommittedOffset]:
         """Everything a group has committed, by topic id and partition."""
-        return sorted(self._offsets.get(group, {}).values())
+        topics = sorted(self._offsets.get(group, {}).items())
+        return [committed for topic_id, offsets in topics for committed in offsets.all(topic_id)]
 
     def decide_commit(
         self,
@@ -211,12 +322,11 @@ class Progress:
                 )
             if len(commit.metadata.encode()) > COMMIT_METADATA_BYTES_MAX:
                 raise IllegalRequest(f"the metadata of a commit has at most {COMMIT_METADATA_BYTES_MAX} bytes")
-        known = self._offsets.get(group, {})
         news = tuple(
             CommittedOffset(*commit.key, commit.offset, commit.metadata, now_ms)
             for commit in commits
             if keep_unchanged
-            or (old := known.get(commit.key)) is None
+            or (old := self._get(group, commit.key)) is None
             or (old.offset, old.metadata) != (commit.offset, commit.metadata)
         )
         return [OffsetsCommitted(group, news)] if news else []
@@ -228,7 +338,6 @@ class Progress:
         """
         if not self._is_open:
             raise IllegalRequest("committed offsets are being read; try again")
-        known = self._offsets.get(group, {})
         moves: list[Move] = []
         for key, found in sorted(found_of.items()):
             low, high = found.bounds
@@ -240,7 +349,7 @@ class Progress:
                 after = min(max(found.offset_at_time, low), high)
             else:
                 after = min(max(to, low), high)
-            before = known.get(key)
+            before = self._get(group, key)
             moves.append(Move(key, None if before is None else before.offset, after))
         return moves
 
@@ -258,22 +367,29 @@ class Progress:
         """Change the table; the only way it changes, live or at start."""
         match event:
             case OffsetsCommitted():
-                offsets = self._offsets.setdefault(event.group, {})
-                for committed in event.offsets:
-                    offsets[PartitionKey(committed.topic_id, committed.partition)] = committed
+                topics = self._offsets.setdefault(event.group, {})
+                for topic_id, news in _by_topic(event.offsets).items():
+                    before = topics[topic_id].size_bytes if topic_id in topics else 0
+                    offsets = topics.setdefault(topic_id, _TopicOffsets())
+                    for committed in news:
+                        offsets.put(committed)
+                    self._grown(event.group, offsets.size_bytes - before)
             case Forgotten():
-                before = self._offsets.pop(event.group, {})
-                if event.topic_ids is not None:
-                    gone = set(event.topic_ids)
-                    after = {key: committed for key, committed in before.items() if key.topic_id not in gone}
-                    if after:
-                        self._offsets[event.group] = after
+                topics = self._offsets.pop(event.group, {})
+                for topic_id in list(topics) if event.topic_ids is None else event.topic_ids:
+                    if topic_id in topics:
+                        self._grown(event.group, -topics.pop(topic_id).size_bytes)
+                if topics:
+                    self._offsets[event.group] = topics
             case _:
                 assert_never(event)
 
     def snapshot(self) -> Iterable[OffsetsCommitted]:
-        """Events that lead an empty table to this state, each of bounded size."""
-        for group in self.groups():
-            offsets = self.committed(group)
-            for begin in range(0, len(offsets), COMMITS_MAX):
-                yield OffsetsCommitted(group, tuple(offsets[begin : begin + COMMITS_MAX]))
+        """Events that lead an empty table to this state, each of bounded size: the state as it is at this call, though
+        the events are made one by one, later and in another thread: that of millions takes seconds."""
+        topics = [
+            (group, topic_id, offsets.copy())
+            for group in self.groups()
+            for topic_id, offsets in sorted(self._offsets[group].items())
+        ]
+        return _events_of(topics)

@@ -5,11 +5,14 @@ A group is there from its first event until it is deleted. What it has in a topi
     settings      what was configured, by name         Configured
     membership    members and their partitions         see `membership`
     progress      committed offsets, all groups'       see `progress`
-    leases        queue mode, a partition each         see `leases`
+    leases        queue mode, a topic each             see `topic_leases`, `leases`
     documents     what others keep beside a group      DocumentPut
 
-In one partition a group is in queue mode or not: where it has leases, its place is the first record that is not done
+In one partition a group is in queue mode or not: where it is, its place is the first record that is not done
 (`stored`), and no other offset is committed there.
+
+What groups keep is counted as it grows, so that it can be bounded (`size_bytes`, `open_count`): estimates of what
+Python takes for it, measured on 64 bits. Bounds are looked at when something is decided, never when it is applied.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import assert_never
 
-from gateway.groups.machines.broadcast import group_of, is_lone, lone_group
+import orjson
+
+from gateway.groups.machines.broadcast import group_of, is_lone
 from gateway.groups.machines.config import GroupConfig, with_changes
 from gateway.groups.machines.errors import GroupError, UnknownGroup
 from gateway.groups.machines.events import (
@@ -31,23 +37,33 @@ from gateway.groups.machines.events import (
     Forgotten,
     Leased,
     LeaseMoved,
+    LeasesBegun,
     LeasesSet,
     MemberJoined,
     MemberLeft,
+    MembershipEvent,
     OffsetsCommitted,
     PartitionsAssigned,
     PartitionsReleased,
+    QueueEvent,
     Rebalanced,
     Rejected,
     Settled,
 )
 from gateway.groups.machines.leases import PartitionLeases
 from gateway.groups.machines.membership import Membership
-from gateway.groups.machines.progress import Found, PartitionKey, Progress, Stored
+from gateway.groups.machines.progress import POSITION_BYTES, Found, PartitionKey, Progress, Stored
 from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry
+from gateway.groups.machines.topic_leases import TopicLeases
 
 log = logging.getLogger(__name__)
+
+DOCUMENT_BYTES = 250
+"""What a document takes besides its key and its content."""
+
+QUEUE_BYTES = 400
+"""What queue mode in one topic takes besides its partitions."""
 
 
 @dataclass(slots=True)
@@ -58,13 +74,33 @@ class Group:
     config: GroupConfig
     membership: Membership
     settings: Mapping[str, object] = field(default_factory=dict)
-    leases: dict[PartitionKey, PartitionLeases] = field(default_factory=dict)
+    settings_bytes: int = 0
+    queues: dict[int, TopicLeases] = field(default_factory=dict)
+    """Queue mode, by topic id."""
+
     documents: dict[str, bytes] = field(default_factory=dict)
+    documents_bytes: int = 0
+    queue_partition_count: int = 0
+    """Partitions in queue mode."""
+
+    open_count: int = 0
+    """Records handed out or taken, and not done, in all partitions."""
 
     @property
-    def open_count(self) -> int:
-        """Records handed out or taken, and not done, in all partitions."""
-        return sum(leases.open_count for leases in self.leases.values())
+    def size_bytes(self) -> int:
+        """What it keeps but for committed offsets and open records, about."""
+        queues_bytes = len(self.queues) * QUEUE_BYTES + self.queue_partition_count * POSITION_BYTES
+        return self.settings_bytes + self.documents_bytes + queues_bytes + self.membership.size_bytes
+
+    def open_leases(self) -> Iterator[tuple[PartitionKey, PartitionLeases]]:
+        """The partitions with open records."""
+        for topic_id, queue in self.queues.items():
+            for partition, leases in queue.open.items():
+                yield PartitionKey(topic_id, partition), leases
+
+    def leased_count(self, now_ms: int) -> int:
+        """Records in consumers' hands, in all partitions."""
+        return sum(leases.leased_count(now_ms) for _, leases in self.open_leases())
 
 
 class GroupTable:
@@ -74,7 +110,11 @@ class GroupTable:
         self._strategies = strategies
         self._context = context or StrategyContext()
         self._groups: dict[str, Group] = {}
+        self._lone: dict[str, set[str]] = {}  # members of broadcasting groups, by group
         self.progress = Progress()
+        self._groups_bytes = 0
+        self.open_count = 0
+        """Records that groups have taken and not done, of all groups."""
 
     # What is
 
@@ -88,8 +128,7 @@ class GroupTable:
 
     def lone_groups(self, group: str) -> list[str]:
         """The members of a broadcasting group, present or not, as groups of their own."""
-        first = lone_group(group, "")
-        return sorted(name for name in self._groups if name.startswith(first))
+        return sorted(self._lone.get(group, ()))
 
     def __contains__(self, group: str) -> bool:
         return group in self._groups
@@ -118,18 +157,41 @@ class GroupTable:
     def leases(self, group: str, key: PartitionKey) -> PartitionLeases | None:
         """A group's leases in a partition; None where it is not in queue mode."""
         found = self._groups.get(group)
-        return None if found is None else found.leases.get(key)
+        queue = None if found is None else found.queues.get(key.topic_id)
+        if found is None or queue is None or key.partition >= queue.end:
+            return None
+        return queue.at(key.partition, found.config)
+
+    def queue(self, group: str, topic_id: int) -> TopicLeases | None:
+        """A group's leases in a topic; None where it is not in queue mode."""
+        found = self._groups.get(group)
+        return None if found is None else found.queues.get(topic_id)
+
+    def queue_or_new(self, group: str, topic_id: int) -> TopicLeases:
+        """The same, or an empty one, which is not in the table before its first event is applied."""
+        return self.queue(group, topic_id) or TopicLeases(group, topic_id)
 
     def stored(self, group: str, key: PartitionKey) -> Stored:
         """How far a group is in a partition, with all three answers, in either mode."""
-        leases = self.leases(group, key)
-        return self.progress.lookup(group, key) if leases is None else Found(leases.low_offset, "", 0)
+        queue = self.queue(group, key.topic_id)
+        if queue is None or key.partition >= queue.end:
+            return self.progress.lookup(group, key)
+        return Found(queue.low_offset(key.partition), "", 0)
 
     def topic_ids(self, group: str) -> set[int]:
         """Topics in which a group has offsets or leases."""
         found = self._groups.get(group)
-        of_leases = () if found is None else found.leases
-        return self.progress.topic_ids(group) | {key.topic_id for key in of_leases}
+        return self.progress.topic_ids(group) | (set() if found is None else found.queues.keys())
+
+    @property
+    def size_bytes(self) -> int:
+        """What all groups keep but for open records, about."""
+        return self._groups_bytes + self.progress.size_bytes
+
+    def size_of(self, group: str) -> int:
+        """The same of one group."""
+        found = self._groups.get(group)
+        return self.progress.size_of(group) + (0 if found is None else found.size_bytes)
 
     # What shall be
 
@@ -149,17 +211,18 @@ class GroupTable:
                 events.append(Forgotten(name, tuple(gone)))
         return events
 
-    def snapshot(self) -> Iterator[Event]:
-        """Events that lead an empty table to this state (but for times of members, which begin anew)."""
+    def snapshot(self) -> Iterable[Event]:
+        """Events that lead an empty table to this state (but for times of members, which begin anew): the state as it
+        is at this call, see `Progress.snapshot`."""
+        parts: list[Iterable[Event]] = []
         for name in self.names():
             group = self._groups[name]
-            yield Configured(name, group.settings)
-            for key, content in sorted(group.documents.items()):
-                yield DocumentPut(name, key, content)
-            yield from group.membership.snapshot()
-            for leases in group.leases.values():
-                yield leases.snapshot()
-        yield from self.progress.snapshot()
+            parts.append([Configured(name, group.settings)])
+            parts.append([DocumentPut(name, key, content) for key, content in sorted(group.documents.items())])
+            parts.append(group.membership.snapshot())
+            parts += [queue.snapshot() for queue in group.queues.values()]
+        parts.append(self.progress.snapshot())
+        return chain.from_iterable(parts)
 
     # What has been decided and written
 
@@ -173,6 +236,18 @@ class GroupTable:
         group = self._groups.get(event.group)
         if group is None:
             group = self._groups[event.group] = self._made(event.group)
+            if is_lone(group.name):
+                self._lone.setdefault(group_of(group.name), set()).add(group.name)
+        before = group.size_bytes
+        self._apply(group, event, now_ms)
+        self._groups_bytes += group.size_bytes - before
+
+    def _apply(
+        self,
+        group: Group,
+        event: MembershipEvent | OffsetsCommitted | QueueEvent | Configured | DocumentPut,
+        now_ms: int,
+    ) -> None:
         match event:
             case (
                 MemberJoined()
@@ -185,20 +260,23 @@ class GroupTable:
                 group.membership.apply(event, now_ms)
             case OffsetsCommitted():
                 self.progress.apply(event)
-            case Leased() | LeaseMoved() | Rejected() | Settled() | LeasesSet():
-                key = PartitionKey(event.topic_id, event.partition)
-                leases = group.leases.get(key)
-                if leases is None:
-                    leases = group.leases[key] = PartitionLeases(event.group, *key, group.config)
-                leases.apply(event)
+            case Leased() | LeaseMoved() | Rejected() | Settled() | LeasesSet() | LeasesBegun():
+                queue = group.queues.get(event.topic_id)
+                if queue is None:
+                    queue = group.queues[event.topic_id] = TopicLeases(event.group, event.topic_id)
+                end = queue.end
+                more = queue.apply(event, group.config)
+                group.queue_partition_count += queue.end - end
+                group.open_count += more
+                self.open_count += more
             case Configured():
-                group.settings = event.settings
+                group.settings, group.settings_bytes = event.settings, settings_bytes(event.settings)
                 self._configure(group, with_changes(GroupConfig(), event.settings))
             case DocumentPut():
-                if event.content is None:
-                    group.documents.pop(event.key, None)
-                else:
+                group.documents_bytes -= document_bytes(event.key, group.documents.pop(event.key, None))
+                if event.content is not None:
                     group.documents[event.key] = event.content
+                    group.documents_bytes += document_bytes(event.key, event.content)
             case _:
                 assert_never(event)
 
@@ -221,8 +299,15 @@ class GroupTable:
             changed.membership.reconfigure(
                 config, self._strategy_or_none_found(name, config), is_other_strategy=is_other_strategy
             )
-            for leases in changed.leases.values():
+            for _, leases in changed.open_leases():
                 leases.reconfigure(config)
+
+    def _forget_lone(self, name: str) -> None:
+        if is_lone(name):
+            others = self._lone[group_of(name)]
+            others.remove(name)
+            if not others:
+                del self._lone[group_of(name)]
 
     def _strategy_or_none_found(self, name: str, config: GroupConfig) -> Strategy | None:
         """A plug-in that was there when the group was configured may be gone: the group goes on with what it has."""
@@ -237,11 +322,29 @@ class GroupTable:
         group = self._groups.get(event.group)
         if group is None:
             return
+        before = group.size_bytes
+        for topic_id in list(group.queues) if event.topic_ids is None else event.topic_ids:
+            if (queue := group.queues.pop(topic_id, None)) is not None:
+                open_count = sum(leases.open_count for leases in queue.open.values())
+                group.open_count -= open_count
+                self.open_count -= open_count
+                group.queue_partition_count -= queue.end
         if event.topic_ids is None:
             del self._groups[event.group]
-            return
-        gone = set(event.topic_ids)
-        group.leases = {key: leases for key, leases in group.leases.items() if key.topic_id not in gone}
+            self._groups_bytes -= before
+            self._forget_lone(event.group)
+        else:
+            self._groups_bytes += group.size_bytes - before
+
+
+def settings_bytes(settings: Mapping[str, object]) -> int:
+    """What settings take, about: several times their JSON."""
+    return 5 * len(orjson.dumps(settings)) if settings else 0
+
+
+def document_bytes(key: str, content: bytes | None) -> int:
+    """What a document takes, about; nothing when there is none."""
+    return 0 if content is None else DOCUMENT_BYTES + len(key) + len(content)
 
 
 class _Missing:

@@ -39,6 +39,28 @@ async def test_who_comes_with_another_end_is_woken_at_once_but_not_inside_the_ca
         await watcher.close()
 
 
+async def test_who_waits_for_a_topic_is_told_which_partitions_got_records() -> None:
+    async with world(partitions=3) as made:
+        watcher = TailWatcher(made.routes)
+        woken: list[int] = []
+        first, second = (watcher.watch_topic("orders", lambda n=n: woken.append(n)) for n in range(2))  # type: ignore[misc]
+        await made.topic("others", 1)
+        await made.send(b"1", partition=2)
+        await made.send(b"1", topic="others")
+        assert (woken, first.changed(), first.changed()) == ([0, 1], [2], [])
+        await made.send(b"2", partition=0)
+        await made.send(b"2", partition=2)
+        await made.send(b"3", partition=2)
+        assert (first.changed(), second.changed()) == ([2, 0], [2, 0])
+        second.close()
+        second.close()
+        woken.clear()
+        await made.broker.delete_topic("orders")
+        assert (woken, first.changed()) == ([0], []), "the topic is gone"
+        first.close()
+        assert (watcher._topics, made.store._watching) == ({}, {})
+
+
 async def test_a_partition_that_goes_away_wakes_too() -> None:
     async with world(partitions=1) as made:
         watcher = TailWatcher(made.routes)

@@ -17,11 +17,10 @@ async def test_a_turn_is_somebodys_alone_and_costs_nothing_when_nobody_has_it() 
     assert not turns.is_busy("g", KEY)
     async with turns.of_leases("g", KEY):
         assert turns.is_busy("g", KEY)
-        assert turns.of_leases("g", KEY).locked()
         assert not turns.of_group("g").locked()
-        assert not turns.of_leases("h", KEY).locked()
+        assert not turns.is_busy("h", KEY)
     gc.collect()
-    assert len(turns._locks) == 0
+    assert (len(turns._locks), len(turns._all_leases)) == (0, 0)
 
 
 async def test_the_turn_of_a_whole_group_waits_for_its_leases() -> None:
@@ -34,13 +33,17 @@ async def test_the_turn_of_a_whole_group_waits_for_its_leases() -> None:
             async with context.whole_group("g"):
                 order.append("all")
 
-        async with context.leases_of("g", context.table.get("g").leases):
-            waiting = asyncio.ensure_future(have_all())
+        async def have_one() -> None:
+            async with context.turns.of_leases("g", PartitionKey(16, 7)):
+                order.append("one, later")
+
+        async with context.turns.of_leases("g", KEY, PartitionKey(16, 1)):
+            waiting = [asyncio.ensure_future(have_all()), asyncio.ensure_future(have_one())]
             for _ in range(5):
                 await asyncio.sleep(0)
             order.append("leases")
-        await waiting
-        assert order == ["leases", "all"]
+        await asyncio.gather(*waiting)
+        assert order == ["leases", "all", "one, later"], "and it is not overtaken for ever"
 
 
 async def test_a_change_wakes_those_who_listen_to_it_once() -> None:

@@ -77,7 +77,7 @@ async def test_when_the_reserve_is_used_up_too_nothing_changes_and_it_is_said() 
     made.disk.capacity_bytes = made.disk.used_bytes()
     with pytest.raises(DiskFull):
         await put_documents(made, 100, 10 * KiB)
-    leases = next(iter(made.groups.table.get(G).leases.values()))
+    leases = next(leases for _, leases in made.groups.table.get(G).open_leases())
     before = leases.snapshot()
     while True:  # small ones fit a little longer
         try:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.groups.coordinator.metrics import SERIES_MAX, coordinator_metrics
+import pytest
+
+from gateway.groups.coordinator import service
+from gateway.groups.coordinator.metrics import coordinator_metrics
+from gateway.groups.coordinator.service import LAGS_MAX
 from gateway.groups.machines.config import BROADCAST
 from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
@@ -56,10 +60,14 @@ async def test_what_was_read_at_a_start_is_not_counted_as_what_has_happened() ->
         assert read(made)["mq_group_settled_records_total"] == 0
 
 
-async def test_the_number_of_series_is_bounded() -> None:
-    async with world() as made:
-        for count, omitted in ((SERIES_MAX, 0), (SERIES_MAX + 1, 1)):
-            made.groups.lags = [((G, "orders", number), 1) for number in range(count)]
+async def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LAGS_MAX <= 10_000
+    async with world(partitions=3) as made:
+        for group in (G, "other"):
+            await made.groups.receive(group, wanting())
+        for limit, omitted in ((6, 0), (5, 1), (2, 4)):
+            monkeypatch.setattr(service, "LAGS_MAX", limit)
+            await made.groups._read_lags()
             seen = read(made)
-            assert sum(name.startswith("mq_group_lag,") for name in seen) == SERIES_MAX
+            assert sum(name.startswith("mq_group_lag,") for name in seen) == limit
             assert seen["mq_group_lag_omitted"] == omitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -220,7 +221,7 @@ async def test_a_deleted_group_is_forgotten_for_good() -> None:
 
 async def test_a_server_has_a_bound_on_its_groups() -> None:
     made = World()
-    made.groups_max = 2
+    made.limits = replace(made.limits, groups_max=2)
     await made.start()
     await made.topic()
     await made.groups.commit("one", [OffsetCommit("orders", 0, 0)])

@@ -4,6 +4,7 @@ over a real store."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -325,7 +326,7 @@ async def test_everything_up_to_an_offset_is_acked() -> None:
 
 async def test_a_group_has_a_bound_on_what_is_out_over_all_partitions() -> None:
     made = World()
-    made.in_flight_max = 4
+    made.limits = replace(made.limits, group_in_flight_max=4)
     await made.start()
     await made.topic()
     for partition in (0, 1):
@@ -344,7 +345,7 @@ async def test_a_group_has_a_bound_on_what_is_out_over_all_partitions() -> None:
 
 async def test_the_bound_holds_for_receives_at_the_same_time() -> None:
     made = World()
-    made.in_flight_max = 4
+    made.limits = replace(made.limits, group_in_flight_max=4)
     await made.start()
     await made.topic(partitions=8)
     for partition in range(8):

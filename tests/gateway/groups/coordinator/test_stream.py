@@ -4,6 +4,7 @@ broadcasting."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -40,6 +41,57 @@ def share_of(made: World, member_id: str, group: str = G) -> Share:
 
 def key(member_id: str, share: Share) -> MemberKey:
     return MemberKey(member_id, share.generation)
+
+
+async def test_members_that_come_together_share_one_rebalance() -> None:
+    """A thousand took a thousand, each sharing out all partitions and telling all members before it."""
+    async with world() as made:
+        await made.groups.configure(G, {"members_max": 40})
+        before = made.groups.log.append_count
+        wishes = [made.groups.join(G, f"m{number:03}", ORDERS) for number in range(60)]
+        outcomes = await asyncio.gather(*wishes, return_exceptions=True)
+        assert [isinstance(outcome, GroupFull) for outcome in outcomes] == [False] * 40 + [True] * 20
+        assert made.groups.log.append_count - before <= 2
+        assert made.groups.stats.rebalance_count <= 2
+        assert [share_of(made, "m000").generation, len(made.groups.describe(G).members)] == [1, 40]
+        assert {*assigned(made, "m000"), *assigned(made, "m001")} == {P0, P1}
+        await made.kill()
+        await made.start()
+        assert len(made.groups.describe(G).members) == 40
+
+
+async def test_two_processes_that_come_together_under_one_name_are_told_apart() -> None:
+    async with world() as made:
+        (_, first), (_, second) = await asyncio.gather(*(made.groups.join(G, "m", ORDERS) for _ in range(2)))
+        assert second.generation > first.generation
+        with pytest.raises(StaleGeneration):
+            made.groups.heartbeat(G, key("m", first))
+        assert made.groups.heartbeat(G, key("m", second)) == second
+
+
+async def test_one_that_is_refused_keeps_nobody_else_out() -> None:
+    async with world() as made:
+        good, bad, gone = (
+            asyncio.ensure_future(made.groups.join(G, name, ORDERS, session_timeout_ms=timeout_ms))
+            for name, timeout_ms in (("good", None), ("bad", 1), ("gone", None))
+        )
+        await asyncio.sleep(0)
+        gone.cancel()
+        outcomes = await asyncio.gather(good, bad, gone, return_exceptions=True)
+        assert isinstance(outcomes[0], tuple)
+        assert isinstance(outcomes[1], IllegalRequest)
+        assert isinstance(outcomes[2], asyncio.CancelledError)
+
+
+async def test_a_large_one_for_which_there_is_no_room_keeps_nobody_else_out() -> None:
+    made = World()
+    made.limits = replace(made.limits, group_bytes_max=20_000)
+    await made.start()
+    await made.topic()
+    wishes = [("a", ORDERS), ("large", Subscription(frozenset(f"t{n}" for n in range(200)))), ("b", ORDERS)]
+    outcomes = await asyncio.gather(*(made.groups.join(G, *wish) for wish in wishes), return_exceptions=True)
+    assert [isinstance(outcome, GroupFull) for outcome in outcomes] == [False, True, False]
+    await made.stop()
 
 
 async def test_a_partition_moves_when_its_owner_has_drained_committed_and_released_it() -> None:

@@ -18,6 +18,7 @@ from gateway.groups.protocol import Receive
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
+from gateway.settings.limits import Limits
 from store import Store, record_batch
 from store.config import StoreConfig
 from store.errors import TopicExists
@@ -89,9 +90,7 @@ class World:
         self.config = config
         self.clock = FakeClock()
         self.monotonic_ms = 0
-        self.in_flight_max = IN_FLIGHT_MAX
-        """`group_in_flight_max` of gateway/settings/limits.py."""
-        self.groups_max = GROUPS_MAX
+        self.limits = Limits(group_in_flight_max=IN_FLIGHT_MAX, groups_max=GROUPS_MAX)
         self.strategies = StrategyRegistry()
         self.store: Store
         self.timer: PlainTimer
@@ -122,8 +121,7 @@ class World:
             clock=self.clock,
             monotonic_ms=lambda: self.monotonic_ms,
             draining=self.draining,
-            in_flight_max=self.in_flight_max,
-            groups_max=self.groups_max,
+            limits=self.limits,
             strategies=self.strategies,
             run_blocking=inline,
         )

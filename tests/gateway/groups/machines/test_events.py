@@ -18,6 +18,7 @@ from gateway.groups.machines.events import (
     Forgotten,
     Leased,
     LeaseMoved,
+    LeasesBegun,
     LeasesSet,
     MemberJoined,
     MemberLeft,
@@ -55,6 +56,7 @@ EXAMPLES: list[Event] = [
     DocumentPut("g", "instance/1", b"\x00"),
     DocumentPut("g", "instance/1", None),
     Barrier(),
+    LeasesBegun("g", 16, 2, 0, 4, (0, 104)),
     LeasesSet("g", 16, 0, 2, 104, (OpenRecord(100, 1, 5, True, "a", "w1-1", None),)),
 ]
 
