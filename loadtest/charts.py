@@ -123,18 +123,22 @@ def ranges(rows: Sequence[Measured], *, x_label: str) -> str:
 
 
 def panels(rows: Sequence[Panel], spans: Sequence[Span], *, x_label: str) -> str:
-    """Charts above each other over one x axis, with spans behind them that are labelled above the first."""
+    """Charts above each other over one x axis, with spans behind them that are labelled above the first.
+
+    Labels stand in two lines in turn: short spans have little room.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_IN, PANEL_IN * len(rows)), layout="constrained")
     all_axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     for number, (axes, row) in enumerate(zip(all_axes, rows, strict=True)):
-        for span in spans:
+        for place, span in enumerate(spans):
             axes.axvspan(span.start, span.end, color=_GRID, alpha=BAND_OPACITY, linewidth=0)
             if number == 0:
                 middle = (span.start + span.end) / 2
-                axes.annotate(span.label, (middle, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom",
-                              color=_INK, fontsize=7)  # fmt: skip
+                axes.annotate(span.label, (middle, 1), (0, 8 * (place % 2)), xycoords=("data", "axes fraction"),
+                              textcoords="offset points", ha="center", va="bottom", color=_INK,
+                              fontsize=7)  # fmt: skip
         axes.plot(row.x, [float("nan") if y is None else y for y in row.y], color=_SERIES[number], linewidth=1)
         if row.bound is not None:
             axes.axhline(row.bound, color=_QUIET, linewidth=1, linestyle="--")

@@ -59,16 +59,12 @@ async def _unread(attacker: Attacker, head: bytes, count: int, seconds: int) -> 
             connection[1].write(head)
             connection[1].transport.pause_reading()  # type: ignore[attr-defined]
     await asyncio.sleep(seconds)
-    for connection in held:
-        if connection is not None:
-            reader, writer = connection
-            writer.transport.resume_reading()  # type: ignore[attr-defined]
-            await _count_beginning(attacker, reader)
-            writer.transport.abort()
+    await asyncio.gather(*(_count_beginning(attacker, *connection) for connection in held if connection))
 
 
-async def _count_beginning(attacker: Attacker, reader: asyncio.StreamReader) -> None:
-    """What an answer begins with."""
+async def _count_beginning(attacker: Attacker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """What an answer begins with; the rest is never read."""
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
     try:
         async with asyncio.timeout(1):
             attacker.saw(status_of(await reader.read(100)) or CLOSED)
@@ -76,6 +72,8 @@ async def _count_beginning(attacker: Attacker, reader: asyncio.StreamReader) -> 
         attacker.saw(OPEN)
     except ConnectionError:
         attacker.saw(CLOSED)
+    finally:
+        writer.transport.abort()
 
 
 async def read_fetches(attacker: Attacker, *, fetches: int, mib: int, at_a_time: int) -> None:

@@ -46,23 +46,20 @@ def replaced(page: str, written: str) -> str:
 
 
 def chart(rows: Sequence[Row], curves: Curves, bounds: Bounds = FULL) -> str:
-    """All curves over the time of the run; the attacks are numbered as in the table."""
+    """All curves over the time of the run, but for those without a point; attacks are numbered as in the table."""
     spans = [Span(row.began_s / 60, row.ended_s / 60, str(number)) for number, row in enumerate(rows, 1)]
 
     def panel(name: str, points: Sequence[Point], bound: float | None = None, *, log: bool = False) -> Panel:
         kept = thinned(points)
         return Panel(name, [point.at_s / 60 for point in kept], [point.value for point in kept], bound, log)
 
-    return panels(
-        [
-            panel("memory, MiB", curves.rss_mib, bounds.rss_bytes / MiB),
-            panel("/healthz, ms", curves.health_ms, bounds.health_ms, log=True),
-            panel("turn of the loop, ms", curves.turn_ms, log=True),
-            panel("file handles", curves.handles),
-        ],
-        spans,
-        x_label="minutes",
-    )
+    drawn = [
+        panel("memory, MiB", curves.rss_mib, bounds.rss_bytes / MiB),
+        panel("/healthz, ms", curves.health_ms, bounds.health_ms, log=True),
+        panel("turn of the loop, ms", curves.turn_ms, log=True),
+        panel("file handles", curves.handles),
+    ]
+    return panels([one for one in drawn if one.x], spans, x_label="minutes")
 
 
 def table(about: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:

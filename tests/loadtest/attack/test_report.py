@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,8 +66,10 @@ def test_only_what_is_between_the_marks_changes() -> None:
 def test_the_chart_has_every_curve_and_number() -> None:
     drawn = chart([HELD, DEAD], CURVES)
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
-    for text in ("memory, MiB", "/healthz, ms", "turn of the loop, ms", "file handles", "minutes", ">1<", ">2<"):
+    for text in ("memory, MiB", "/healthz, ms", "file handles", "minutes", ">1<", ">2<"):
         assert text in drawn
+    assert "turn of the loop" not in drawn, "a server that does not tell has no curve"
+    assert "turn of the loop" in chart([HELD], replace(CURVES, turn_ms=[Point(1, 50.0), Point(6, None)]))
     assert drawn == chart([HELD, DEAD], CURVES)
 
 
