@@ -26,6 +26,7 @@ ADDRESSES = 100
 TIMEOUT_S = 60.0
 PROBLEMS_MAX = 5
 CLOSED, OPEN, NO_ANSWER = "connection closed", "left open", "no answer"
+NOT_TRIED = "not tried in time"
 JSON = {"Content-Type": "application/json"}
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -10,7 +10,7 @@ import aiohttp
 import orjson
 
 from loadtest.attack.attack import Attack
-from loadtest.attack.attacker import JSON, NO_ANSWER, Attacker
+from loadtest.attack.attacker import JSON, NO_ANSWER, NOT_TRIED, Attacker
 
 WIDE = "wide"
 STORM = "storm"
@@ -33,7 +33,7 @@ async def many_groups(attacker: Attacker, *, groups: int, topics: int, partition
         if time.monotonic() < until_s:
             await attacker.ask("POST", f"/mq/v1/groups/g{topics}-{number}/messages:receive", body=body, headers=JSON)
         else:
-            attacker.saw("not tried in time")
+            attacker.saw(NOT_TRIED)
 
     await attacker.each(groups, one, at_a_time=8)
 
@@ -52,7 +52,7 @@ async def member_storm(attacker: Attacker, *, members: int, partitions: int, sec
         first = number * SUBSCRIPTIONS_MAX
         count = min(SUBSCRIPTIONS_MAX, members - first)
         if time.monotonic() > until_s:
-            attacker.saw("not tried in time", count)
+            attacker.saw(NOT_TRIED, count)
             return
         socket = await attacker.session.ws_connect("/ws/v1", max_msg_size=0, compress=0)
         joins = [_join(member) for member in range(first, first + count)]
@@ -93,7 +93,7 @@ async def consumer_instances(attacker: Attacker, *, instances: int, partitions: 
 
     async def one(number: int) -> None:
         if time.monotonic() > until_s:
-            attacker.saw("not tried in time")
+            attacker.saw(NOT_TRIED)
             return
         settings = orjson.dumps({"name": f"i{number}", "format": "json"})
         made = await attacker.ask("POST", "/consumers/instances", body=settings, headers=V2)

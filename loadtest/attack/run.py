@@ -141,7 +141,7 @@ class Run:
             ended_s = self._now_s()
             gap_ms = steady.gap_now_ms()
             peak_bytes = watch.memory().peak_bytes if is_peak_known else 0
-            back_bytes, back_s = await self._quiet(watch, start_bytes)
+            back_bytes, back_s = await self._quiet(watch, start_bytes, keeps=bool(attack.keeps))
             problem = await steady.settle() or await _is_closed_to_others(target)
             await asyncio.sleep(2 * SAMPLE_INTERVAL_S)  # so that there is a sample, however short it was
             watch.memory()  # whether it still lives
@@ -184,8 +184,11 @@ class Run:
             back_s=back_s,
         )
 
-    async def _quiet(self, watch: Watch, start_bytes: int) -> tuple[int | None, float]:
-        """Wait until memory is back, for a minute at most; what it is then, and after how long."""
+    async def _quiet(self, watch: Watch, start_bytes: int, *, keeps: bool) -> tuple[int | None, float]:
+        """Wait until memory is back, for a minute at most; what it is then, and after how long.
+
+        Where it was promised to be kept, it is not waited for.
+        """
         back_bytes = self._bounds.back_bytes
         if back_bytes is None:
             return None, 0.0
@@ -193,8 +196,8 @@ class Run:
         while True:
             await asyncio.sleep(POLL_S)
             quiet_s = time.monotonic() - began_s
-            is_back = watch.memory().rss_bytes <= start_bytes + back_bytes and quiet_s >= QUIET_MIN_S
-            if is_back or quiet_s >= QUIET_MAX_S:
+            is_back = keeps or watch.memory().rss_bytes <= start_bytes + back_bytes
+            if (is_back and quiet_s >= QUIET_MIN_S) or quiet_s >= QUIET_MAX_S:
                 return watch.memory().rss_bytes, quiet_s
 
     def _now_s(self) -> float:
