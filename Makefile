@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes configuration published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes configuration published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ test: $(STAMP) ## What every push must pass, several files at a time; JOBS=1 run
 test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, all of the JavaScript client in a browser
 	@$(PYTEST) $(SIDE_BY_SIDE) -m matrix
 
-test-long: $(STAMP) torture ## A million crash states; long Spark, Locust, API fuzzing in all roles; every mutant: hours
+test-long: $(STAMP) torture attack ## A million crash states; every attack; long Spark, Locust, API fuzzing in all roles; every mutant: hours
 	@$(PYTEST) $(SIDE_BY_SIDE) -m long
 
 mutants: $(STAMP) ## Deliberate bugs in the store, each to be killed by its test; says killed of total; half an hour
@@ -76,6 +76,9 @@ published: $(STAMP) ## Every name that users see: settings, metrics, codes, help
 
 fuzz-api: $(STAMP) ## schemathesis with all its checks against a real server: make fuzz-api MINUTES=5
 	@MQ_FUZZ_MINUTES=$(or $(MINUTES),5) $(PYTEST) -s -q -m '' tests/e2e/test_schemathesis.py
+
+attack: $(STAMP) ## Every attack of docs/security.md on a server of its own, a quarter of an hour; ONLY='idle-300; bombs' SHORT=1
+	@$(BIN)/python -m loadtest.attack $(if $(ONLY),--only "$(ONLY)") $(if $(SHORT),--short)
 
 bench: $(STAMP) ## Our speed beside a bare HTTP server and a bare disk loop, in one run; results in docs/benchmarks/
 	@$(BIN)/python -m loadtest.bench

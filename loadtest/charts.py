@@ -17,6 +17,7 @@ from loadtest.stats import Spread
 
 WIDTH_IN, HEIGHT_IN = 7.2, 2.6
 ROW_IN, ROWS_FRAME_IN = 0.3, 0.7
+PANEL_IN = 1.5
 
 _BACK, _INK, _GRID = "#000001", "#010101", "#020202"
 _SERIES = ("#030301", "#030302", "#030303", "#030304", "#030305", "#030306")
@@ -49,6 +50,24 @@ class Measured(NamedTuple):
     name: str
     value: Spread
     is_ours: bool
+
+
+class Panel(NamedTuple):
+    """One of several charts above each other. A missing value (None) is a gap. `bound`: drawn as a reference."""
+
+    y_label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    bound: float | None = None
+    log: bool = False
+
+
+class Span(NamedTuple):
+    """From where to where on the x axis something went on."""
+
+    start: float
+    end: float
+    label: str
 
 
 def lines(series: Sequence[Series], *, x_label: str, y_label: str, log: bool = False, marked: bool = False) -> str:
@@ -103,6 +122,38 @@ def ranges(rows: Sequence[Measured], *, x_label: str) -> str:
     return _svg(figure)
 
 
+def panels(rows: Sequence[Panel], spans: Sequence[Span], *, x_label: str) -> str:
+    """Charts above each other over one x axis, with spans behind them that are labelled above the first.
+
+    Labels stand in two lines in turn: short spans have little room.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_IN, PANEL_IN * len(rows)), layout="constrained")
+    all_axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    for number, (axes, row) in enumerate(zip(all_axes, rows, strict=True)):
+        for place, span in enumerate(spans):
+            axes.axvspan(span.start, span.end, color=_GRID, alpha=BAND_OPACITY, linewidth=0)
+            if number == 0:
+                middle = (span.start + span.end) / 2
+                axes.annotate(span.label, (middle, 1), (0, 8 * (place % 2)), xycoords=("data", "axes fraction"),
+                              textcoords="offset points", ha="center", va="bottom", color=_INK,
+                              fontsize=7)  # fmt: skip
+        axes.plot(row.x, [float("nan") if y is None else y for y in row.y], color=_SERIES[number], linewidth=1)
+        if row.bound is not None:
+            axes.axhline(row.bound, color=_QUIET, linewidth=1, linestyle="--")
+        if row.log and any(row.y):
+            axes.set_yscale("log")
+            _label_decades(axes.yaxis)
+        else:
+            axes.set_ylim(bottom=0)
+        _dress(axes)
+        axes.set_ylabel(textwrap.fill(row.y_label, Y_LABEL_CHARS))
+        axes.grid(visible=True, color=_GRID, linewidth=0.6)
+    all_axes[-1].set_xlabel(x_label)
+    return _svg(figure)
+
+
 def _label_decades(axis: Any) -> None:
     """1, 2, 5, 10, ... as people write them: 20, 5k, 1M."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
@@ -117,12 +168,16 @@ def _figure(height_in: float) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     axes = figure.add_subplot()
+    _dress(axes)
+    return figure, axes
+
+
+def _dress(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_GRID)
     axes.tick_params(which="both", color=_GRID, labelcolor=_INK)
     axes.xaxis.label.set_color(_INK)
     axes.yaxis.label.set_color(_INK)
-    return figure, axes
 
 
 def _svg(figure: Any) -> str:

@@ -19,7 +19,7 @@ from pyspark_mq.options import Options, WriteOptions
 from pyspark_mq.rows import Column
 from pyspark_mq.sending import Counts, write
 
-from tests.gateway.security.certificates import write_certificate
+from loadtest.certificates import write_certificate
 from tests.spark.conftest import ROOT, Server
 
 

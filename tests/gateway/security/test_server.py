@@ -21,7 +21,7 @@ from gateway.auth.tokens import change_tokens, mint
 from gateway.main import reload, wiring
 from gateway.main.tls import TlsError
 from gateway.settings.config import GatewayConfig, build
-from tests.gateway.security.certificates import write_certificate
+from loadtest.certificates import write_certificate
 from tests.waiting import PATIENCE_S
 
 MiB = 1024 * 1024

@@ -1,4 +1,4 @@
-"""Certificates of their own making, for tests."""
+"""Certificates of their own making, for tests and for `make attack`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""Curves: what is missing never passes for a number, and the longest turn is read from a histogram."""
+
+from __future__ import annotations
+
+from loadtest.attack.curves import Point, longest_turn_ms, loop_turns, thinned, worst
+
+INFINITE = float("inf")
+
+
+def test_the_worst_is_of_the_while_that_is_asked_for() -> None:
+    points = [Point(0, 9), Point(1, 2), Point(2, 5), Point(3, 7)]
+    assert worst(points, 1, 2) == 5
+    assert worst(points, 4, 5) is None
+
+
+def test_a_missing_point_is_no_number() -> None:
+    assert worst([Point(1, 2), Point(2, None)], 0, 9) is None
+
+
+def test_thinning_keeps_the_worst_of_each_second_and_a_gap_is_worse() -> None:
+    points = [Point(0.1, 1), Point(0.5, 3), Point(0.9, 2), Point(1.1, 5), Point(1.2, None), Point(1.3, 6)]
+    assert thinned(points) == [Point(0.5, 3), Point(1.2, None)]
+
+
+METRICS = """# HELP mq_event_loop_turn_seconds Turns of the event loop.
+mq_event_loop_turn_seconds_bucket{le="0.05"} 0
+mq_event_loop_turn_seconds_bucket{le="0.1"} 2.0
+mq_event_loop_turn_seconds_bucket{le="+Inf"} 3.0
+mq_event_loop_turn_seconds_count 3.0
+mq_connections 4.0
+"""
+
+
+def test_turns_are_read_from_the_metrics() -> None:
+    assert loop_turns(METRICS) == {0.05: 0, 0.1: 2, INFINITE: 3}
+
+
+def test_a_server_that_does_not_tell_has_no_turns() -> None:
+    assert loop_turns("mq_connections 4.0\n") is None
+
+
+def test_the_longest_turn_is_the_highest_bucket_that_grew() -> None:
+    before = {0.05: 1.0, 0.1: 1.0, INFINITE: 2.0}
+    assert longest_turn_ms(before, before) is None
+    assert longest_turn_ms(before, {0.05: 4.0, 0.1: 4.0, INFINITE: 5.0}) == 50
+    assert longest_turn_ms(before, {0.05: 1.0, 0.1: 3.0, INFINITE: 4.0}) == 100
+    assert longest_turn_ms(before, {0.05: 2.0, 0.1: 2.0, INFINITE: 4.0}) == INFINITE
