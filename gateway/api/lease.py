@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
-from gateway.api.workers import Pollers, Worker
+from gateway.api.workers import POLLED_GROUPS_MAX, Pollers, Worker
 from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
 from store.clock import Clock
 
@@ -134,6 +134,8 @@ class AllLeases:
         """The consumers of a group that poll over HTTP."""
         if (pollers := self._pollers.get(group)) is None:
             pollers = self._pollers[group] = Pollers()
+            if len(self._pollers) > POLLED_GROUPS_MAX:
+                del self._pollers[next(iter(self._pollers))]
         return pollers
 
     def workers(self, group: str, now_ms: int) -> list[Worker]:

@@ -17,6 +17,10 @@ SHOWN_MS = 300_000
 POLLERS_MAX = 1_000
 """Consumers of one group that are shown; beyond it the one longest silent is left out."""
 
+POLLED_GROUPS_MAX = 10_000
+"""Groups whose polling consumers are known; beyond it those of the one known for longest are forgotten. A receive may
+name groups that will never be."""
+
 SWEEP_COUNT = 10_000
 """Receipts kept before those whose leases are over are looked for; then again when they have doubled."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.api.workers import POLLERS_MAX, SHOWN_MS, SWEEP_COUNT, Pollers, Worker
+from gateway.api.lease import AllLeases
+from gateway.api.workers import POLLED_GROUPS_MAX, POLLERS_MAX, SHOWN_MS, SWEEP_COUNT, Pollers, Worker
 from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Settled
 from tests.gateway.api.test_lease import message
 
@@ -37,3 +38,10 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(SWEEP_COUNT + 1):
         pollers.took("ann", [message(number)], until_ms=number, now_ms=number)
     assert len(pollers._leases) == 0
+
+
+def test_groups_whose_consumers_poll_are_bounded() -> None:
+    leases = AllLeases()
+    for number in range(POLLED_GROUPS_MAX + 1):
+        leases.pollers(f"g{number}").heard("ann", 1)
+    assert (leases.workers("g0", 1), len(leases.workers("g1", 1))) == ([], 1)
