@@ -82,6 +82,9 @@ class StoreConfig:
             raise ValueError(f"commit_log_file_bytes must be at least {COMMIT_LOG_FILE_BYTES_MIN}")
         if self.extent_bytes <= 0 or self.flush_interval_ms <= 0 or self.checkpoint_interval_ms <= 0:
             raise ValueError("extent_bytes, flush_interval_ms and checkpoint_interval_ms must be positive")
+        for name in ("retention_interval_ms", "append_bytes_max", "checkpoint_log_bytes", "consume_queue_file_units"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
         if min(self.dedup_window_ms, self.dedup_ids_max, self.producer_expiry_ms, self.producers_max) <= 0:
             raise ValueError("dedup_window_ms, dedup_ids_max, producer_expiry_ms and producers_max must be positive")
 

@@ -1,22 +1,28 @@
-"""The version of a data directory as a whole: file `format`, one line of text, `mq data format 1`.
+"""The version of a data directory as a whole: file `format`, one line of text, `mq data format 2`.
 
-Read before anything else is touched: a program never opens a directory that a newer one has written.
+Read before anything else is touched: a program never opens a directory that a newer one has written. The number goes up
+with each change that a program of before would misread; docs/formats.md says what each version brought. A directory of
+an older version gets this one when it is opened, before anything else is written to it: from then on older programs
+refuse it.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from store.errors import Corrupt, FormatTooNew
 from store.files import Files
 
-VERSION = 1
+log = logging.getLogger(__name__)
+
+VERSION = 2
 _PREFIX = b"mq data format "
 _BYTES_MAX = 64
 
 
 def check_format(root: Path, files: Files) -> None:
-    """Stamp a new directory, accept an older or equal version. Raises FormatTooNew, Corrupt."""
+    """Accept a directory of this version; stamp one that is new or older, durably. Raises FormatTooNew, Corrupt."""
     path = root / "format"
     if path.name not in files.list(root):
         # Made whole before its name is durable; an empty one is the leftover of a crash in between.
@@ -35,6 +41,12 @@ def check_format(root: Path, files: Files) -> None:
         raise Corrupt(str(path), 0, f"{content[:40]!r} is not a format stamp")
     if int(version) > VERSION:
         raise FormatTooNew(f"{path} says format {int(version)}; this program knows {VERSION}: use a newer mq")
+    if int(version) < VERSION:
+        # Not written over: a power cut may spoil a sector that is being written. Without a file it is stamped as new.
+        files.remove(path)
+        files.sync_dir(root)
+        _stamp(path, files)
+        log.info("upgraded data_dir=%s from_format=%d to_format=%d", root, int(version), VERSION)
 
 
 def _stamp(path: Path, files: Files) -> None:

@@ -9,6 +9,10 @@ I/O errors in its place. What a power cut may leave, and so what callers must do
     F3  after a failed `datasync` nothing is known about any byte since the last successful one; calling it
         again may claim success for bytes that are gone, so callers must stop instead
 
+No file of a data directory is a symbolic link: the lock covers what is in the directory, so a link would let two
+servers write the same file, or one overwrite what is no part of its data. `lock_directory` looks for links when a
+directory is opened, and no later open follows one. The directory itself may be reached by links.
+
 All writes are complete or raise: short writes are finished here. `OSError` passes through to the caller, which
 knows what it means. No mmap: a full disk or a truncated file would kill the process instead of raising.
 """
@@ -43,11 +47,31 @@ OUT_OF_HANDLES = frozenset((errno.EMFILE, errno.ENFILE))
 """What `Files.open` raises when the process or the system can open no more for now. Nothing has failed: whoever tries
 again later may succeed."""
 
+LINKS_ALLOWED = frozenset(("auth",))
+"""Names in a data directory that are not the store's: files that people write, which may be links, as Kubernetes mounts
+them."""
+
+_SCANNED_LEVELS = 2
+"""Directories below a data directory that are searched for links; files further down are checked by each open."""
+
 _CANNOT_LOCK = frozenset((errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS))
 
 SPARE_HANDLES = 16
 """Kept open by the process, to be given up for a file when there is no other: what sockets take is not missing when the
 log has to grow."""
+
+
+class LinkRefused(OSError):
+    """A file or directory in a data directory is a symbolic link. It was not followed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ELOOP, "a symbolic link, which the lock of the data directory does not cover", path)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filename} is {self.strerror}: put what it leads to in its place, mount it there, "
+            "or let the data directory as a whole be a link"
+        )
 
 
 class File(Protocol):
@@ -159,7 +183,8 @@ class Files(Protocol):
         ...
 
     def lock(self, directory: Path) -> Lock:
-        """Lock a directory for this process; raises BlockingIOError when another process holds it."""
+        """Lock a directory for this process; raises BlockingIOError when another process holds it, LinkRefused when
+        there are symbolic links in it."""
         ...
 
     def background_sync(self) -> BackgroundSync | None:
@@ -275,8 +300,10 @@ def lock_directory(directory: Path, *, create: bool) -> OsLock:
 
     The directory's own inode, because the file can be deleted: a second process would make and lock another one. The
     file as well, because versions before this one lock nothing else. Where a file system locks no directories (NFS),
-    the file is all. Raises BlockingIOError when another process holds either.
+    the file is all. Raises BlockingIOError when another process holds either, LinkRefused when there is a link in it:
+    nothing was touched then.
     """
+    _refuse_links(directory, _SCANNED_LEVELS)
     lock = OsLock()
     try:
         lock.fds.append(_opened(directory, os.O_RDONLY | os.O_DIRECTORY))
@@ -288,7 +315,8 @@ def lock_directory(directory: Path, *, create: bool) -> OsLock:
             if error.errno not in _CANNOT_LOCK:
                 raise
         try:
-            lock.fds.append(_opened(directory / "lock", os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644))
+            flags = os.O_RDWR | os.O_CREAT if create else os.O_RDONLY
+            lock.fds.append(_opened(directory / "lock", flags | os.O_NOFOLLOW, 0o644))
         except FileNotFoundError:
             return lock
         fcntl.flock(lock.fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -296,6 +324,19 @@ def lock_directory(directory: Path, *, create: bool) -> OsLock:
         lock.close()
         raise
     return lock
+
+
+def _refuse_links(directory: Path, levels: int) -> None:
+    """Raises LinkRefused for a symbolic link in a data directory, and so many levels of directories below it."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or (levels == _SCANNED_LEVELS and entry.name in LINKS_ALLOWED):
+                continue  # no name of ours begins so: a file system may show its snapshots there
+            if entry.is_symlink():
+                raise LinkRefused(entry.path)
+            if levels and entry.is_dir(follow_symlinks=False):
+                with suppress(PermissionError):  # `lost+found`: what cannot be read is not ours
+                    _refuse_links(Path(entry.path), levels - 1)
 
 
 class OsBackgroundSync:
@@ -348,6 +389,8 @@ def _opened(path: Path, flags: int, mode: int = 0o777) -> int:
         try:
             fd = os.open(path, flags | os.O_CLOEXEC, mode)
         except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(path):
+                raise LinkRefused(str(path)) from error
             if error.errno == errno.ENOMEM:  # for a handle: nothing of a file has been touched
                 raise OSError(errno.ENFILE, error.strerror, error.filename) from error
             if error.errno not in OUT_OF_HANDLES or not _spares.give_up():
@@ -368,11 +411,12 @@ class OsFiles:
     def open(self, path: Path, *, create: bool = False, is_private: bool = False) -> OsFile:
         """See `Files.open`."""
         try:
-            fd = _opened(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600 if is_private else 0o644)
+            flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+            fd = _opened(path, flags, 0o600 if is_private else 0o644)
         except OSError as error:
             if create or error.errno != errno.EROFS:
                 raise
-            fd = _opened(path, os.O_RDONLY)
+            fd = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
         return OsFile(fd, path)
 
     def list(self, directory: Path) -> list[str]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from store.errors import Corrupt
+from store.errors import FormatTooNew
 from store.files import Files
 
 _HEADER = struct.Struct(">4sIQqI")
@@ -50,7 +50,7 @@ class SnapshotFiles:
         """One file fails its check, as a crash leaves it; the next save writes it anew."""
 
     def load(self) -> Snapshot | None:
-        """The newest valid state, None when there is none. Raises Corrupt on a newer format version."""
+        """The newest valid state, None when there is none. Raises FormatTooNew."""
         newest: Snapshot | None = None
         names = self._files.list(self._paths[0].parent)
         for path in self._paths:
@@ -66,7 +66,7 @@ class SnapshotFiles:
                 continue
             version, generation, snapshot = decoded
             if version != VERSION:
-                raise Corrupt(str(path), 0, f"version {version}; this program knows {VERSION}")
+                raise FormatTooNew(f"{path} has version {version}; this program knows {VERSION}: use a newer mq")
             if generation > self._generation:
                 self._generation, newest = generation, snapshot
         return newest

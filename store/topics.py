@@ -310,7 +310,8 @@ class TopicTable:
         """Fill an empty table with the fields of a snapshot."""
         for topic in fields["topics"]:
             json_keys = KeyForm(topic.get("json_keys", KeyForm.CONFLUENT))
-            self._put(Topic(**{**topic, "config": TopicConfig(**topic["config"]), "json_keys": json_keys}))
+            config = TopicConfig(**topic.get("config", {}))  # absent where topics had none yet
+            self._put(Topic(**{**topic, "config": config, "json_keys": json_keys}))
         for topic_id, queue_id, end_offset, before_offset in fields.get("queues", ()):
             self._queues[QueueKey(topic_id, queue_id)] = QueueState(end_offset, before_offset)
         self._next_id = fields["next_topic_id"]

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from store.errors import Corrupt
+from store.errors import Corrupt, FormatTooNew
 from store.files import Files
 
 _SLOT = struct.Struct(">IHHQqqqqq")
@@ -58,7 +58,7 @@ class Checkpoint(NamedTuple):
 class CheckpointFile:
     """The two-slot file. `latest` is None when no slot is whole: never written, or damaged.
 
-    Raises Corrupt for a version this code does not know.
+    Raises FormatTooNew for a version that this code does not know.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -92,10 +92,10 @@ class CheckpointFile:
         (
             magic, version, flags, generation, log_end, queue_offset, read_mark_s, write_mark_s, delivered_from,
         ) = _SLOT.unpack_from(slot)  # fmt: skip
-        if magic != _MAGIC or version != _VERSION:
-            raise Corrupt(
-                str(self._path), 0, f"timer checkpoint of magic {magic:#x}, version {version}: not ours to read"
-            )
+        if magic != _MAGIC:
+            raise Corrupt(str(self._path), 0, f"timer checkpoint of magic {magic:#x}: not ours to read")
+        if version != _VERSION:
+            raise FormatTooNew(f"{self._path} has version {version}; this program knows {_VERSION}: use a newer mq")
         if generation > self._generation:
             self._generation = generation
             marks = log_end, queue_offset, read_mark_s, write_mark_s, delivered_from

@@ -81,6 +81,9 @@ class TimerConfig:
             raise ValueError("heap_count_max must be at least 4; fire_records_max, timer_log_file_units at least 1")
         if self.pending_count_max < 1 or self.slot_count_max < 1:
             raise ValueError("pending_count_max and slot_count_max must be at least 1")
+        for name in ("fire_bytes_max", "batch_bytes_max", "bodies_bytes_max", "unwritten_bytes_max"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive")
         if min(self.delay_max_ms, self.checkpoint_interval_ms, self.expire_interval_ms) <= 0:
             raise ValueError("delay_max_ms, checkpoint_interval_ms and expire_interval_ms must be positive")
 

@@ -19,6 +19,9 @@
     cells            for each queue in turn: base offset, position, size of each such entry; then the tag hashes, one a
                      record, of those whose size is negative (its amount is the size)
 
+In directories of before, that kept no entries here, `first position i64` was followed by rows without the last two
+fields. Such a content has a length that 8 divides, and one of today has not.
+
 Big-endian. A few bytes here instead of a write, a page and an inode of a file: that is what makes a checkpoint of ten
 thousand queues cheap (docs/decisions/0025-a-checkpoint-keeps-a-few-units.md).
 """
@@ -38,6 +41,7 @@ from store.types import Bounds, QueueKey
 
 _HEAD = struct.Struct(">qI")
 _ROW = struct.Struct(">IIqqII")
+_ROW_WITHOUT_KEPT = struct.Struct(">IIqq")
 _FIRST_POSITION = struct.Struct(">q")
 _UNFINISHED = _FIRST_POSITION.pack(-1)
 
@@ -93,6 +97,7 @@ def is_unfinished(content: bytes) -> bool:
 
 def decode_counted(content: bytes) -> Iterator[Counted]:
     """What an index snapshot says of each queue. Raises IndexDamaged when it is none of this format."""
+    content = _as_today(content)
     rows = list(_rows(content))
     cells = array("q", content[_HEAD.size + len(rows) * _ROW.size :])
     _swap(cells)
@@ -105,8 +110,17 @@ def decode_counted(content: bytes) -> Iterator[Counted]:
 
 def decode_bounds(content: bytes) -> Iterator[tuple[QueueKey, Bounds]]:
     """The bounds of each queue. Raises IndexDamaged when it is none of this format."""
-    for topic_id, queue_id, min_offset, max_offset, _, _ in _rows(content):
+    for topic_id, queue_id, min_offset, max_offset, _, _ in _rows(_as_today(content)):
         yield QueueKey(topic_id, queue_id), Bounds(min_offset, max_offset)
+
+
+def _as_today(content: bytes) -> bytes:
+    """The same, of whichever version."""
+    rows = content[_FIRST_POSITION.size :]
+    if len(content) % 8 or len(rows) % _ROW_WITHOUT_KEPT.size:
+        return content
+    today = [_ROW.pack(*row, 0, 0) for row in _ROW_WITHOUT_KEPT.iter_unpack(rows)]
+    return b"".join((_HEAD.pack(first_position_of(content), len(today)), *today))
 
 
 def _rows(content: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:

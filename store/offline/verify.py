@@ -137,7 +137,7 @@ def check_snapshots(root: Path, name: str, add: Callable[[Finding], None]) -> Sn
             continue
         version, generation, snapshot = decoded
         if version != SNAPSHOT_VERSION:
-            raise FormatTooNew(f"{path} has version {version}; this program knows {SNAPSHOT_VERSION}")
+            raise FormatTooNew(f"{path} has version {version}; this program knows {SNAPSHOT_VERSION}: use a newer mq")
         if best is None or generation > best[0]:
             best = generation, snapshot
     for path in broken:

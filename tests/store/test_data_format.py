@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ from tests.simdisk import SimDisk
 
 ROOT = Path("/data")
 PATH = ROOT / "format"
+STAMP = b"mq data format %d\n" % VERSION
 
 
 def empty_disk() -> SimDisk:
@@ -56,6 +58,27 @@ def test_a_crash_while_stamping_is_no_reason_to_refuse() -> None:
                 check_format(ROOT, disk)
             after = disk.crash(Random(seed))
             left = after.contents(PATH) if after.paths() else b""
-            if b"mq data format 1\n".startswith(left) or not left.strip(b"\0"):
+            if STAMP.startswith(left) or not left.strip(b"\0"):
                 check_format(ROOT, after)
-                assert after.contents(PATH) == b"mq data format 1\n"
+                assert after.contents(PATH) == STAMP
+
+
+def test_an_older_directory_is_stamped_anew_before_anything_else_and_across_crashes() -> None:
+    for nth in range(1, 7):
+        for seed in range(40):
+            disk = empty_disk()
+            old = disk.open(PATH, create=True)
+            old.pwritev([b"mq data format 1\n"], 0)
+            old.datasync()
+            disk.sync_dir(ROOT)
+            disk.cut_power_at(nth)
+            with suppress(OSError):
+                check_format(ROOT, disk)
+            after = disk.crash(Random(seed))
+            left = after.contents(PATH) if after.paths() else b""
+            if left == b"mq data format 1\n" or STAMP.startswith(left) or not left.strip(b"\0"):
+                check_format(ROOT, after)
+                assert after.contents(PATH) == STAMP
+                assert after.is_clean()
+            else:
+                assert nth == 5, "only the sync of the new stamp's one sector may leave garbage"

@@ -12,8 +12,13 @@ from random import Random
 
 import pytest
 
+from store import Store
 from store import files as files_module
-from store.files import File, Files, OsFiles
+from store.config import StoreConfig
+from store.errors import StoreLocked
+from store.files import File, Files, LinkRefused, OsFiles
+from store.limits import MiB
+from store.offline.directory import locked
 from tests.simdisk import SimDisk
 
 
@@ -299,3 +304,83 @@ assert files.handle_limit == 100
 """
     limited = ["prlimit", "--nofile=100:100", sys.executable, "-c", program, str(tmp_path)]
     subprocess.run(limited, check=True)
+
+
+# Symbolic links
+
+
+def _config(root: Path) -> StoreConfig:
+    return StoreConfig(root=root, commit_log_file_bytes=4 * MiB, extent_bytes=MiB, disk_floor_bytes=0)
+
+
+async def _run(root: Path) -> None:
+    """One life of a store, with a topic."""
+    store = await Store.open(_config(root))
+    await store.create_topic("orders", 1)
+    await store.close()
+
+
+LINKED = [
+    "lock", "format", "meta.1", "commitlog", "commitlog/00000000000000000000", "dedup", "consumequeue",
+    "consumequeue/16", "consumequeue/16/0", "consumequeue/1/0/00000000000000000000", "index.0", "timer", "timer/keys",
+    "timer/timerlog", "timer/timerlog/00000000000000000000", "audit", "audit/actions-00000001.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKED)
+async def test_a_link_in_a_data_directory_is_refused_and_what_it_leads_to_left_alone(tmp_path: Path, name: str) -> None:
+    root, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    await _run(root)
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    before = {found: found.stat().st_mtime_ns for found in (elsewhere, *elsewhere.rglob("*"))}
+    path.symlink_to(elsewhere)
+    said = rf"{name} is a symbolic link.*or let the data directory as a whole be a link"
+    if name.count("/") > 2:  # found when it is opened
+        with pytest.raises(LinkRefused, match=said):
+            OsFiles().open(path)
+    else:
+        with pytest.raises(LinkRefused, match=said):
+            await _run(root)
+        with pytest.raises(LinkRefused), locked(root):
+            pass
+    assert before == {found: found.stat().st_mtime_ns for found in before}
+    assert path.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["lock", "format", "commitlog/00000000000000000000"])
+async def test_a_link_to_nowhere_makes_no_file_there(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "data"
+    (root / name).parent.mkdir(parents=True)
+    (root / name).symlink_to(tmp_path / "made")
+    with pytest.raises(LinkRefused):
+        await _run(root)
+    with pytest.raises(LinkRefused):
+        OsFiles().open(root / name, create=True)
+    assert not (tmp_path / "made").exists()
+
+
+async def test_a_data_directory_that_is_a_link_works_and_is_locked_under_all_its_names(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (tmp_path / "data").symlink_to(disk)
+    (tmp_path / "again").symlink_to("data")
+    await _run(tmp_path / "data")
+    store = await Store.open(_config(tmp_path / "again"))
+    assert store.topic("orders").partitions == 1
+    with pytest.raises(StoreLocked):
+        await Store.open(_config(disk))
+    await store.close()
+
+
+async def test_files_of_people_may_be_links_and_what_cannot_be_read_is_not_ours(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    (root / "auth").mkdir(parents=True)
+    (root / "auth" / "tokens.json").symlink_to("..data/tokens.json")  # as Kubernetes mounts it
+    (root / ".snapshot").symlink_to(tmp_path)
+    (root / "lost+found").mkdir(mode=0)
+    await _run(root)

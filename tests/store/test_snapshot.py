@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
-from store.errors import Corrupt
+from store.errors import FormatTooNew
 from store.snapshot import MAGIC, Snapshot, SnapshotFiles, decode_snapshot
 from tests.simdisk import Fault, Operation, SimDisk
 
@@ -90,7 +90,7 @@ def test_a_newer_version_is_refused_and_not_taken_for_damage() -> None:
     files.save(Snapshot(1, b""))
     header = struct.pack(">4sIQqI", MAGIC, 2, 7, 5, 0)
     disk.overwrite(ROOT / "meta.1", 0, header + struct.pack(">I", crc32c(header)))
-    with pytest.raises(Corrupt, match="version 2"):
+    with pytest.raises(FormatTooNew, match=r"version 2.*use a newer mq"):
         SnapshotFiles(ROOT, "meta", disk).load()
 
 

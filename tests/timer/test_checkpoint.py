@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
-from store.errors import Corrupt
+from store.errors import FormatTooNew
 from tests.simdisk import PowerCut, SimDisk
 from timer.checkpoint import Checkpoint, CheckpointFile
 
@@ -57,5 +57,5 @@ def test_a_version_of_the_future_is_refused() -> None:
     slot = bytearray(disk.contents(PATH)[4096 : 4096 + 56])
     slot[4:6] = struct.pack(">H", 2)
     disk.overwrite(PATH, 4096, bytes(slot) + struct.pack(">I", crc32c(slot)))
-    with pytest.raises(Corrupt, match="version 2"):
+    with pytest.raises(FormatTooNew, match=r"version 2.*use a newer mq"):
         CheckpointFile(disk, PATH)
