@@ -10,9 +10,9 @@ Several rules for one principal add up. Unknown keys are refused, so a misspelt 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 
+from gateway.auth.operator_files import parse_toml
 from gateway.auth.scopes import Rights, Scope, parse_scopes
 
 ACL_RULES_MAX = 10_000
@@ -28,6 +28,11 @@ class Acl:
     def __init__(self, rights: Mapping[str, Rights] | None = None) -> None:
         self._rights = dict(rights or {})
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Acl) and self._rights == other._rights
+
+    __hash__ = None  # type: ignore[assignment]
+
     def rights_of(self, principal: str, scopes: Iterable[Scope] = ()) -> Rights:
         """What a principal may do that brings these scopes of its own."""
         own = self._rights.get(principal, Rights())
@@ -37,7 +42,7 @@ class Acl:
 
 def parse_acl(text: str) -> Acl:
     """The rules of a file's text. Raises ValueError, which names the rule by its number."""
-    document = tomllib.loads(text)
+    document = parse_toml(text)
     rules = document.pop("acl", [])
     if document:
         raise ValueError(f"unknown key: {', '.join(sorted(document))}; the file holds [[acl]] tables")

@@ -49,7 +49,7 @@ SCOPE_PREFIX = "mq:"
 PRINCIPAL_PREFIX = "jwt:"
 """An issuer cannot name a principal of a static token: theirs have no colon."""
 
-_PEM = re.compile(rb"-----BEGIN ([A-Z ]+)-----.+?-----END \1-----", re.DOTALL)
+_PEM = re.compile(rb"-----BEGIN ([A-Z ]+)-----[^-]+-----END \1-----")
 
 
 class JwtRefused(ValueError):

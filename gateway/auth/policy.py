@@ -18,6 +18,7 @@ from typing import TypeVar
 from gateway.auth.acl import Acl, parse_acl
 from gateway.auth.config import AuthConfig
 from gateway.auth.jwt import JwtVerifier, verifier
+from gateway.auth.operator_files import KEYS_BYTES_MAX, RULES_BYTES_MAX, read_file
 from gateway.auth.scopes import Scope
 from gateway.auth.tokens import Tokens, read_tokens
 
@@ -49,6 +50,8 @@ class PolicyFiles:
     def __init__(self, config: AuthConfig) -> None:
         self._config = config
         self._seen: Signature | None = None
+        self.error: PolicyError | None = None
+        """Why the files as they were seen last cannot be used."""
 
     def load(self) -> Policy:
         """Read everything. Raises PolicyError."""
@@ -70,14 +73,16 @@ class PolicyFiles:
         try:
             policy = self.load()
         except PolicyError as error:
+            self.error = error
             log.error("access rules not reloaded, the old ones stay in force: %s", error)
             return None
+        self.error = None
         log.info("access rules reloaded tokens=%d", len(policy.tokens))
         return policy
 
     def _acl(self) -> Acl:
         try:
-            text = self._config.acl_path.read_text()
+            text = read_file(self._config.acl_path, RULES_BYTES_MAX).decode()
         except FileNotFoundError:
             if self._config.acl_file is None:
                 return Acl()
@@ -96,7 +101,7 @@ class PolicyFiles:
                 issuer=issuer,
                 audience=audience,
                 algorithm=config.jwt_algorithm,
-                key_file=key_file.read_bytes(),
+                key_file=read_file(key_file, KEYS_BYTES_MAX),
                 scope_claim=config.jwt_scope_claim,
                 leeway_ms=config.jwt_leeway_ms,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
@@ -31,10 +32,16 @@ MALFORMED_LOG_INTERVAL_S = 60.0
 
 @contextmanager
 def bound_socket(config: GatewayConfig) -> Iterator[socket.socket]:
-    """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to.
+
+    Raises OSError.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except ValueError as error:  # a label that is too long, a null character
+        raise OSError(errno.EINVAL, f"host {config.host[:100]!r} is no host name") from error
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

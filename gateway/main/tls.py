@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from cryptography.x509 import load_pem_x509_certificate
 
+from gateway.auth.operator_files import KEYS_BYTES_MAX, read_file
 from gateway.auth.policy import signature_of
 from gateway.settings.tls import TlsConfig
 
@@ -42,43 +43,47 @@ class ServerTls:
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)
 
-    def reload(self) -> None:
-        """Use the files again if one has changed since the last look."""
+    def reload(self) -> TlsError | bool:
+        """Use the files again if one has changed since the last look: whether they are used now, or why not."""
         seen = signature_of(self._cert_file, self._key_file)
         if seen == self._seen:
-            return
+            return False
         self._seen = seen
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure half-way must not touch the one in use
             self._load(self.context)
         except TlsError as error:
             log.error("certificate not reloaded, the old one stays in use: %s", error)
-        else:
-            log.info("certificate reloaded file=%s", self._cert_file)
+            return error
+        log.info("certificate reloaded file=%s", self._cert_file)
+        return True
 
     def _load(self, context: ssl.SSLContext) -> None:
         for setting, path in (("tls.cert_file", self._cert_file), ("tls.key_file", self._key_file)):
             try:
-                path.read_bytes()
-            except OSError as error:
-                raise TlsError(f"{setting} {path}: {error.strerror}") from error
+                read_file(path, KEYS_BYTES_MAX)  # OpenSSL would wait for a pipe, with the event loop
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise TlsError(f"{setting} {path}: {reason}") from error
         try:
             context.load_cert_chain(self._cert_file, self._key_file, password=_no_password)
-            certificate = load_pem_x509_certificate(self._cert_file.read_bytes())
+            certificate = load_pem_x509_certificate(read_file(self._cert_file, KEYS_BYTES_MAX))
+            left = certificate.not_valid_after_utc - datetime.now(UTC)
         except _PasswordWanted:
             raise TlsError(f"tls.key_file {self._key_file}: has a password; write the key without one") from None
         except ssl.SSLError as error:
-            reason = {
+            said = {
                 "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
                 "KEY_TYPE_MISMATCH": "the key is not that of the certificate",
             }.get(error.reason or "", "one of them is no certificate or key in PEM that can be used")
             detail = f" ({error.reason})" if error.reason else ""
             raise TlsError(
-                f"tls.cert_file {self._cert_file} and tls.key_file {self._key_file}: {reason}{detail}"
+                f"tls.cert_file {self._cert_file} and tls.key_file {self._key_file}: {said}{detail}"
             ) from error
         except ValueError as error:
             raise TlsError(f"tls.cert_file {self._cert_file}: no certificate in PEM that can be read") from error
-        left = certificate.not_valid_after_utc - datetime.now(UTC)
+        except OSError as error:  # gone since the look above
+            raise TlsError(f"tls.cert_file {self._cert_file}: {error.strerror}") from error
         if left.days < EXPIRY_WARNING_DAYS:
             log.warning("certificate ends soon or has ended file=%s days_left=%d", self._cert_file, left.days)
 

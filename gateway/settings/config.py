@@ -15,7 +15,6 @@ everywhere, so a misspelt setting never passes for its default.
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -26,6 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from urllib.parse import urlsplit
 
 from gateway.auth.config import AuthConfig
+from gateway.auth.operator_files import SETTINGS_BYTES_MAX, parse_toml, read_file
 from gateway.settings.limits import Limits
 from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
@@ -38,6 +38,11 @@ CLIENT_VARIABLES = frozenset(("MQ_URL", "MQ_TOKEN", "MQ_CA", "MQ_CONTEXT", "MQ_C
 LogFormat = Literal["text", "json"]
 ANY = "*"
 """In `allowed_origins`: pages of any origin."""
+
+INTEGER_MAX = 2**53
+"""Of any setting; none may be negative. A larger one is a mistake, and would overflow a clock or a system call."""
+
+_SHOWN_CHARS_MAX = 100
 
 TIMER_DIRECTORY = "timer"
 """Where the timer's files are in the data directory."""
@@ -123,7 +128,10 @@ class GatewayConfig:
             raise ConfigError("port must be between 0 and 65535")
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
             raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
-        for name in ("keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms", "consumer_instance_timeout_ms"):
+        for name in (
+            "keepalive_timeout_ms", "body_timeout_ms", "shutdown_timeout_ms", "consumer_instance_timeout_ms",
+            "ws_ping_ms", "ws_write_timeout_ms",
+        ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive")
         if self.drain_delay_ms < 0:
@@ -241,8 +249,10 @@ def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, o
     return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
 
 
+SECTIONS = frozenset(("store", "timer", "auth", "tls", "limits"))
+
 _KNOWN: dict[str, object] = {
-    **_settings_of(GatewayConfig, "", frozenset(("store", "timer", "auth", "tls", "limits"))),
+    **_settings_of(GatewayConfig, "", SECTIONS),
     **_settings_of(StoreConfig, "store.", frozenset(("root",))),
     **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
     **_settings_of(AuthConfig, "auth.", frozenset(("data",))),
@@ -261,13 +271,15 @@ def _known(name: str, source: str) -> object:
 
 def _from_toml(file: Path) -> Settings:
     try:
-        with file.open("rb") as stream:
-            document = tomllib.load(stream)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        document = parse_toml(read_file(file, SETTINGS_BYTES_MAX, may_be_pipe=True).decode())
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from error
     settings: Settings = {}
     for name, value in document.items():
         if isinstance(value, dict):
+            if name not in SECTIONS:
+                _known(name, f"section in {file}")
+                raise ConfigError(f"{file}: {name} is a setting, not a section")
             settings.update({f"{name}.{key}": inner for key, inner in value.items()})
         else:
             settings[name] = value
@@ -297,10 +309,20 @@ def _converted(name: str, value: object, kind: object) -> object:
         return _convert(value, kind)
     except (ValueError, KeyError) as error:
         wanted = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"{name}: {value!r} is not a legal {wanted}") from error
+        shown = repr(value)
+        if len(shown) > _SHOWN_CHARS_MAX:
+            shown = f"{shown[:_SHOWN_CHARS_MAX]}…"
+        raise ConfigError(f"{name}: {shown} is not a legal {wanted}") from error
 
 
 def _convert(value: object, kind: object) -> object:
+    converted = _read_value(value, kind)
+    if isinstance(converted, int) and not 0 <= converted <= INTEGER_MAX:
+        raise ValueError
+    return converted
+
+
+def _read_value(value: object, kind: object) -> object:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ValueError
@@ -316,6 +338,8 @@ def _convert(value: object, kind: object) -> object:
         return value
     if isinstance(value, str):
         if kind is Path:
+            if not value or "\0" in value:
+                raise ValueError
             return Path(value)
         if kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
