@@ -24,6 +24,7 @@ class Permission(Enum):
     CREATE = "create"
     DELETE = "delete"
     OPERATE = "operate"  # what shows or changes the server's inside
+    AUDIT = "audit"  # reading who did what
     SOCKET = "socket"  # opening one; each op in it is judged by itself
 
     __hash__ = object.__hash__  # there is one of each; Enum's own hash is a call in Python, for every request
@@ -35,6 +36,11 @@ class Access(Protocol):
     @property
     def principal(self) -> str:
         """Its name, for logs and rate limits; never a secret."""
+        ...
+
+    @property
+    def token_id(self) -> str | None:
+        """The id of the static token it has proved to be somebody by; None: by something else, or not at all."""
         ...
 
     @property
@@ -50,8 +56,8 @@ class Access(Protocol):
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         """Whether this may be done to this topic and this group.
 
-        With neither: OPERATE is about the server; any other permission is held when it is held for anything at all, so
-        whoever takes names from elsewhere asks again for each of them.
+        With neither: OPERATE and AUDIT are about the server; any other permission is held when it is held for anything
+        at all, so whoever takes names from elsewhere asks again for each of them.
         """
         ...
 
@@ -77,6 +83,7 @@ class _Everything:
     """Everything is allowed: a server without authentication."""
 
     principal = "anonymous"
+    token_id = None
     expires_at_ms = None
     is_over = False
 
@@ -94,6 +101,7 @@ class _Nothing:
     """Nothing is allowed: somebody who has not said who they are yet."""
 
     principal = "nobody"
+    token_id = None
     expires_at_ms = None
     is_over = False
 

@@ -278,10 +278,20 @@ class PolicyAuthenticator:
 class _Caller:
     """The rights of one credential: an Access."""
 
-    __slots__ = ("_answers", "_authenticator", "_identity", "_rights", "_version", "expires_at_ms", "principal")
+    __slots__ = (
+        "_answers",
+        "_authenticator",
+        "_identity",
+        "_rights",
+        "_version",
+        "expires_at_ms",
+        "principal",
+        "token_id",
+    )
 
     def __init__(self, authenticator: PolicyAuthenticator, identity: _Identity) -> None:
         self.principal = identity.principal
+        self.token_id = identity.token_id
         self.expires_at_ms = identity.expires_ms
         self._authenticator = authenticator
         self._identity = identity

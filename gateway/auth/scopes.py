@@ -6,6 +6,7 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
     send:topic:billing-*        a prefix and "*",
     receive:group:*             or "*" for all
     operate                     the server's inside: metrics
+    audit                       who did what: the trail of admin actions
     admin                       everything
 
     role      permissions
@@ -61,9 +62,10 @@ class Scope(NamedTuple):
         return name == self.pattern
 
 
+_ON_SERVER = frozenset((Permission.OPERATE, Permission.AUDIT))
 _WHOLE_SERVER = {
-    "admin": Scope(ON_RESOURCES | {Permission.OPERATE}, None, "*"),
-    "operate": Scope(frozenset((Permission.OPERATE,)), None, "*"),
+    "admin": Scope(ON_RESOURCES | _ON_SERVER, None, "*"),
+    **{permission.value: Scope(frozenset((permission,)), None, "*") for permission in _ON_SERVER},
 }
 
 
@@ -74,7 +76,9 @@ def parse_scope(text: str) -> Scope:
     action, _, rest = text.partition(":")
     kind, _, pattern = rest.partition(":")
     if action not in _ACTIONS:
-        raise ValueError(f"scope {text!r}: begins with none of {', '.join(_ACTIONS)}; or is operate or admin alone")
+        raise ValueError(
+            f"scope {text!r}: begins with none of {', '.join(_ACTIONS)}; or is operate, audit or admin alone"
+        )
     if kind not in ("topic", "group"):
         raise ValueError(f"scope {text!r}: must go on with :topic:NAME or :group:NAME")
     if not pattern or len(pattern) > TOPIC_NAME_BYTES_MAX + 1 or not _PATTERN.fullmatch(pattern):
@@ -103,12 +107,12 @@ class Rights(NamedTuple):
     def allows(self, permission: Permission, topic: str | None, group: str | None) -> bool:
         """Whether this may be done to this topic and this group.
 
-        With neither, OPERATE is about the server; any other permission is held when it is held for anything at all,
+        With neither, OPERATE and AUDIT are about the server; any other permission is held when it is held for anything,
         so whoever asks that way asks again for each name that turns up.
         """
         if permission is Permission.PUBLIC or permission is Permission.SOCKET:
             return True
-        if permission is Permission.OPERATE:
+        if permission in _ON_SERVER:
             return any(permission in scope.permissions for scope in self.allow) and not any(
                 permission in scope.permissions for scope in self.deny
             )

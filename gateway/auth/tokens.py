@@ -27,6 +27,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.auth.operator_files import TOKENS_BYTES_MAX, read_file
 from gateway.auth.scopes import Scope, parse_scopes
 
 FORMAT = 1
@@ -173,20 +174,24 @@ def _record(row: Mapping[str, object]) -> TokenRecord:
 def read_tokens(path: Path) -> dict[str, TokenRecord]:
     """The tokens of a file; none when there is no such file. Raises TokenFileError, OSError."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, TOKENS_BYTES_MAX)
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise TokenFileError(str(error)) from error
     return parse_tokens(content)
 
 
-def change_tokens(path: Path, change: Callable[[dict[str, TokenRecord]], None]) -> None:
+def change_tokens(
+    path: Path, change: Callable[[dict[str, TokenRecord]], None], *, record: Callable[[], None] = lambda: None
+) -> None:
     """Read, change and replace the file; durable on return. Nothing is changed when `change` raises.
 
-    Raises TokenFileError, OSError.
+    `record` is called when the change is durable, before anybody else may make one. Raises TokenFileError, OSError.
     """
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=_DIRECTORY_MODE)
-        _give_to_owner(path.parent, like=path.parent.parent)
+        give_to_owner(path.parent, like=path.parent.parent)
     with _locked(path):
         tokens = read_tokens(path)
         change(tokens)
@@ -194,6 +199,7 @@ def change_tokens(path: Path, change: Callable[[dict[str, TokenRecord]], None]) 
             raise TokenFileError(f"the file has {TOKENS_MAX} tokens, which is the limit: revoke some")
         document = {"format": FORMAT, "tokens": [asdict(record) for record in tokens.values()]}
         _replace(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        record()
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -203,7 +209,7 @@ def _replace(path: Path, content: bytes) -> None:
     with open(fd, "wb") as file:
         file.write(content)
         file.flush()
-        _give_to_owner(aside, like=path if path.exists() else path.parent)
+        give_to_owner(aside, like=path if path.exists() else path.parent)
         os.fsync(fd)
     os.replace(aside, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -213,8 +219,8 @@ def _replace(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def _give_to_owner(path: Path, *, like: Path) -> None:
-    """What root makes belongs to whoever owns the place it is in: the server, which is to read it."""
+def give_to_owner(path: Path, *, like: Path) -> None:
+    """Give what root makes to whoever owns the place it is in: the server, which is to read it."""
     if os.geteuid() == 0:
         owner = like.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
@@ -225,7 +231,7 @@ def _locked(path: Path) -> Iterator[None]:
     lock = path.with_name(path.name + ".lock")
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:
-        _give_to_owner(lock, like=path.parent)
+        give_to_owner(lock, like=path.parent)
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import (
+    audit,
     bench,
     complete,
     config,
@@ -61,6 +62,7 @@ app.command("verify")(offline.verify)
 app.command("repair")(offline.repair)
 app.add_typer(index.app, name="index")
 app.add_typer(token.app, name="token")
+app.command("audit")(audit.audit)
 app.add_typer(config.app, name="config")
 
 

@@ -27,7 +27,7 @@ def dump(
     ] = False,
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Stop after so many lines.")] = None,
 ) -> None:
-    """Print a file of a data directory as JSON lines: log, index, ids, snapshots, timer.
+    """Print a file of a data directory as JSON lines: log, index, ids, snapshots, timer, trail.
 
     The file is read as it is; damage is printed, not hidden. No server is needed, and one may be running. The key that
     signs receipts is not printed, and the files of a RocksDB index are RocksDB's own.

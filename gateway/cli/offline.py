@@ -6,6 +6,7 @@ Exit codes of `verify`: 0 clean, 1 damage found, 2 it could not be checked. Of `
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,13 +106,15 @@ def repair(
       mq repair ./data --out ./data-repaired
       mq repair ./data --in-place
     """
+    from gateway.api.trail_files import DIRECTORY as TRAIL_DIRECTORY
+    from gateway.auth.config import DIRECTORY as AUTH_DIRECTORY
     from gateway.settings.config import ConfigError, load
     from store.offline.repair import repair as repair_store
     from store.offline.verify import offsets_text
 
     if (out is None) != in_place:
         raise CliError("say either --out NEWDIR or --in-place", USAGE)
-    data = data.absolute()
+    data = data.resolve()  # a link stays where it is, and leads to what takes the place
     target = data.with_name(f"{data.name}.repaired") if out is None else out
     aside = data.with_name(f"{data.name}.damaged")
     if in_place and aside.exists():
@@ -126,6 +129,9 @@ def repair(
             report = repair_store(
                 settings.store, target, progress=lambda done, total: bar.update(task, completed=done, total=total)
             )
+            for name in (AUTH_DIRECTORY, TRAIL_DIRECTORY):
+                if (data / name).is_dir():
+                    shutil.copytree(data / name, target / name, symlinks=True)
             if in_place:
                 data.rename(aside)
                 target.rename(data)

@@ -6,6 +6,7 @@ These commands work on the token file itself, so they ask for no token: whoever 
 from __future__ import annotations
 
 import os
+import pwd
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.auth.tokens import TokenFileError, TokenRecord, change_tokens, mint, read_tokens
+from gateway.auth.tokens import TokenFileError, TokenRecord, change_tokens, give_to_owner, mint, read_tokens
 from gateway.cli.terminal import USAGE, CliError, Json, escaped, parse_duration_ms, print_json, print_note
 from store.clock import SystemClock
 
@@ -51,12 +52,16 @@ def create(
       mq token create billing --data ./data --allow reader:topic:orders --allow 'receive:group:billing-*'
       mq token create ann --data ./data --allow admin --expires 90d
     """
-    path = _path(data, config)
+    path, root = _paths(data, config)
     now_ms = SystemClock().now_ms()
     try:
         expires_ms = None if expires is None else now_ms + parse_duration_ms(expires)
         token, record = mint(principal, allow or (), now_ms=now_ms, expires_ms=expires_ms)
-        change_tokens(path, lambda tokens: tokens.update({record.id: record}))
+        change_tokens(
+            path,
+            lambda tokens: tokens.update({record.id: record}),
+            record=lambda: _record(root, "token.create", record),
+        )
     except ValueError as error:
         raise CliError(str(error), USAGE) from error
     except OSError as error:
@@ -78,7 +83,7 @@ def list_(data: Data = None, config: Config = None, as_json: Json = False) -> No
 
       mq token list --data ./data
     """
-    path = _path(data, config)
+    path, _ = _paths(data, config)
     records = sorted(_read(path).values(), key=lambda record: record.created_ms)
     if as_json:
         for record in records:
@@ -112,16 +117,18 @@ def revoke(
 
       mq token revoke 4f7k2q9xw3bd2 --data ./data
     """
-    path = _path(data, config)
+    path, root = _paths(data, config)
     if id_.startswith("mq_"):
         raise CliError("give the token's id, not the token: it would be seen by others on this machine", USAGE)
+    revoked: list[TokenRecord] = []
 
     def without(tokens: dict[str, TokenRecord]) -> None:
-        if tokens.pop(id_, None) is None:
+        if id_ not in tokens:
             raise CliError(f"no token {id_} in {path}; see 'mq token list'")
+        revoked.append(tokens.pop(id_))
 
     try:
-        change_tokens(path, without)
+        change_tokens(path, without, record=lambda: _record(root, "token.revoke", *revoked))
     except TokenFileError as error:
         raise CliError(f"{path}: {error}") from error
     except OSError as error:
@@ -129,13 +136,47 @@ def revoke(
     typer.echo(f"{id_} revoked")
 
 
-def _path(data: Path | None, config: Path | None) -> Path:
-    """The token file that a server with these settings reads."""
+def _record(root: Path, action: str, token: TokenRecord) -> None:
+    """Say in the trail of a data directory what was done to a token, and by which user of this machine."""
+    # Here, not at the top: it loads the store.
+    from gateway.api.trail_files import DIRECTORY, TOKENS, Act, Ring
+    from store.files import OsFiles
+
+    act = Act(
+        action=action,
+        principal=f"os:{_user()}",
+        outcome="done",
+        object={"token": token.id, "principal": token.principal},
+        details={"scopes": token.scopes, "expires_ms": token.expires_ms},
+    )
+    directory = root / DIRECTORY
+    ring = Ring(directory, TOKENS, OsFiles())
+    try:
+        ring.append([(SystemClock().now_ms(), act)])
+        for made in (directory, ring.path):
+            give_to_owner(made, like=root)
+    except OSError as error:  # a token that must go goes on a full disk, too
+        print_note(f"The trail does not say so, it cannot be written: {error}")
+    finally:
+        ring.close()
+
+
+def _user() -> str:
+    uid = os.getuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _paths(data: Path | None, config: Path | None) -> tuple[Path, Path]:
+    """The token file that a server with these settings reads, and its data directory."""
     # Here, not at the top: it loads the store's settings.
     from gateway.settings.config import ConfigError, load
 
     try:
-        return load(file=config, environment=os.environ, flags={"data": data}).auth.tokens_path
+        settings = load(file=config, environment=os.environ, flags={"data": data})
+        return settings.auth.tokens_path, settings.data
     except ConfigError as error:
         raise CliError(str(error), USAGE) from error
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.api.producer import Producer
+from gateway.api.trail import TrailStats
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
 from store import Store
@@ -135,6 +136,17 @@ def process_metrics(limits: Limits) -> Iterator[Metric]:
     yield GaugeMetricFamily("process_max_fds", "Files and sockets that may be open.", value=max_fds)
     yield GaugeMetricFamily("process_open_fds", "Files and sockets open now.", value=len(os.listdir("/proc/self/fd")))
     yield GaugeMetricFamily("mq_connections_max", "Connections that may be open.", value=limits.connections_max)
+
+
+def trail_metrics(stats: TrailStats) -> Iterator[Metric]:
+    """What the trail of admin actions counts."""
+    yield CounterMetricFamily("mq_audit_written", "Lines of the trail that are on disk.", value=stats.written_count)
+    yield CounterMetricFamily("mq_audit_lost", "Lines of the trail that are lost.", value=stats.lost_count)
+    yield CounterMetricFamily(
+        "mq_audit_suppressed", "Refused attempts that were only counted.", value=stats.suppressed_count
+    )
+    failing = int(stats.is_failing)
+    yield GaugeMetricFamily("mq_audit_failing", "1 while the trail cannot be written.", value=failing)
 
 
 def store_metrics(store: Store) -> Iterator[Metric]:

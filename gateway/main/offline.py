@@ -2,10 +2,12 @@
 
     cluster.N       the name of the directory (gateway/main/identity.py)
     groups.N        the state of the consumer groups (gateway/groups/coordinator/event_log.py)
+    audit/*.jsonl   the trail of admin actions (gateway/api/trail_files.py)
     receipt-key.N   the key that signs receipts: a secret, never printed (gateway/groups/coordinator/receipt_key.py)
 
-All have the frame of store/snapshot.py: two files, written in turn, of which a crash tears one at most. Of a newest one
-that is rotten at rest the older one counts: an older state of the groups is brought up to date from the log.
+All but the trail have the frame of store/snapshot.py: two files, written in turn, of which a crash tears one at most.
+Of a newest one that is rotten at rest the older one counts: an older state of the groups is brought up to date from the
+log.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.api import trail_files
 from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.coordinator.event_log import SNAPSHOT_NAME as GROUPS
 from gateway.groups.coordinator.receipt_key import KEY_BYTES
@@ -60,6 +63,8 @@ def _verify_groups(root: Path, report: VerifyReport) -> None:
 def dump(path: Path) -> Iterator[dict[str, object]]:
     """The contents of one of these files. Raises ValueError when the path is none of them, PermissionError for the key,
     OSError when it cannot be read."""
+    if path.suffix == ".jsonl":
+        return trail_files.dump(path)
     name, _, number = path.name.rpartition(".")
     if number not in ("0", "1") or name not in (CLUSTER, GROUPS, RECEIPT_KEY):
         raise ValueError(f"{path} is not a cluster, groups or receipt-key file")

@@ -12,7 +12,7 @@ from aiohttp import hdrs
 from gateway.api.shapes import queries
 from gateway.auth.access import Permission
 from gateway.surfaces.http.routes import Body, Handler, Query, Row
-from gateway.surfaces.native import examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
+from gateway.surfaces.native import audit, examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
 from gateway.surfaces.openapi import served
 from gateway.surfaces.openapi.table import routes_page
 from gateway.surfaces.rest_v2 import consumers, fetch, produce
@@ -28,18 +28,39 @@ def _get(path: str, name: str, handler: Handler, permission: Permission, query: 
 
 
 def _post(
-    path: str, name: str, handler: Handler, permission: Permission, body: Body = Body.SMALL, query: Query = None
+    path: str,
+    name: str,
+    handler: Handler,
+    permission: Permission,
+    body: Body = Body.SMALL,
+    query: Query = None,
+    action: str | None = None,
 ) -> Row:
     return Row(
-        method=hdrs.METH_POST, path=path, name=name, handler=handler, permission=permission, body=body, query=query
+        method=hdrs.METH_POST,
+        path=path,
+        name=name,
+        handler=handler,
+        permission=permission,
+        body=body,
+        query=query,
+        action=action,
     )
 
 
-def _put(path: str, name: str, handler: Handler, permission: Permission) -> Row:
-    return Row(method=hdrs.METH_PUT, path=path, name=name, handler=handler, permission=permission, body=Body.SMALL)
+def _put(path: str, name: str, handler: Handler, permission: Permission, *, action: str) -> Row:
+    return Row(
+        method=hdrs.METH_PUT,
+        path=path,
+        name=name,
+        handler=handler,
+        permission=permission,
+        body=Body.SMALL,
+        action=action,
+    )
 
 
-def _patch(path: str, name: str, handler: Handler, permission: Permission, query: Query = None) -> Row:
+def _patch(path: str, name: str, handler: Handler, permission: Permission, query: Query = None, *, action: str) -> Row:
     return Row(
         method=hdrs.METH_PATCH,
         path=path,
@@ -48,11 +69,22 @@ def _patch(path: str, name: str, handler: Handler, permission: Permission, query
         permission=permission,
         body=Body.SMALL,
         query=query,
+        action=action,
     )
 
 
-def _delete(path: str, name: str, handler: Handler, permission: Permission, query: Query = None) -> Row:
-    return Row(method=hdrs.METH_DELETE, path=path, name=name, handler=handler, permission=permission, query=query)
+def _delete(
+    path: str, name: str, handler: Handler, permission: Permission, query: Query = None, action: str | None = None
+) -> Row:
+    return Row(
+        method=hdrs.METH_DELETE,
+        path=path,
+        name=name,
+        handler=handler,
+        permission=permission,
+        query=query,
+        action=action,
+    )
 
 
 _TOPIC = "/topics/{topic}"
@@ -85,15 +117,21 @@ def _v3(prefix: str) -> tuple[Row, ...]:
         _get(f"{brokers}/{{broker}}", "v3_broker", resources.get_broker, describe),
         _get(f"{brokers}/{{broker}}/configs", "v3_broker_configs", resources.list_broker_configs, describe),
         _get(names, "v3_topics", resources.list_topics, describe),
-        _post(names, "v3_create_topic", resources.create_topic, Permission.CREATE),
+        _post(names, "v3_create_topic", resources.create_topic, Permission.CREATE, action="topic.create"),
         _get(topic, "v3_topic", resources.get_topic, describe),
-        _patch(topic, "v3_change_topic", resources.change_topic, Permission.CREATE),
-        _delete(topic, "v3_delete_topic", resources.delete_topic, Permission.DELETE),
+        _patch(topic, "v3_change_topic", resources.change_topic, Permission.CREATE, action="topic.alter"),
+        _delete(topic, "v3_delete_topic", resources.delete_topic, Permission.DELETE, action="topic.delete"),
         _get(f"{topic}/configs", "v3_topic_configs", resources.list_topic_configs, describe),
-        _post(f"{topic}/configs:alter", "v3_alter_topic_configs", resources.alter_topic_configs, Permission.CREATE),
+        _post(
+            f"{topic}/configs:alter",
+            "v3_alter_topic_configs",
+            resources.alter_topic_configs,
+            Permission.CREATE,
+            action="topic.alter",
+        ),
         _get(config, "v3_topic_config", resources.get_topic_config, describe),
-        _put(config, "v3_set_topic_config", resources.set_topic_config, Permission.CREATE),
-        _delete(config, "v3_reset_topic_config", resources.reset_topic_config, Permission.CREATE),
+        _put(config, "v3_set_topic_config", resources.set_topic_config, Permission.CREATE, action="topic.alter"),
+        _delete(config, "v3_reset_topic_config", resources.reset_topic_config, Permission.CREATE, action="topic.alter"),
         _get(f"{topic}/partitions", "v3_partitions", resources.list_partitions, describe),
         _get(partition, "v3_partition", resources.get_partition, describe),
         _get(f"{partition}/offset", "v3_partition_offset", resources.get_partition_offset, describe),
@@ -179,10 +217,10 @@ ROUTES: tuple[Row, ...] = (
     # native: topics and records
     _get("/mq/v1/topics", "list_topics", topics.list_topics, Permission.DESCRIBE),
     _get(_NATIVE, "describe_topic", topics.describe_topic, Permission.DESCRIBE),
-    _put(_NATIVE, "create_topic", topics.create_topic, Permission.CREATE),
-    _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE),
-    _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE),
-    _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE),
+    _put(_NATIVE, "create_topic", topics.create_topic, Permission.CREATE, action="topic.create"),
+    _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE, action="topic.alter"),
+    _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE, action="topic.create"),
+    _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE, action="topic.delete"),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, queries.OffsetsQuery),
     _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, queries.SendRawQuery),
     _post(
@@ -213,9 +251,30 @@ ROUTES: tuple[Row, ...] = (
         queries.HistogramQuery,
     ),
     _get(_SCHEDULE, "get_schedule", schedules.get_schedule, Permission.RECEIVE, queries.GetScheduleQuery),
-    _delete(_SCHEDULES, "cancel_schedules", schedules.cancel_schedules, Permission.SEND, queries.CancelSchedulesQuery),
-    _delete(_SCHEDULE, "cancel_schedule", schedules.cancel_schedule, Permission.SEND, queries.OneScheduleQuery),
-    _patch(_SCHEDULE, "move_schedule", schedules.move_schedule, Permission.SEND, query=queries.OneScheduleQuery),
+    _delete(
+        _SCHEDULES,
+        "cancel_schedules",
+        schedules.cancel_schedules,
+        Permission.SEND,
+        queries.CancelSchedulesQuery,
+        action="schedule.cancel",
+    ),
+    _delete(
+        _SCHEDULE,
+        "cancel_schedule",
+        schedules.cancel_schedule,
+        Permission.SEND,
+        queries.OneScheduleQuery,
+        action="schedule.cancel",
+    ),
+    _patch(
+        _SCHEDULE,
+        "move_schedule",
+        schedules.move_schedule,
+        Permission.SEND,
+        query=queries.OneScheduleQuery,
+        action="schedule.move",
+    ),
     _post(
         f"{_SCHEDULE}:fire",
         "fire_schedule",
@@ -223,6 +282,7 @@ ROUTES: tuple[Row, ...] = (
         Permission.SEND,
         Body.NONE,
         queries.OneScheduleQuery,
+        "schedule.fire",
     ),
     # native: consumer groups
     _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),
@@ -232,12 +292,12 @@ ROUTES: tuple[Row, ...] = (
     _post(f"{_GROUP}/messages:extend", "extend", groups.extend, Permission.RECEIVE, Body.RECORDS),
     _get("/mq/v1/groups", "list_groups", groups.list_groups, Permission.DESCRIBE),
     _get(_GROUP, "describe_group", groups.describe_group, Permission.DESCRIBE),
-    _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE),
-    _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE),
+    _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE, action="group.delete"),
+    _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE, action="group.alter"),
     _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, queries.LagQuery),
-    _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE),
+    _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE, action="group.reset"),
     _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, queries.DeadLettersQuery),
-    _post(f"{_GROUP}/dlq:redrive", "redrive", groups.redrive, Permission.RECEIVE),
+    _post(f"{_GROUP}/dlq:redrive", "redrive", groups.redrive, Permission.RECEIVE, action="group.redrive"),
     # sockets
     _post("/mq/v1/tickets", "issue_ticket", tickets.issue_ticket, Permission.SOCKET, Body.NONE),
     _get("/ws/v1", "websocket", websocket_handler, Permission.SOCKET),
@@ -247,6 +307,7 @@ ROUTES: tuple[Row, ...] = (
     _get("/healthz", "healthz", ops.healthz, Permission.PUBLIC),
     _get("/readyz", "readyz", ops.readyz, Permission.PUBLIC),
     _get("/metrics", "metrics", ops.metrics, Permission.OPERATE),
+    _get("/mq/v1/audit", "audit", audit.audit, Permission.AUDIT, queries.AuditQuery),
     _get("/mq/v1/limits", "limits", ops.limits, Permission.PUBLIC),
     _get("/mq/v1/info", "info", ops.info, Permission.PUBLIC),
     _get("/openapi.json", "openapi", served.openapi, Permission.PUBLIC),

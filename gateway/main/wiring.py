@@ -25,6 +25,7 @@ from time import monotonic_ns
 
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
+from gateway.api.trail import Trail
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import BROKER_NAME, LocalAdmin
@@ -32,7 +33,7 @@ from gateway.main.application import build_application
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
-from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics
+from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics, trail_metrics
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -122,7 +123,9 @@ async def run(
             timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock))
             store.pin(lambda: timer.needed_position)
             admin = LocalAdmin(store, timer, config.limits, routes)
-            gateway, groups = build_gateway(config, store, timer, admin, clock)
+            trail = Trail(config.data, files, clock, monotonic_s=time.monotonic)
+            parts.push_async_callback(trail.close)
+            gateway, groups = build_gateway(config, store, timer, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
@@ -136,7 +139,8 @@ async def run(
                 tasks.create_task(store.watch(), name="store"),
                 tasks.create_task(groups.run(), name="groups"),
                 tasks.create_task(instances.run(), name="consumer instances"),
-                tasks.create_task(reload_forever(auth_reloader, tls), name="reload"),
+                tasks.create_task(trail.run(), name="trail"),
+                tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
             ]
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)
@@ -165,7 +169,12 @@ def _warn_of_exposure(config: GatewayConfig) -> None:
 
 
 def build_gateway(
-    config: GatewayConfig, store: Store, timer: TimerService, admin: LocalAdmin, clock: Clock
+    config: GatewayConfig,
+    store: Store,
+    timer: TimerService,
+    admin: LocalAdmin,
+    clock: Clock,
+    trail: Trail | None = None,
 ) -> tuple[Gateway, Coordinator]:
     """The parts of one gateway over an open store and timer, and the coordinator of its groups, not started."""
     limits = config.limits
@@ -197,6 +206,7 @@ def build_gateway(
         lambda: timer_metrics(timer),
         lambda: coordinator_metrics(groups),
         lambda: process_metrics(limits),
+        lambda: () if trail is None else trail_metrics(trail.stats),
     )
     gateway = Gateway(
         version=installed_version(),
@@ -211,6 +221,7 @@ def build_gateway(
         consumer=Consumer(admin.routes, tail_watcher),
         groups=groups,
         rates=rates_of(limits),
+        trail=trail,
         stats=stats,
         metrics=registry_of(Collector(stats, producer, sources)),
         draining=draining,

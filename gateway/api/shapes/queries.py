@@ -303,6 +303,32 @@ class CancelSchedulesQuery(Shape):
     key: RecordKey | None = None
 
 
+class AuditQuery(Shape):
+    """Which lines of the trail, page by page."""
+
+    from_: Since | None = field(default=None, name="from")
+    to: Until | None = None
+    principal: Annotated[str, _text("Only what this principal did.", minLength=1)] | None = None
+    action: (
+        Annotated[
+            str,
+            _text(
+                "Only this action, such as `topic.create`, or all of a kind: `topic`.", pattern="^[a-z]+(\\.[a-z]+)?$"
+            ),
+        ]
+        | None
+    ) = None
+    outcome: (
+        Annotated[
+            Literal["done", "refused", "failed", "unknown"],
+            one_of("done", "refused", "failed", "unknown", said="Only with this outcome."),
+        ]
+        | None
+    ) = None
+    limit: Rows = PAGE_ROWS_DEFAULT
+    cursor: Annotated[str, _text("The `next_cursor` of the page before.", minLength=1)] | None = None
+
+
 class HistogramQuery(Shape):
     """Which stretch of time, in how many parts."""
 

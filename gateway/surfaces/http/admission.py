@@ -44,6 +44,7 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
         check_version(request)
         check_origin(request.headers)
         access = authenticator.access_of_request(request)
+        grant(request, access)  # before anything is refused: the logs and the trail say who it was
         if access is NOBODY:
             if permission is not Permission.SOCKET or request.method == hdrs.METH_POST:
                 raise unauthenticated("Say who you are: send a token (Authorization: Bearer ...).")
@@ -54,7 +55,6 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
                 topic=names["topic"] if has_topic else None,
                 group=names["group"] if has_group else None,
             )
-        grant(request, access)
         if rates is not None:
             charge(rates, request, access)
 

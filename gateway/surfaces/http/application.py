@@ -22,6 +22,7 @@ from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.access_log import log_access
 from gateway.surfaces.http.admission import admission, charge, charge_bytes, check_version
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
+from gateway.surfaces.http.auditing import audited, begun, note_error_code
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.origins import ORIGIN, Origins
@@ -76,6 +77,13 @@ def uses_c_parser() -> bool:
 
 
 def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
+    if row.action is None or gateway.trail is None:
+        return _plain_endpoint(gateway, row, request_ids, origins)
+    endpoint = _plain_endpoint(gateway, begun(row), request_ids, origins)
+    return audited(gateway, gateway.trail, row, endpoint, request_ids)
+
+
+def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
     handler = row.handler
     admit = admission(gateway, row.path, row.permission, origins)
     rates = gateway.rates
@@ -111,6 +119,7 @@ def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Orig
 
 def _refused(request: web.Request, error: Exception, route: str, request_ids: RequestIds) -> web.Response:
     refusal = error_of(error)
+    note_error_code(request, refusal.error_code)
     request_id = request_ids.fixed(request)
     if isinstance(error, Corrupt | IndexDamaged):
         log.error("damage route=%s request_id=%s error=%s", route, request_id, error)

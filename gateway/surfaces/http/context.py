@@ -14,6 +14,7 @@ from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.topics import TopicAdmin
+from gateway.api.trail import Trail
 from gateway.auth.authenticator import Anybody, Authenticator
 from gateway.auth.rates import Rates
 from gateway.groups.protocol import Groups
@@ -115,6 +116,9 @@ class Gateway:
 
     rates: Rates | None = None
     """None: nobody is limited."""
+
+    trail: Trail | None = None
+    """None: nothing of what is administered is recorded."""
 
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
     version: str = "unknown"

@@ -49,6 +49,8 @@ class Row:
     permission: Permission
     body: Body = Body.NONE
     query: Query = None
+    action: str | None = None
+    """What the trail calls it (`topic.create`). None: sending, consuming, or only looking."""
 
     @property
     def reads_body(self) -> bool:
@@ -62,10 +64,13 @@ class Row:
     def __post_init__(self) -> None:
         if not isinstance(self.permission, Permission):
             raise ValueError(f"route {self.method} {self.path} has no permission")
+        if self.method != hdrs.METH_GET and self.permission in _ADMINISTERING and self.action is None:
+            raise ValueError(f"route {self.method} {self.path} changes what is administered, and names no action")
         if self.method not in METHODS:
             raise ValueError(f"route {self.path} has the unknown method {self.method}")
 
 
+_ADMINISTERING = frozenset((Permission.CREATE, Permission.DELETE, Permission.OPERATE, Permission.AUDIT))
 _PARAMETER = re.compile(r"\{\w+\}")
 
 

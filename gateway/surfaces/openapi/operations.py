@@ -202,6 +202,9 @@ _OPS: dict[str, Operation] = {
         tag="Operations",
         answers={200: Answer(description="Prometheus' text format.", content={"text/plain": STRING})},
     ),
+    "audit": Operation(
+        tag="Operations", answers={200: _json("A page of it.", ref("AuditPage"))}, errors=(*QUERY, 40050)
+    ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
     "openapi": Operation(tag="Operations", answers={200: _json("This document.", mapping({}), "Vary")}),

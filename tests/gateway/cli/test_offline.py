@@ -99,6 +99,20 @@ def test_repair_in_place_keeps_what_was_there(damaged: Path) -> None:
     assert "in the way" in str(again.exception)
 
 
+def test_repair_in_place_works_through_a_link_and_keeps_tokens_and_trail(damaged: Path) -> None:
+    for name in ("auth/tokens.json", "audit/tokens-00000001.jsonl"):
+        (damaged / name).parent.mkdir()
+        (damaged / name).write_text(name)
+    link = damaged.parent / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(damaged)
+    assert run("repair", link, "--in-place").exit_code == 0
+    assert link.is_symlink()
+    assert run("verify", link).exit_code == 0
+    for name in ("auth/tokens.json", "audit/tokens-00000001.jsonl"):
+        assert (link / name).read_text() == name
+
+
 def test_repair_wants_to_know_where_to(data: Path, tmp_path: Path) -> None:
     for arguments in ([data], [data, "--in-place", "--out", tmp_path / "out"]):
         result = run("repair", *arguments)

@@ -22,9 +22,9 @@ from gateway.surfaces.ws.commands import PERMISSIONS
 from tests import contract
 from tests.gateway.security.kit import Secured, secured, served
 
-PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET = (
+PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET, AUDIT = (
     Permission.PUBLIC, Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE,
-    Permission.OPERATE, Permission.SOCKET,
+    Permission.OPERATE, Permission.SOCKET, Permission.AUDIT,
 )  # fmt: skip
 
 DECLARED: dict[str, Permission] = {
@@ -153,6 +153,7 @@ DECLARED: dict[str, Permission] = {
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
     "GET /metrics": OPERATE,
+    "GET /mq/v1/audit": AUDIT,
     "GET /mq/v1/limits": PUBLIC,
     "GET /mq/v1/info": PUBLIC,
     "GET /openapi.json": PUBLIC,
@@ -176,6 +177,7 @@ ROLES: dict[str, list[str]] = {
     "owner of others": ["admin:topic:other", "admin:group:other"],
     "nothing": [],
     "operator": ["operate"],
+    "auditor": ["audit"],
     "admin": ["admin"],
 }
 
@@ -187,7 +189,8 @@ MAY: dict[str, set[Permission]] = {
     "owner of others": set(),
     "nothing": set(),
     "operator": {OPERATE},
-    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE},
+    "auditor": {AUDIT},
+    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE, AUDIT},
 }
 """What each role may do to topic `orders` and group `billing`."""
 

@@ -91,6 +91,45 @@ async def test_tokens_come_and_go_without_a_restart(tmp_path: Path) -> None:
             await until(is_out)
 
 
+async def test_the_trail_says_which_tokens_and_rules_were_read_anew(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    admin, admin_id = token_for(config, "root", "admin")
+    async with running(config) as url, client_of(url, admin) as client:
+
+        async def reloads(count: int) -> list[dict[str, object]]:
+            found: list[dict[str, object]] = []
+
+            async def are_there() -> bool:
+                nonlocal found
+                answer = await client.get("/mq/v1/audit?action=access.reload")
+                found = (await answer.json())["entries"][::-1]
+                return len(found) >= count
+
+            await until(are_there)
+            return found
+
+        _, id_ = token_for(config, "ann", "admin")
+        assert (await reloads(1))[0]["details"] == {
+            "tokens_added": [id_], "rules_changed": False, "keys_changed": False,
+        }  # fmt: skip
+        change_tokens(config.auth.tokens_path, lambda tokens: tokens.__delitem__(id_))
+        assert (await reloads(2))[1]["details"]["tokens_removed"] == [id_]  # type: ignore[index]
+        config.auth.acl_path.write_text("[[acl")
+        failed = (await reloads(3))[2]
+        assert (failed["outcome"], failed["principal"], failed["token_id"]) == ("failed", "server", None)
+        assert str(config.auth.acl_path) in str(failed["error"])
+        config.auth.acl_path.write_text('[[acl]]\nprincipal = "*"\nallow = ["reader:topic:a"]\n')
+        assert (await reloads(4))[3]["details"] == {"rules_changed": True, "keys_changed": False}
+        response = await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        (made,) = (await (await client.get("/mq/v1/audit?action=topic.create")).json())["entries"]
+        assert (made["principal"], made["token_id"], made["object"]) == ("root", admin_id, {"topic": "orders"})
+        assert made["request_id"] == response.headers["X-Request-Id"]
+        assert "mq_audit_written_total" in await (await client.get("/metrics")).text()
+    async with running(config) as url, client_of(url, admin) as client:
+        entries = (await (await client.get("/mq/v1/audit")).json())["entries"]
+        assert [entry["action"] for entry in entries] == ["topic.create", *["access.reload"] * 4]
+
+
 async def test_everybody_sees_and_does_only_what_is_theirs(tmp_path: Path) -> None:
     """Names in bodies and queries, in lists, and behind ids: what the route's row cannot judge."""
     config = config_of(tmp_path)

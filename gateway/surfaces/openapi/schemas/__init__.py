@@ -27,8 +27,12 @@ from gateway.surfaces.openapi.shapes import (
     exactly,
     integer,
     mapping,
+    nullable,
     obj,
+    ref,
     said,
+    with_example,
+    words,
 )
 
 
@@ -78,5 +82,24 @@ def _operations() -> dict[str, Schema]:
             }
         ),
         "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
+        "AuditPage": obj({"entries": array(ref("AuditEntry")), "next_cursor": nullable(STRING)}),
+        "AuditEntry": obj(
+            {
+                "time_ms": TIME_MS,
+                "action": with_example(STRING, "topic.create"),
+                "principal": said(STRING, "Who: `server` did it by itself, `os:…` is a user of its machine."),
+                "outcome": said(
+                    words("done", "refused", "failed", "unknown"), "`unknown`: the caller had gone before the answer."
+                ),
+                "object": said(mapping(STRING), "To what it was done, by kind."),
+                "details": mapping(ANYTHING),
+                "token_id": nullable(STRING),
+                "address": nullable(STRING),
+                "status": nullable(COUNT),
+                "error_code": nullable(COUNT),
+                "error": nullable(STRING),
+                "request_id": nullable(STRING),
+            }
+        ),
         "Ticket": obj({"ticket": STRING, "expires_in": said(COUNT, "Seconds. It is good once.")}),
     }
