@@ -17,6 +17,7 @@ from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, INVALID, LIMIT_ILLEGAL
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIVE_MESSAGES_MAX
+from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX
 from store.types import OFFSET_MAX
 
 ID_MAX = 2**53 - 1
@@ -119,6 +120,9 @@ class ProduceCommand(Command, kw_only=True):
     format: Annotated[RecordFormat | None, Meta(description="Of keys and values; json.")] = None
     acks: AcksName | None = None
     ack: Annotated[bool | None, Meta(description="false: no answer, unless it is refused.")] = None
+    idempotency_key: (
+        Annotated[str, chars(IDEMPOTENCY_KEY_BYTES_MAX, "By what a repeat of this command is recognised.")] | None
+    ) = None
 
 
 class SubscribeCommand(OfSubscription, kw_only=True):

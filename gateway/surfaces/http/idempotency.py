@@ -75,6 +75,13 @@ def request_identity(request: web.Request, topic_id: int, body: bytes | None) ->
     return RequestIdentity(_hash(ID_BYTES, b"mq-request", map(str.encode, scope)), fingerprint)
 
 
+def command_identity(principal: str, topic_id: int, key: str) -> RequestIdentity:
+    """The identity of a socket's `produce` with an `idempotency_key`. Repeats are not compared: their sender is a
+    client that sends the same frame again."""
+    scope = (principal, str(topic_id), "produce", key)
+    return RequestIdentity(_hash(ID_BYTES, b"mq-command", map(str.encode, scope)), NO_FINGERPRINT)
+
+
 def producer_sequence(request: web.Request) -> ProducerSequence | None:
     """The number that a named producer gave to this batch; None without the headers.
 

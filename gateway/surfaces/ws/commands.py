@@ -89,6 +89,7 @@ class Produce:
     format: Format | None
     acks: Acks | None
     ack: bool
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

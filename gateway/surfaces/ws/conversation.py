@@ -20,6 +20,7 @@ from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.idempotency import command_identity
 from gateway.surfaces.ws import commands, parse, protocol
 from gateway.surfaces.ws.commands import PERMISSIONS, Command
 from gateway.surfaces.ws.credit import CreditRefused
@@ -305,10 +306,13 @@ class Conversation:
     async def _produce(self, command: commands.Produce, size_bytes: int, payload: memoryview | None) -> None:
         self._check("produce", topic=command.topic)
         self.check_staying()
-        raw_keys = self._gateway.routes_table.topic(command.topic).raw_keys
+        topic = self._gateway.routes_table.topic(command.topic)
         count_max = self._gateway.limits.records_per_request_max
-        sent = records_of(command, payload, count_max, raw_keys=raw_keys)
-        sending = send(self._gateway.producer, command, sent)
+        sent = records_of(command, payload, count_max, raw_keys=topic.raw_keys)
+        identity = None
+        if command.idempotency_key is not None:
+            identity = command_identity(self._rights.access.principal, topic.topic_id, command.idempotency_key)
+        sending = send(self._gateway.producer, command, sent, identity)
         await self.in_flight.start(self._answer_later(command.id, sending, is_wanted=command.ack), size_bytes)
 
     async def _settle(self, command: commands.Settle, size_bytes: int) -> None:

@@ -117,7 +117,16 @@ def parse_command(command: Mapping[str, object], limits: Limits) -> Command:
 def _produce(taken: ProduceCommand) -> Produce:
     acks = None if taken.acks is None else Acks[taken.acks.upper()]
     format_ = None if taken.format == "batch" else Format(taken.format or "json")
-    return Produce(taken.id, taken.topic, taken.records, taken.partition, format_, acks, taken.ack is not False)
+    return Produce(
+        taken.id,
+        taken.topic,
+        taken.records,
+        taken.partition,
+        format_,
+        acks,
+        taken.ack is not False,
+        taken.idempotency_key,
+    )
 
 
 _OF_MODES: dict[str, tuple[Mode, ...]] = {

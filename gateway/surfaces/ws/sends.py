@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.api.producer import Producer
+from gateway.api.producer import Producer, RequestIdentity
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.codec.native import has_form, parse_objects
 from gateway.codec.records import BATCH_REFUSED, Format, ProduceRecord, encode_keys, parse_raw_record, parse_records
@@ -40,10 +40,15 @@ def records_of(command: Produce, payload: memoryview | None, count_max: int, *, 
     return Records(parse_records(records, command.format, raw_keys=raw_keys), command.format is Format.JSON)
 
 
-async def send(producer: Producer, command: Produce, sent: Records | bytes) -> dict[str, object]:
-    """Store them; the fields of the answer. Raises RequestError, StoreError."""
+async def send(
+    producer: Producer, command: Produce, sent: Records | bytes, identity: RequestIdentity | None = None
+) -> dict[str, object]:
+    """Store them; the fields of the answer. `identity`: by what a repeat is recognised. Raises RequestError,
+    StoreError."""
     if isinstance(sent, bytes):
-        batches = await producer.produce_batches(command.topic, sent, partition=command.partition, acks=command.acks)
+        batches = await producer.produce_batches(
+            command.topic, sent, partition=command.partition, acks=command.acks, identity=identity
+        )
         reached = min(receipt.acks for receipt in batches)
         offsets = [batch_receipt_as_json(receipt) for receipt in batches]
     else:
@@ -53,6 +58,7 @@ async def send(producer: Producer, command: Produce, sent: Records | bytes) -> d
             partition=command.partition,
             json_values=sent.json_values,
             acks=command.acks,
+            identity=identity,
         )
         reached = min(receipt.acks for receipt in receipts)
         offsets = [receipt_as_json(receipt) for receipt in receipts]

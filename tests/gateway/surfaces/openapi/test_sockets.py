@@ -25,6 +25,7 @@ LEGAL: dict[str, list[dict[str, object]]] = {
     "produce": [
         {"topic": "orders", "records": [{"value": 1}]},
         {"topic": "orders", "records": [], "partition": 1, "format": "text", "acks": "written", "ack": False},
+        {"topic": "orders", "records": [], "idempotency_key": "k1"},
     ],
     "subscribe": [
         {

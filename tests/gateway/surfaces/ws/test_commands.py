@@ -29,7 +29,7 @@ from gateway.codec.records import Format
 from gateway.errors import RequestError
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIPTS_MAX
-from gateway.settings.limits import Limits
+from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
     Ack,
@@ -105,6 +105,10 @@ def test_every_command_is_understood() -> None:
     assert parse_command({"op": "permit", "sub": "s", "messages": 5}) == Permit(op="permit", sub="s", messages=5)
     produce = {"id": ID_MAX, "op": "produce", "topic": "t", "records": [{"value": 1}], "acks": "written", "ack": False}
     assert parse_command(produce) == Produce(ID_MAX, "t", [{"value": 1}], None, Format.JSON, Acks.WRITTEN, False)
+    key = "k" * IDEMPOTENCY_KEY_BYTES_MAX
+    parsed = parse_command({**produce, "idempotency_key": key})
+    assert isinstance(parsed, Produce)
+    assert parsed.idempotency_key == key
     parsed = parse_command(SUBSCRIBE)
     assert isinstance(parsed, Subscribe)
     assert (parsed.topics, parsed.mode, parsed.start, parsed.auto_credit, parsed.batch) == (
@@ -184,6 +188,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({"op": 1}, 422, "Unrecognized op: 1"),
         ({"op": "ping", "id": -1}, 422, "id"),
         ({"op": "ping", "id": ID_MAX + 1}, 422, "id"),
+        ({"op": "produce", "topic": "t", "idempotency_key": "k" * (IDEMPOTENCY_KEY_BYTES_MAX + 1)}, 422, "idempotency"),
         ({"op": "ping", "id": True}, 422, "id"),
         ({"op": "ping", "id": "7"}, 422, "id"),
         ({"op": "ping", "idd": 7}, 422, "Unrecognized field: idd"),

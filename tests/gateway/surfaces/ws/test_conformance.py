@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from store import record_batch
+from store.record_batch import Record
 from tests.gateway.surfaces.ws.whole import Frame, Whole, whole
 
 QUEUE: Frame = {"mode": "queue", "group": "g"}
@@ -457,6 +459,27 @@ async def test_a_produce_says_what_became_of_each_record(server: Whole) -> None:
         assert (await peer.next(op="error"))["error_code"] == 40401
         assert await peer.refused("produce", topic="orders", records=[{"value": 1}, {"valu": 2}]) == 422
         assert await peer.refused("produce", topic="__meta", records=once) == 40401
+
+
+async def test_a_produce_with_an_idempotency_key_is_stored_once_in_text_in_binary_and_raw(server: Whole) -> None:
+    async with server.peer(hello={"binary": True}) as peer:
+        records = [{"value": n, "partition": n % 2} for n in range(4)] + [{"value": "later", "delay_ms": 3_600_000}]
+        once = {"topic": "orders", "records": records, "idempotency_key": "k1"}
+        first = (await peer.ok("produce", **once))["offsets"]
+        again = (await peer.ok("produce", **once))["offsets"]
+        assert again == [{**offset, "duplicate": True} for offset in first]
+        other = (await peer.ok("produce", **{**once, "idempotency_key": "k2"}))["offsets"]
+        assert not any("duplicate" in offset for offset in other)
+        assert [offset["offset"] for offset in other[:4]] == [12, 2, 13, 3]
+        header = {"op": "produce", "topic": "orders", "idempotency_key": "k3", "records": [{"value_len": 1}]}
+        batch = bytes(record_batch.encode([Record(None, b"raw", 0)] * 3))
+        raw = {"op": "produce", "topic": "orders", "idempotency_key": "k4", "partition": 1, "format": "batch"}
+        for number, (fields, payload) in enumerate([(header, b"1"), (raw, batch)]):
+            answers = []
+            for id_ in (100 + number, 200 + number):
+                await peer.say_binary({"id": id_, **fields}, payload)
+                answers.append((await peer.next(id=id_))["offsets"])
+            assert answers[1] == [{**offset, "duplicate": True} for offset in answers[0]]
 
 
 # ------------------------------------------------------------------------------------- binary frames
