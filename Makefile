@@ -8,14 +8,14 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes configuration published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js attack
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js bench-python attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Install everything into .venv (the other targets do this by themselves)
 
-$(STAMP): pyproject.toml .ci/setup
+$(STAMP): pyproject.toml clients/python/pyproject.toml .ci/setup
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" .ci/setup
 	@touch $(STAMP)
 
@@ -51,6 +51,9 @@ build-js: ## The JavaScript client's bundle, the copy of it that the gateway ser
 bench-js: $(STAMP) ## The JavaScript client alone and with a server; result in docs/benchmarks/
 	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only && node bench/bench.mjs --json ../../docs/benchmarks/js-client.json
 
+bench-python: $(STAMP) ## The Python client alone and with a server; result in docs/benchmarks/
+	@$(BIN)/python -m loadtest.bench.python_client
+
 check: format lint types imports test ## Format, lint, strict types, import contracts, tests: what must pass before a push
 
 format: $(STAMP)
@@ -64,6 +67,9 @@ types: $(STAMP)
 
 imports: $(STAMP)
 	@$(BIN)/lint-imports --no-cache
+
+clients: $(STAMP) ## docs/clients.md from the list of behaviours and the tests that show them
+	@$(BIN)/python -m tests.clients.behaviours > docs/clients.md
 
 routes: $(STAMP) ## docs/routes.md from the route table
 	@$(BIN)/python -m gateway.main.routes > docs/routes.md

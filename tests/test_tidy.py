@@ -17,6 +17,7 @@ ROOTS = {
     "timer": REPOSITORY,
     "gateway": REPOSITORY,
     "pyspark_mq": REPOSITORY / "spark_connector",
+    "mq": REPOSITORY / "clients" / "python",
 }
 """Packages, and the directories they are imported from."""
 
@@ -48,6 +49,15 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.ws.metrics": "gateway/surfaces/native/test_ops.py",
     "gateway.surfaces.ws.sends": "gateway/surfaces/ws/test_conformance.py",
     "gateway.surfaces.ws.settling": "gateway/surfaces/ws/test_conformance.py",
+    "mq.clock": "clients/python/peer.py",
+    "mq.http": "clients/python/test_behaviours.py",
+    "mq.leases": "clients/python/test_queue.py",
+    "mq.message": "clients/python/test_behaviours.py",
+    "mq.placed": "clients/python/test_read.py",
+    "mq.record": "clients/python/test_send.py",
+    "mq.subscription": "clients/python/test_read.py",
+    "mq.testing.fake": "clients/python/test_testing.py",
+    "mq.testing.fixtures": "clients/python/test_testing.py",
     "pyspark_mq.catalog": "spark/test_batch.py",
     "timer.changing": "timer/test_changes.py",
     "timer.key_rows": "timer/test_schedule_keys.py",
@@ -157,8 +167,8 @@ def words(tree: ast.Module) -> Iterator[str]:
 def is_tested(module: str, imported: set[str]) -> bool:
     """A test imports the module, or lies in its mirror image: tests/a/b/test_c.py for a.b.c."""
     *packages, name = module.split(".")
-    packages = ["spark" if package == "pyspark_mq" else package for package in packages]
-    mirror = TESTS.joinpath(*packages, f"test_{name}.py")
+    mirrors = {"pyspark_mq": "spark", "mq": "clients/python"}
+    mirror = TESTS.joinpath(*(mirrors.get(package, package) for package in packages), f"test_{name}.py")
     return module in imported or mirror.exists()
 
 

@@ -1,0 +1,109 @@
+"""mq.worker_cli: `mq-worker`, as processes, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import mq
+import pytest
+from mq.errors import MqError
+from mq.worker_cli import load
+
+from tests.e2e.server import Server
+
+APP = """
+import os
+import mq
+
+@mq.worker("mails", group="mailers", concurrency=2, backoff="100ms", lease="2s")
+async def send_mail(message: mq.Message[int]) -> None:
+    if message.value < 0 and message.attempt == 1:
+        os._exit(3)
+    with open("done.txt", "a") as done:
+        done.write(f"{message.value} {os.getpid()}\\n")
+
+nothing = 1
+"""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = Server(tmp_path / "data")
+    await server.start()
+    yield server
+    await server.end()
+
+
+async def command(tmp_path: Path, server: Server, *arguments: str) -> asyncio.subprocess.Process:
+    (tmp_path / "app.py").write_text(APP)
+    source = Path(mq.__file__).parents[1]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "mq.worker_cli", *arguments, cwd=tmp_path, stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env={**os.environ, "MQ_URL": server.url, "PYTHONPATH": str(source)},
+    )  # fmt: skip
+
+
+async def until(is_so: Any) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():  # noqa: ASYNC110 - other processes tell nobody
+            await asyncio.sleep(0.02)
+
+
+def done(tmp_path: Path) -> list[list[int]]:
+    path = tmp_path / "done.txt"
+    return [[int(word) for word in line.split()] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigterm_ends_all(
+    tmp_path: Path, server: Server
+) -> None:
+    async with mq.connect(server.url) as client:
+        await client.topics.create("mails", 1)
+        process = await command(tmp_path, server, "app:send_mail", "--processes", "2")
+        await client.send_many("mails", list(range(20)))
+        await until(lambda: len(done(tmp_path)) == 20)
+        await client.send("mails", -1)  # kills a process; its messages come again when their leases end
+        sent = 20
+        # Until the process that was started in its place has done something.
+        while len({pid for _, pid in done(tmp_path)}) < 3:
+            await client.send("mails", sent)
+            sent += 1
+            await asyncio.sleep(0.02)
+        await until(lambda: {value for value, _ in done(tmp_path)} >= {-1, *range(sent)})
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            _, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+        assert b"a worker process ended with 3" in errors
+        assert await client.group("mailers").lag() == 0
+
+
+async def test_a_child_whose_parent_was_killed_stops_by_itself(tmp_path: Path, server: Server) -> None:
+    async with mq.connect(server.url) as client:
+        await client.topics.create("mails", 1)
+        process = await command(tmp_path, server, "app:send_mail", "--child")
+        await client.send("mails", 1)
+        await until(lambda: len(done(tmp_path)) == 1)
+        assert process.stdin is not None
+        process.stdin.close()
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+
+
+async def test_what_is_wrong_with_a_target_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shop_app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    assert load("shop_app:send_mail").topic == "mails"
+    for target, text in [
+        ("shop_app", "write module:worker"), ("nosuch_app:x", "No module named"),
+        ("shop_app:nothing", "no worker: put @mq.worker"), ("shop_app:nosuch", "no worker"),
+    ]:  # fmt: skip
+        with pytest.raises(MqError, match=text):
+            load(target)
+    monkeypatch.delitem(sys.modules, "shop_app")
