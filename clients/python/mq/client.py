@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from os import getpid
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -72,7 +72,7 @@ class Client:
     async def _open(self) -> Self:
         if self._pid:
             raise MqError("this client was opened before: make another with mq.connect")
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._transport = self._make_transport()
         self._clock = self._make_clock()
         self._connection = connection = Connection(
@@ -131,7 +131,8 @@ class Client:
 
         Raises QueueFull, Closed and what is wrong with the record at once; the receipt Refused and ConnectionLost.
         """
-        self._check_open()
+        if self._is_closing or self._pid != getpid():
+            self._check_open()
         is_plain = (
             partition is None and headers is None and tag is None and timestamp is None and delay is None and at is None
             and msg_id is None and schedule_key is None and message_group is None
@@ -277,13 +278,12 @@ class Client:
         than 10 s is given up."""
         if self._is_closing or not self._pid:
             return
-        if self._pid == os.getpid():
+        if self._pid == getpid():
             try:
                 async with asyncio.timeout(CLOSE_S):
                     await asyncio.gather(*(subscription.aclose() for subscription in list(self._subscriptions)))
                     self._is_closing = True
-                    if self._connection.conversation.state == "open":
-                        await self._sender.flush()
+                    await self._sender.flush()  # also while there is no connection: it may come back in time
             except TimeoutError:
                 pass
             self._is_closing = True
@@ -295,7 +295,7 @@ class Client:
         return self._http
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
+        if self._pid != getpid():
             if not self._pid:
                 raise MqError("the client is not open yet: async with mq.connect(...) as client")
             raise MqError("this client was opened before the process forked: open another in each process")

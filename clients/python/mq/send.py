@@ -91,7 +91,7 @@ class _Batch:
     """Calls that go together in one command. `key`: by what the server knows a repeat. `raw`: it is of raw batches, and
     the partition they go to."""
 
-    __slots__ = ("acks", "calls", "count", "has_parts", "key", "raw", "size_bytes", "topic", "until_s")
+    __slots__ = ("acks", "bytes_max", "calls", "count", "has_parts", "key", "raw", "size_bytes", "topic", "until_s")
 
     def __init__(self, topic: str, acks: Acks | None, has_parts: bool, raw: tuple[int | None] | None = None) -> None:
         self.topic = topic
@@ -101,6 +101,7 @@ class _Batch:
         self.calls: list[Sending[Any]] = []
         self.count = 0
         self.size_bytes = 0
+        self.bytes_max = COMMAND_BYTES_MAX
         self.key: str | None = None
         self.until_s = 0.0
 
@@ -151,8 +152,25 @@ class Sender:
         sending: Sending[Receipt] = Sending(loop=self._loop)
         sending.records = (record,)
         sending.is_many = False
-        sending.size_bytes = record.size_bytes if record.parts else len(record.text) + 1
-        self._take(topic, sending, bool(record.parts), acks)
+        sending.size_bytes = size_bytes = record.size_bytes if record.parts else len(record.text) + 1
+        batch = self._filling.get(topic)
+        if (
+            batch is not None
+            and batch.acks == acks
+            and not batch.has_parts
+            and not record.parts
+            and batch.count < COMMAND_RECORDS_MAX
+            and batch.size_bytes + size_bytes <= batch.bytes_max
+            and self._pending_count < self._pending_max
+            and self._pending_bytes + size_bytes <= PENDING_BYTES_MAX
+        ):  # What `_take` does, in half its time: the usual send goes with others of its turn.
+            batch.calls.append(sending)
+            batch.count += 1
+            batch.size_bytes += size_bytes
+            self._pending_count += 1
+            self._pending_bytes += size_bytes
+        else:
+            self._take(topic, sending, bool(record.parts), acks)
         return sending
 
     def send_many(self, topic: str, records: Sequence[Encoded], acks: Acks | None) -> Sending[list[Receipt]]:
@@ -212,7 +230,7 @@ class Sender:
         batch = self._filling.get(topic)
         if batch is not None and (
             batch.count + len(sending.records) > COMMAND_RECORDS_MAX
-            or batch.size_bytes + sending.size_bytes > COMMAND_BYTES_MAX
+            or batch.size_bytes + sending.size_bytes > batch.bytes_max
             or batch.has_parts != has_parts
             or batch.acks != acks
         ):
@@ -222,6 +240,7 @@ class Sender:
             if not self._filling:
                 self._loop.call_soon(self._depart_all)
             batch = self._filling[topic] = _Batch(topic, acks, has_parts)
+            batch.bytes_max = min(COMMAND_BYTES_MAX, self._conversation.limits.max_frame - ENVELOPE_BYTES)
         self._add(batch, sending)
 
     def _add(self, batch: _Batch, sending: Sending[Any]) -> None:

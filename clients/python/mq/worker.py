@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from mq.client import Client
-from mq.errors import LeaseLost, MqError, Reject, Retry, Undecodable
+from mq.errors import MqError, Reject, Retry, Undecodable
 from mq.message import Message, Receipt
 from mq.middleware import HandlerMiddleware, wrapped
 from mq.queue import Queue
@@ -186,47 +186,60 @@ class _Run(Generic[T]):
                 del working[id(message)]
 
     async def _work(self, message: Message[T], task: asyncio.Task[None]) -> None:
+        worker = self._worker
         try:
-            message.value  # noqa: B018 - decoded here, so that what cannot be decoded is told from what failed
+            message.value  # noqa: B018 - decoded here, so that what cannot be decoded is told from what fails
+        except Undecodable as error:
+            log.warning("%s: rejected %s: %s", worker.name, message.id, error)
+            message.reject(f"Undecodable: {error}")
+            return
+        limit: asyncio.Timeout | None = None
+        try:
             if self._timeout_s is None:
                 await self._handle(message)
             else:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._timeout_s) as limit:
                     await self._handle(message)
         except asyncio.CancelledError:
-            if message.is_lost:
-                task.uncancel()
-                log.warning("%s: gave up %s: its lease is over", self._worker.name, message.id)
-                return
-            message.nack(0, "the worker was stopped")
-            raise
-        except Undecodable as error:
-            log.warning("%s: rejected %s: %s", self._worker.name, message.id, error)
-            message.reject(f"Undecodable: {error}")
+            if not message.is_lost:
+                message.nack(0, "the worker was stopped")
+                raise
+            task.uncancel()
+            log.warning("%s: gave up %s: its lease is over", worker.name, message.id)
         except Reject as reject:
             message.reject(reject.reason)
         except Retry as retry:
-            message.nack(self._worker.delay_s(message.attempt) if retry.delay is None else retry.delay, retry.reason)
+            self._again(message, retry)
         except Exception as error:
+            is_late = limit is not None and limit.expired()
+            self._failed(message, TimeoutError(f"not done after {self._timeout_s:g} s") if is_late else error)
+        else:
+            # Not awaited: if it fails the message comes again, and credit bounds those on their way.
+            if not message.is_settled:
+                message.ack()
+
+    def _again(self, message: Message[T], retry: Retry) -> None:
+        try:
+            delay_s = self._worker.delay_s(message.attempt) if retry.delay is None else seconds(retry.delay, "delay")
+        except MqError as error:
             self._failed(message, error)
         else:
-            message.ack()  # not awaited: if it fails the message comes again, and credit bounds those on their way
+            message.nack(delay_s, retry.reason)
 
     def _failed(self, message: Message[T], error: Exception) -> None:
         worker = self._worker
-        if isinstance(error, TimeoutError) and self._timeout_s is not None and not error.args:
-            reason = f"TimeoutError: not done after {self._timeout_s:g} s"
-        else:
-            reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, LeaseLost) and message.is_lost:
+        reason = f"{type(error).__name__}: {error}"
+        if message.is_lost:
             log.warning("%s: gave up %s: its lease is over", worker.name, message.id)
         elif message.attempt > worker.retries:
             log.error("%s: rejected %s after attempt %d", worker.name, message.id, message.attempt, exc_info=error)
             message.reject(reason)
         else:
             delay_s = worker.delay_s(message.attempt)
-            log.warning("%s: attempt %d of %s failed; again in %g s", worker.name, message.attempt, message.id, delay_s,
-                        exc_info=error)  # fmt: skip
+            log.warning(
+                "%s: attempt %d of %s failed; again in %g s",
+                worker.name, message.attempt, message.id, delay_s, exc_info=error,
+            )  # fmt: skip
             message.nack(delay_s, reason)
 
     def _lost(self, message: Message[Any]) -> None:
@@ -254,7 +267,8 @@ def worker(
     `concurrency`: calls at a time. `retries`: attempts after the first; `backoff`: the wait after each, the last one
     repeated (the group's `max_attempts`, 16, bounds them too). `lease`: how soon others get the messages of a worker
     that died; `lease_max`: how long a call may take before others get its message. `timeout`: after this a call is
-    cancelled, and tried again. Values are read as the `T` of the parameter's annotation `Message[T]`, or as `as_`.
+    cancelled, and tried again (the thread of a `def` function goes on). Values are read as the `T` of the parameter's
+    annotation `Message[T]`, or as `as_`.
     """
 
     def made(handler: Handler[T]) -> Worker[T]:

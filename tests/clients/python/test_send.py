@@ -156,6 +156,12 @@ async def test_a_send_larger_than_a_frame_is_refused_here_as_it_would_end_the_co
             client.send("t", "x" * 10_000)
         with pytest.raises(MqError, match="send several lists"):
             client.send_many("t", [1, 2, 3, 4])
+        sends = [client.send("t", "x" * 1000) for _ in range(10)]  # together they would be too large, too
+        commands = [await peer.link.take("produce") for _ in range(2)]
+        assert [len(command["records"]) for command in commands] == [5, 5]
+        for command in commands:
+            peer.link.stored(command)
+        await asyncio.gather(*sends)
         assert client.state == "open"
 
 
@@ -316,6 +322,21 @@ async def test_receipts_name_the_level_that_was_reached_the_schedule_and_the_rep
             datetime(2026, 1, 1, tzinfo=UTC),
         )
         assert (repeated.offset, repeated.duplicate, repeated.acks) == (5, True, "written")
+
+
+@pytest.mark.behaviour(13)
+async def test_close_waits_for_a_connection_that_comes_back_in_time() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        send = client.send("t", 1)
+        await peer.link.take("produce")
+        peer.link.end()
+        await settle()
+        closing = asyncio.ensure_future(client.close())
+        await peer.again()
+        peer.link.stored(await peer.link.take("produce"))
+        await closing
+        assert (await send).offset == 0
 
 
 @pytest.mark.behaviour(13)

@@ -171,6 +171,31 @@ async def test_a_call_that_takes_too_long_is_cancelled_and_tried_again() -> None
         assert dead(client) == [(1, "TimeoutError: not done after 0.02 s")]
 
 
+async def test_a_handler_that_settles_by_itself_or_asks_for_nonsense_does_no_harm() -> None:
+    attempts: list[tuple[str, int]] = []
+
+    @mq.worker("mails", group="g", retries=1, backoff="1s")
+    async def work(message: mq.Message[str]) -> None:
+        attempts.append((message.value, message.attempt))
+        if message.value == "nacks" and message.attempt == 1:
+            message.nack("1h")
+        if message.value == "nonsense":
+            raise mq.Retry("soon")
+        if message.value == "times out":
+            raise TimeoutError("of its own")
+
+    async with Fake("mails") as client, running(work, client):
+        await client.send_many("mails", ["nacks", "nonsense", "times out"])
+        await client.advance("1m")
+        assert [reason for _, reason in dead(client)] == [
+            'MqError: delay: \'soon\' is not a duration; write for example "250ms", "30s", "15m" or "1h30m"',
+            "TimeoutError: of its own",
+        ]
+        await client.advance("1h")
+        assert [attempt for value, attempt in attempts if value == "nacks"] == [1, 2]
+        assert await client.group("g").lag() == 0
+
+
 async def test_a_plain_function_runs_in_a_thread() -> None:
     threads: set[str] = set()
 
