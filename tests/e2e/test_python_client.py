@@ -271,6 +271,7 @@ async def test_a_server_that_stops_says_so_and_the_client_is_back_when_the_serve
         assert any(state == "waiting" and ("4001" in why or "1006" in why) for state, why in states), states
 
 
+@pytest.mark.long
 @pytest.mark.behaviour(17, 18)
 async def test_a_token_that_ends_is_renewed_without_a_gap_and_one_that_is_revoked_closes(tmp_path: Path) -> None:
     data = tmp_path / "data"

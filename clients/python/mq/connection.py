@@ -14,7 +14,7 @@ from mq.clock import Clock, Timer
 from mq.errors import Closed, ConnectionLost, MqError, Undecodable
 from mq.frames import Frame
 from mq.protocol import ConnectionState, Conversation
-from mq.transport import Socket, Transport
+from mq.transport import CLOSE_S, Socket, Transport
 
 log = logging.getLogger("mq")
 
@@ -52,7 +52,6 @@ class Connection:
         self._opening: asyncio.Future[None] = self._loop.create_future()
         self._running: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[tuple[int, str]] | None = None
-        self._broken: Exception | None = None
         self._idle_writer: asyncio.Future[None] | None = None
         self._retry_now = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,13 +145,17 @@ class Connection:
         if conversation.error is not None:
             await socket.close(1000)
             return
-        self._broken = None
-        writing = self._loop.create_task(self._write(socket))
-        self._receiving = receiving = self._loop.create_task(
-            socket.run(conversation.received_text, conversation.received_binary)
-        )
+        receiving = self._loop.create_task(socket.run(conversation.received_text, conversation.received_binary))
+        self._receiving = receiving
+        broken: list[Exception] = []
+
+        def give_up(error: Exception) -> None:
+            broken.append(error)
+            receiving.cancel()
+
+        writing = self._loop.create_task(self._write(socket, give_up))
         conversation.opened()
-        watch = _Watch(self._clock, self._break, conversation)
+        watch = _Watch(self._clock, give_up, conversation)
         try:
             await asyncio.wait({receiving})
         finally:
@@ -162,12 +165,12 @@ class Connection:
             await asyncio.wait({receiving, writing})
             self._receiving = None
         if conversation.error is None:
-            self._ended(receiving)
+            self._ended(receiving, broken[0] if broken else None)
         await socket.close(1000 if isinstance(conversation.error, Closed) and conversation.error.code == 1000 else LOST)
 
-    def _ended(self, receiving: asyncio.Task[tuple[int, str]]) -> None:
-        if self._broken is not None:
-            self.conversation.lost(self._broken)
+    def _ended(self, receiving: asyncio.Task[tuple[int, str]], broken: Exception | None) -> None:
+        if broken is not None:
+            self.conversation.lost(broken)
         elif receiving.cancelled():
             self.conversation.lost(ConnectionLost("the connection was given up"))
         elif (error := receiving.exception()) is None:
@@ -180,7 +183,7 @@ class Connection:
             log.error("a frame could not be dealt with", exc_info=error)
             self.conversation.close(Undecodable(f"a frame that could not be dealt with: {error!r}"))
 
-    async def _write(self, socket: Socket) -> None:
+    async def _write(self, socket: Socket, give_up: Callable[[Exception], None]) -> None:
         conversation = self.conversation
         try:
             while True:
@@ -191,13 +194,9 @@ class Connection:
                 self._idle_writer = self._loop.create_future()
                 await self._idle_writer
         except ConnectionLost as error:
-            self._break(error)
-
-    def _break(self, error: Exception) -> None:
-        """Give this socket up."""
-        self._broken = self._broken or error
-        if self._receiving is not None:
-            self._receiving.cancel()
+            # The reader gets the server's close code, which says whether to come back; it only must not wait for ever.
+            await asyncio.sleep(CLOSE_S)
+            give_up(error)
 
     # ------------------------------------------------------------------------------------------- what the core calls
 

@@ -87,6 +87,19 @@ async def test_a_code_from_4500_on_closes_the_client_for_good() -> None:
         assert len(peer.links) == 1
 
 
+async def test_a_close_code_counts_also_when_a_frame_could_not_be_written_any_more() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        peer.link.closed_with = 4501  # from here on nothing can be written, and the code is on its way
+        client.send("t", 1).cancel()
+        client.send("t", 2).add_done_callback(lambda send: send.exception())
+        await settle()
+        peer.link.end(4501, "revoked")
+        await settle()
+        assert client.state == "closed"
+        assert len(peer.links) == 1
+
+
 async def test_a_hello_that_is_refused_for_good_raises() -> None:
     peer = Peer()
     client = Client(lambda: peer, clock=lambda: peer.clock)
