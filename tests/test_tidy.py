@@ -248,11 +248,14 @@ def test_nothing_is_left_to_do_without_an_issue() -> None:
 
 def test_packages_that_are_called_typed_say_so_to_type_checkers() -> None:
     """PEP 561: without the file a checker ignores the annotations of an installed package."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    assert "Typing :: Typed" in project["project"]["classifiers"]
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    packages = []
+    for distribution in (REPOSITORY, REPOSITORY / "clients" / "python"):
+        project = tomllib.loads((distribution / "pyproject.toml").read_text())
+        assert "Typing :: Typed" in project["project"]["classifiers"]
+        names = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+        packages += [distribution / name for name in names]
     assert len(packages) == len(ROOTS)
-    assert [package for package in packages if not (REPOSITORY / package / "py.typed").exists()] == []
+    assert [package for package in packages if not (package / "py.typed").exists()] == []
 
 
 def test_every_test_directory_is_a_package() -> None:

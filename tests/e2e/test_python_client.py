@@ -1,6 +1,6 @@
 """The Python client (`clients/python`) while connections are cut and the server is killed with -9.
 
-`make test` runs each once; MQ_KILLS asks for more kills (`make test-long` runs the soak).
+`make test` kills once; MQ_KILLS asks for more. `make test-long` kills workers and servers for two minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,17 @@ async def until(is_so: Any, what: Any = lambda: "it") -> None:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {WITHIN_S} s: {what()}") from None
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the tests that do it no harm."""
+    server = Server(tmp_path_factory.mktemp("shared") / "data")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(server.start())
+    yield server
+    loop.run_until_complete(server.end())
+    loop.close()
 
 
 @pytest.fixture
@@ -180,23 +191,23 @@ async def test_kill_9_under_load_nothing_is_lost_and_readers_and_streams_get_not
 
 @pytest.mark.behaviour(15, 19)
 @pytest.mark.parametrize("mode", ["reader", "stream", "queue"])
-async def test_connections_are_cut_again_and_again_and_the_session_goes_on(server: Server, mode: str) -> None:
+async def test_connections_are_cut_again_and_again_and_the_session_goes_on(shared: Server, mode: str) -> None:
     total, states = 4_000, []
-    async with mq.connect(server.url) as direct, Cutter(int(server.url.rpartition(":")[2])) as cutter:
-        await direct.topics.create("t", 3)
+    async with mq.connect(shared.url) as direct, Cutter(int(shared.url.rpartition(":")[2])) as cutter:
+        await direct.topics.create(topic := f"cut-{mode}", 3)
         async with mq.connect(cutter.url, on_state=lambda state, why: states.append(state)) as client:
             found: list[mq.Message[Any]] = []
             revoked: list[Any] = []
-            group = client.group("g")
+            group = client.group(topic)
             subscription: Any = {
-                "reader": lambda: client.read("t", start="earliest", credit=64),
-                "stream": lambda: group.stream("t", start="earliest", credit=64, commit_interval="50ms",
+                "reader": lambda: client.read(topic, start="earliest", credit=64),
+                "stream": lambda: group.stream(topic, start="earliest", credit=64, commit_interval="50ms",
                                                on_revoked=lambda *lost: revoked.append(lost)),
-                "queue": lambda: group.queue("t", prefetch=64),
+                "queue": lambda: group.queue(topic, prefetch=64),
             }[mode]()  # fmt: skip
             async with running(consume(subscription, found, ack=mode == "queue")):
                 sending = asyncio.ensure_future(
-                    asyncio.gather(*(direct.send_many("t", list(range(n, n + 20))) for n in range(0, total, 20)))
+                    asyncio.gather(*(direct.send_many(topic, list(range(n, n + 20))) for n in range(0, total, 20)))
                 )
                 while len(found) < total:
                     before = len(found)
@@ -214,10 +225,10 @@ async def test_connections_are_cut_again_and_again_and_the_session_goes_on(serve
 
 
 @pytest.mark.behaviour(6, 7)
-async def test_idempotent_sends_over_cut_connections_are_stored_once_and_others_are_told(server: Server) -> None:
+async def test_idempotent_sends_over_cut_connections_are_stored_once_and_others_are_told(shared: Server) -> None:
     async with (
-        mq.connect(server.url) as direct,
-        Cutter(int(server.url.rpartition(":")[2])) as cutter,
+        mq.connect(shared.url) as direct,
+        Cutter(int(shared.url.rpartition(":")[2])) as cutter,
         mq.connect(cutter.url) as sure,
         mq.connect(cutter.url, idempotent=False) as unsure,
     ):
@@ -321,8 +332,8 @@ async def test_a_token_that_ends_is_renewed_without_a_gap_and_one_that_is_revoke
 
 
 @pytest.mark.behaviour(21)
-async def test_frames_of_six_mebibytes_go_and_come(server: Server) -> None:
-    async with mq.connect(server.url) as client:
+async def test_frames_of_six_mebibytes_go_and_come(shared: Server) -> None:
+    async with mq.connect(shared.url) as client:
         await client.topics.create("large", 1, max_message_bytes=None)
         body = random.Random(1).randbytes(4 * 1024 * 1024 - 70_000)
         await client.send("large", body)
@@ -332,15 +343,15 @@ async def test_frames_of_six_mebibytes_go_and_come(server: Server) -> None:
 
 
 @pytest.mark.behaviour(24)
-async def test_a_topic_that_was_made_again_is_not_read_on_under_the_old_offsets(server: Server) -> None:
-    async with mq.connect(server.url) as client:
-        await client.topics.create("t", 1)
-        await client.send_many("t", [1, 2, 3])
-        iterator = aiter(client.read("t", start="earliest"))
+async def test_a_topic_that_was_made_again_is_not_read_on_under_the_old_offsets(shared: Server) -> None:
+    async with mq.connect(shared.url) as client:
+        await client.topics.create("again", 1)
+        await client.send_many("again", [1, 2, 3])
+        iterator = aiter(client.read("again", start="earliest"))
         assert (await anext(iterator)).value == 1
-        await client.topics.delete("t")
-        await client.topics.create("t", 1)
-        await client.send_many("t", [4, 5, 6])
+        await client.topics.delete("again")
+        await client.topics.create("again", 1)
+        await client.send_many("again", [4, 5, 6])
         with pytest.raises(mq.Refused) as caught:
             await asyncio.wait_for(rest(iterator), WITHIN_S)
         assert caught.value.code in (40401, 40953)
@@ -364,14 +375,12 @@ log = os.open("done.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 """
 
 
+@pytest.mark.long
 @pytest.mark.behaviour(38, 41, 44)
-@pytest.mark.parametrize(
-    ("tasks", "kills"),
-    [pytest.param(600, 1, id="short"), pytest.param(20_000, 20, id="soak", marks=pytest.mark.long)],
-)
 async def test_worker_processes_are_killed_while_the_server_is_and_every_task_is_done(
-    server: Server, tmp_path: Path, tasks: int, kills: int
+    server: Server, tmp_path: Path
 ) -> None:
+    tasks, kills = 20_000, 20
     (tmp_path / "app.py").write_text(WORKER)
     source = Path(mq.__file__).parents[1]
     dice = random.Random(4)

@@ -15,8 +15,8 @@ import pytest
 from gateway.cli import client
 from gateway.cli.client import refused_socket
 from gateway.cli.terminal import REFUSED, UNREACHABLE
+from loadtest.certificates import write_certificate
 from tests.gateway.cli.command import mq
-from tests.gateway.security.certificates import write_certificate
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 LIBRARY_WORDS = ("aiohttp", "Errno", "ssl:", "SSL:", "Connect call", "Cannot connect", "Traceback", "Exception", "None")
