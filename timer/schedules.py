@@ -37,6 +37,9 @@ from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
 UNITS_PER_PAGE_MAX = 1_000_000
 """Units looked at for one page; a page may be short, even empty, and still not the last one."""
 
+PAGE_BYTES_MAX = 4 * MiB
+"""Keys and values of one page. It ends with the schedule that reaches this size."""
+
 KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 """Bytes of records read for one page when only a key is asked for."""
 
@@ -155,9 +158,17 @@ class Schedules:
         )
 
     async def page(self, query: Query, *, cursor: int = 0, limit: int) -> Page:
-        """The next schedules from a cursor on, at most `limit`. Raises what the log raises."""
+        """The next schedules from a cursor on, at most `limit`, or as many as have PAGE_BYTES_MAX. Raises what the log
+        raises."""
         positions, next_cursor = await self.positions(query, cursor=cursor, limit=limit)
-        return Page([await self.read(position, is_one_of_many=True) for position in positions], next_cursor)
+        schedules: list[Schedule] = []
+        left_bytes = PAGE_BYTES_MAX
+        for position in positions:
+            if left_bytes <= 0:
+                return Page(schedules, position)
+            schedules.append(await self.read(position, is_one_of_many=True))
+            left_bytes -= schedules[-1].size_bytes
+        return Page(schedules, next_cursor)
 
     async def positions(self, query: Query, *, cursor: int = 0, limit: int) -> tuple[list[int], int | None]:
         """As `page`, but where the units are. Records are read only when a key is asked for."""

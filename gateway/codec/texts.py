@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 
 import orjson
@@ -57,9 +58,8 @@ def _plain_texts(
     topic: str, partition: int, entry: Entry, start: int, stop: int, topic_id: int | None
 ) -> list[bytes] | None:
     """The texts of an entry; None when not all of its records are JSON without headers."""
-    records = list(record_batch.decode(entry.batch))
-    if entry.base_offset < start or entry.next_offset > stop:
-        records = [record for record in records if start <= record.offset < stop]
+    base = entry.base_offset  # offsets of a batch are dense: what is behind `stop` need not be decoded
+    records = list(islice(record_batch.decode(entry.batch), max(start - base, 0), max(stop - base, 0)))
     if any(map(_HEADERS_OF, records)):
         return None
     keys = [record.key for record in records]

@@ -108,6 +108,7 @@ async def listening(
             keepalive_timeout=config.keepalive_timeout_ms / 1000,
             lingering_time=LINGERING_S,
             logger=protocol_log,
+            write_timeout_s=config.ws_write_timeout_ms / 1000,
         )
 
     try:

@@ -80,6 +80,16 @@ class Collector:
         yield CounterMetricFamily(
             "mq_bodies_refused", "Bodies not read, for there was too much of others.", value=stats.body_refused_count
         )
+        answers = stats.answers
+        yield GaugeMetricFamily("mq_answering_bytes", "Answers in memory now, not yet taken.", value=answers.held_bytes)
+        yield CounterMetricFamily(
+            "mq_answers_refused", "Answers not sent, for there was too much of others.", value=answers.refused_count
+        )
+        yield CounterMetricFamily(
+            "mq_slow_connections_closed",
+            "Connections ended because their client took no byte of an answer.",
+            value=stats.slow_close_count,
+        )
         yield GaugeMetricFamily("mq_connections", "Connections open now.", value=stats.connection_count)
         refused = CounterMetricFamily(
             "mq_connections_refused",

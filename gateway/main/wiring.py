@@ -33,6 +33,7 @@ from gateway.main.application import build_application
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
+from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics, trail_metrics
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
@@ -80,6 +81,7 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
     for number in signals:
         loop.add_signal_handler(number, stop)
     calm_collector()
+    share_one_arena()
     try:
         await run(within_handles(config), announce=announce, stopping=stopping)
     finally:
@@ -141,6 +143,7 @@ async def run(
                 tasks.create_task(instances.run(), name="consumer instances"),
                 tasks.create_task(trail.run(), name="trail"),
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
+                tasks.create_task(give_back_forever(), name="memory"),
             ]
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)

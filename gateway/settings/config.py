@@ -96,7 +96,7 @@ class GatewayConfig:
     """How often an idle socket is pinged, so that proxies keep it and a peer that is gone is noticed."""
 
     ws_write_timeout_ms: int = 10_000
-    """A socket whose peer takes no bytes for so long is closed."""
+    """A connection whose peer takes no byte of a socket, a stream or an answer for so long is closed."""
 
     ws_session_grace_ms: int = 15_000
     """How long a session waits for its client after a lost connection: members stay, leases stay. 0: not at all."""

@@ -33,6 +33,11 @@ SCHEDULE_KEY_BYTES_MAX = 256
 DELAY_MS_LIMIT = 100 * 366 * DAY_MS
 """What `delay_ms_max` can be set to. Longer delays are a mistake in units."""
 
+ANSWERING_BYTES_MIN = 64 * MiB
+"""Least `answering_bytes_max`: one record, and one batch, fit a caller's half however they are written."""
+
+assert 6 * RECORD_BYTES_MAX + 1 * MiB <= ANSWERING_BYTES_MIN // 2  # text of control characters: six bytes each
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -47,6 +52,10 @@ class Limits:
     receiving_bytes_max: int = 256 * MiB
     """Bytes of request bodies in memory, over all connections: those that are coming in, and those whose requests are
     not answered yet. A body that arrives with its head does not count."""
+
+    answering_bytes_max: int = 128 * MiB
+    """Bytes of answers in memory that their clients have not taken yet, over all connections; one caller has half of
+    them. Near the bound answers with records get smaller; what cannot be smaller is refused."""
 
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Bytes of one raw batch."""
@@ -173,6 +182,8 @@ class Limits:
                 raise ValueError(f"{name} must be at least 0")
         if self.receiving_bytes_max < self.body_bytes_max:
             raise ValueError("receiving_bytes_max must be at least body_bytes_max")
+        if self.answering_bytes_max < ANSWERING_BYTES_MIN:
+            raise ValueError(f"answering_bytes_max must be at least {ANSWERING_BYTES_MIN}")
         for name in (
             "connections_max", "groups_max", "group_in_flight_max", "in_flight_total_max", "group_bytes_max",
             "groups_bytes_max", "topics_max", "partitions_total_max",

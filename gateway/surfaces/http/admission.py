@@ -23,6 +23,7 @@ from gateway.auth.authenticator import unauthenticated
 from gateway.auth.rates import Rates
 from gateway.errors import RATE_LIMITED, RequestError
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.caller import access_of, grant
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
@@ -75,6 +76,16 @@ def check_version(request: web.BaseRequest) -> None:
 def payer_of(access: Access, address: str) -> str:
     """Who is charged for what this caller does: the principal, or the address of one that has no name."""
     return f"address {counted_as(address)}" if access is OPEN or access is NOBODY else access.principal
+
+
+def allowance_of(gateway: Gateway, request: web.Request) -> Allowance:
+    """What the answer to a request may hold, for as long as the request lasts."""
+    allowance = gateway.stats.answers.open.get(id(request))
+    if allowance is None:
+        payer = payer_of(access_of(request), request.remote or "")
+        allowance = Allowance(gateway.stats.answers, payer, gateway.limits.answering_bytes_max)
+        gateway.stats.answers.open[id(request)] = allowance
+    return allowance
 
 
 def charge(rates: Rates, request: web.Request, access: Access) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -20,9 +21,11 @@ from gateway.api.errors import error_of
 from gateway.errors import RequestError
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.access_log import log_access
-from gateway.surfaces.http.admission import admission, charge, charge_bytes, check_version
+from gateway.surfaces.http.admission import admission, allowance_of, charge, charge_bytes, check_version
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, no_room, size_of
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.auditing import audited, begun, note_error_code
+from gateway.surfaces.http.buffers_body import BuffersBody
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.origins import ORIGIN, Origins
@@ -90,31 +93,56 @@ def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins
     is_logged = gateway.config.access_log
     bytes_max = row.body.bytes_max(gateway.limits)
     answered = gateway.stats.routes.setdefault(row.name, RouteStats()).answered
+    allowances = gateway.stats.answers.open
 
     async def endpoint(request: web.Request) -> web.StreamResponse:
         started_s = perf_counter()
         body, counted = b"", 0
         try:
-            admit(request)
-            if bytes_max:
-                body, counted = await read_body(gateway, request, bytes_max=bytes_max)
-            if rates is not None:
-                charge_bytes(gateway, request, len(body))
-            response = await handler(gateway, request, body)
-        except ConnectionError:
-            raise  # there is nobody to answer any more
-        except Exception as error:
-            response = _refused(request, error, row.name, request_ids)
+            try:
+                admit(request)
+                if bytes_max:
+                    body, counted = await read_body(gateway, request, bytes_max=bytes_max)
+                if rates is not None:
+                    charge_bytes(gateway, request, len(body))
+                response = await handler(gateway, request, body)
+                large = _held(gateway, request, response) if size_of(response) > SMALL_BYTES else None
+            except ConnectionError:
+                raise  # there is nobody to answer any more
+            except Exception as error:
+                response, large = _refused(request, error, row.name, request_ids), None
+            finally:
+                if counted:
+                    give_back(gateway, counted)
+            elapsed_s = perf_counter() - started_s
+            answered(response.status, elapsed_s)
+            if is_logged:
+                log_access(request, response.status, elapsed_s, request_ids.fixed(request))
+            if large is not None:  # written here, to know when its client has taken it
+                with suppress(ConnectionError):  # aiohttp meets it again, and knows what to do
+                    await large.prepare(request)
+                    await large.write_eof()
+                large.body = None  # aiohttp keeps the response for as long as the connection is idle
         finally:
-            if counted:
-                give_back(gateway, counted)
-        elapsed_s = perf_counter() - started_s
-        answered(response.status, elapsed_s)
-        if is_logged:
-            log_access(request, response.status, elapsed_s, request_ids.fixed(request))
+            if allowances and (allowance := allowances.pop(id(request), None)) is not None:
+                allowance.release()
         return response
 
     return endpoint
+
+
+def _held(gateway: Gateway, request: web.Request, response: web.StreamResponse) -> web.Response:
+    """A large answer, counted for as long as it is written. Raises RequestError 503 for one that may be refused."""
+    assert isinstance(response, web.Response)
+    allowance = allowance_of(gateway, request)
+    allowance.made()
+    if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+        allowance.must_send = True
+    if not allowance.hold(size_of(response)):
+        raise no_room()
+    if isinstance(response.body, bytes):
+        response.body = BuffersBody((response.body,))  # else aiohttp copies it
+    return response
 
 
 def _refused(request: web.Request, error: Exception, route: str, request_ids: RequestIds) -> web.Response:

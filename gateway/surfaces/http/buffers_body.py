@@ -35,10 +35,13 @@ class BuffersBody(Payload):
         return b"".join(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Hand all buffers to the connection, then wait until it has taken them."""
+        """Hand all buffers to the connection, then wait until it has taken them. Only the connection has them then: an
+        error of the wait refers to itself, so what this frame has would stay until the collector looks."""
         writer.send_headers()
-        for buffer in self._value:
+        buffers, self._value = iter(self._value), ()
+        for buffer in buffers:
             await writer.write(buffer, drain=False)  # type: ignore[call-arg]  # the abstract class lacks `drain`
+        buffer = b""
         await writer.drain()
 
 

@@ -4,6 +4,8 @@ The shell around aiohttp's protocol class. Connections are counted in all and by
 closed before anything of it is read. aiohttp answers malformed requests by itself, past every route; here that answer
 gets the shape of all others: JSON, a request id, no Server header.
 
+Whoever takes no byte of an answer for the write timeout is cut off, whatever the answer is; sockets watch themselves.
+
 A request that arrives whole while the connection is idle is shown to the fast path first. While the
 lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests.
 """
@@ -27,6 +29,7 @@ from gateway.errors import TOO_MANY, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats, RouteStats
+from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.types import Appended
 
 RETRY_AFTER_S = 1
@@ -38,25 +41,25 @@ class ConnectionLimiter:
 
     def __init__(self, limits: Limits, stats: GatewayStats) -> None:
         self._limits = limits
-        self._stats = stats
+        self.stats = stats
         self._by_address: dict[str, int] = {}
 
     def enter(self, address: str) -> bool:
         """Whether there is room for one more connection from this address; if so it is counted."""
         count = self._by_address.get(address, 0)
-        is_full = self._stats.connection_count >= self._limits.connections_max
+        is_full = self.stats.connection_count >= self._limits.connections_max
         if is_full or 0 < self._limits.connections_per_address_max <= count:
-            self._stats.connection_refused_count += 1
+            self.stats.connection_refused_count += 1
             if not is_full:
-                self._stats.address_refused_count += 1
+                self.stats.address_refused_count += 1
             return False
         self._by_address[address] = count + 1
-        self._stats.connection_count += 1
+        self.stats.connection_count += 1
         return True
 
     def leave(self, address: str) -> None:
         """A connection that was let in has ended."""
-        self._stats.connection_count -= 1
+        self.stats.connection_count -= 1
         count = self._by_address[address] - 1
         if count:
             self._by_address[address] = count
@@ -93,7 +96,17 @@ class FastPath(Protocol):
 class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, counted by a limiter."""
 
-    __slots__ = ("_address", "_fast_path", "_fast_request", "_held", "_limiter", "_request_ids", "_taken")
+    __slots__ = (
+        "_address",
+        "_fast_path",
+        "_fast_request",
+        "_held",
+        "_limiter",
+        "_request_ids",
+        "_taken",
+        "_write_timeout_s",
+        "_write_watchdog",
+    )
 
     def __init__(
         self,
@@ -101,6 +114,8 @@ class Connection(web.RequestHandler):
         limiter: ConnectionLimiter,
         request_ids: RequestIds,
         fast_path: FastPath | None = None,
+        *,
+        write_timeout_s: float,
         **options: Any,
     ) -> None:
         super().__init__(manager, loop=asyncio.get_running_loop(), **options)
@@ -111,6 +126,8 @@ class Connection(web.RequestHandler):
         self._taken: tuple[RawRequestMessage, StreamReader] | None = None  # the same request as aiohttp knows it
         self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
+        self._write_timeout_s = write_timeout_s
+        self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -129,7 +146,38 @@ class Connection(web.RequestHandler):
         if self._address is not None:
             self._limiter.leave(self._address)
             self._address = None
+        self._end_watch()
         super().connection_lost(exc)
+
+    # --------------------------------------------------------------------------------- clients that do not read
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        if not self._upgraded:
+            self._write_watchdog = WriteWatchdog(
+                self._waiting_bytes, timeout_s=self._write_timeout_s, on_timeout=self._cut_off
+            )
+            self._write_watchdog.begin()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._end_watch()
+        super().resume_writing()
+
+    def _waiting_bytes(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def _cut_off(self) -> None:
+        self._write_watchdog = None
+        if self.transport is not None:
+            self._limiter.stats.slow_close_count += 1
+            self.transport.abort()
+
+    def _end_watch(self) -> None:
+        if self._write_watchdog is not None:
+            self._write_watchdog.end()
+            self._write_watchdog = None
 
     # ------------------------------------------------------------------------------------------ the fast path
 

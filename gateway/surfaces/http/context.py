@@ -21,6 +21,7 @@ from gateway.groups.protocol import Groups
 from gateway.routing.base import Routes
 from gateway.settings.config import GatewayConfig
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.answer_memory import AnswerMemory
 from store.clock import Clock
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -66,6 +67,12 @@ class GatewayStats:
 
     body_refused_count: int = 0
     """Bodies that were not read because there were too many bytes of others."""
+
+    answers: AnswerMemory = field(default_factory=AnswerMemory)
+    """What answers that are not yet taken hold."""
+
+    slow_close_count: int = 0
+    """Connections ended because their peer took no byte of an answer."""
 
     fetched_record_count: int = 0
     fetched_byte_count: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 from aiohttp import web
 from multidict import istr
@@ -11,6 +10,8 @@ from multidict import istr
 from gateway.api.read import Fetched, Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Permission
+from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import while_allowed
@@ -30,20 +31,34 @@ async def fetch_or_wait(
     *,
     max_bytes: int,
     timeout_ms: int,
+    wanted_bytes: int = SMALL_BYTES,
+    is_rendered: bool = True,
     end_offset: int | None = None,
     tag_hashes: frozenset[int] | None = None,
 ) -> Fetched:
     """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
 
+    `wanted_bytes`: of the answer's memory, which is reserved when the records are read; no more is read than fits,
+    but for one entry.
+
     Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
     """
     consumer, draining = gateway.consumer, gateway.draining
-    fetch = partial(
-        consumer.fetch, topic, partition, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
-    )
+    allowance = allowance_of(gateway, request)
+
+    async def fetch() -> Fetched:
+        room_bytes = await allowance.begin(wanted_bytes)
+        if is_rendered:
+            room_bytes //= RENDERED_FACTOR
+        return await consumer.fetch(
+            topic, partition, offset,
+            max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
+        )  # fmt: skip
+
     fetched = await fetch()
     if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or draining.is_set():
         return fetched
+    allowance.release()
     woken = asyncio.Event()
     gateway.stats.long_poll_count += 1
     try:

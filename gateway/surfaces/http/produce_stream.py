@@ -101,6 +101,7 @@ class ProduceStream:
         self._splitter = splitter
         self._dialect = dialect
         self._answer = answer
+        answer.allowance.must_send = True  # receipts of what is stored
         self._access = access
         self._acks = acks
         self._trace = trace or []

@@ -1,24 +1,31 @@
-"""Answers that are written piece by piece, for as long as it takes: NDJSON and Server-Sent Events.
+"""Answers that are written piece by piece, for as long as it takes: large ones, NDJSON, Server-Sent Events.
 
 S1  at most one piece waits in memory beside the transport's own buffer: a client that reads slowly slows its stream,
-    and nothing else
-S2  a client that takes no bytes for the write timeout is cut off; streams say how to go on where they were
+    and nothing else. It counts among the memory of all answers (`answer_memory.py`), which says how large it may be
+S2  a client that takes no bytes for the write timeout is cut off (`connection.py`); streams say how to go on where they
+    were
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from aiohttp import hdrs, web
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import Format, render_records
+from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, no_room
 from gateway.surfaces.http.context import Gateway
-from store.limits import MiB
+from store import record_batch
+from store.limits import BATCH_BYTES_MAX, MiB
 from store.types import Entry
 
 PIECE_BYTES = 1 * MiB
+FIELDS_BYTES = 128
+"""Of a record as JSON, beside key and value; about."""
+
 PIECE_RECORDS_MAX = 4096
 """Records rendered between two turns of the event loop (some 10 ms of work): an entry may hold 100,000."""
 
@@ -30,7 +37,7 @@ class StreamedAnswer:
         self, gateway: Gateway, request: web.Request, *, content_type: str, headers: Mapping[str, str] | None = None
     ) -> None:
         self._request = request
-        self._write_timeout_s = gateway.config.ws_write_timeout_ms / 1000
+        self.allowance = allowance_of(gateway, request)
         self.response = web.StreamResponse(headers={**(headers or {}), hdrs.CONTENT_TYPE: content_type})
 
     @property
@@ -46,21 +53,28 @@ class StreamedAnswer:
     async def write(self, data: bytes) -> None:
         """Hand bytes over, begun or not, and wait while the client does not take them.
 
-        Raises ConnectionError when it is gone, or took nothing for the write timeout (S2).
+        Raises ConnectionError when it is gone, or took nothing for the write timeout (S2). Raises RequestError 503 when
+        there is no room for so many (S1).
         """
+        allowance = self.allowance
+        allowance.made()
+        if not allowance.hold(len(data)):
+            raise no_room()
         await self.begin()
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(data)
-        except TimeoutError:
-            self.abort()
-            raise ConnectionResetError("the client takes no bytes") from None
+        writer = self._request.writer
+        await writer.write(data, drain=False)  # type: ignore[call-arg]  # the abstract class lacks `drain`
+        del data  # aiohttp has copied it
+        with suppress(ConnectionError):  # its traceback refers to itself, and would keep what callers have
+            await writer.drain()
+        allowance.hold(0)
+        transport = self._request.transport
+        if transport is None or transport.is_closing():  # aiohttp does not tell who waited for it
+            raise ConnectionResetError("the client is gone")
 
     async def end(self) -> web.StreamResponse:
         """The whole body is sent."""
         await self.begin()
-        async with asyncio.timeout(self._write_timeout_s):
-            await self.response.write_eof()
+        await self.response.write_eof()
         return self.response
 
     def gone(self) -> web.StreamResponse:
@@ -84,30 +98,43 @@ def rendered_pieces(
     stop: int,
     topic_id: int | None = None,
     tag_filter: TagFilter | None = None,
+    records_max: int = PIECE_RECORDS_MAX,
 ) -> Iterator[tuple[list[dict[str, object]], int]]:
     """As `render_records`, in pieces that leave others their turn; with each the offset behind what it covers."""
-    for covering, low, high in pieces(entries, start, stop):
+    for covering, low, high in pieces(entries, start, stop, records_max):
         objects = render_records(
             topic, partition, covering, fmt, start=low, stop=high, topic_id=topic_id, tag_filter=tag_filter
         )
         yield objects, high
 
 
-def pieces(entries: Sequence[Entry], start: int, stop: int) -> Iterator[tuple[list[Entry], int, int]]:
-    """Stretches of [start, stop) to render between two turns of the event loop, and the entries that cover each."""
+def records_at_once(entries: Sequence[Entry], room_bytes: int) -> int:
+    """Records to render at a time: of one large entry about what there is room for, as its rest is decoded again."""
+    if len(entries) != 1 or entries[0].size < room_bytes // RENDERED_FACTOR:
+        return PIECE_RECORDS_MAX
+    [entry] = entries
+    record_bytes = entry.size // entry.record_count + FIELDS_BYTES
+    return max(1, min(room_bytes // record_bytes, PIECE_RECORDS_MAX))
+
+
+def pieces(
+    entries: Sequence[Entry], start: int, stop: int, records_max: int = PIECE_RECORDS_MAX
+) -> Iterator[tuple[list[Entry], int, int]]:
+    """Stretches of [start, stop) to render between two turns of the event loop, and the entries that cover each. What
+    is compressed is rendered by itself: a few kilobytes may inflate to BATCH_BYTES_MAX."""
     first = 0
     size = count = 0
     for index, entry in enumerate(entries, 1):
-        size += entry.size
+        size += BATCH_BYTES_MAX if record_batch.is_compressed(entry.batch) else entry.size
         count += entry.record_count
         is_last = index == len(entries)
-        if size < PIECE_BYTES and count < PIECE_RECORDS_MAX and not is_last:
+        if size < PIECE_BYTES and count < records_max and not is_last:
             continue
         part = entries[first:index]
         low = max(start, part[0].base_offset)
         end = min(stop, part[-1].next_offset)
         while low < end:
-            high = min(end, low + PIECE_RECORDS_MAX)
+            high = min(end, low + records_max)
             covering = [one for one in part if one.next_offset > low and one.base_offset < high]
             yield covering, low, high
             low = high

@@ -12,7 +12,7 @@ in `Mq-*` headers, and 204 when there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from aiohttp import hdrs, web
 
@@ -53,6 +53,8 @@ from gateway.groups.protocol import (
     TopicPartition,
 )
 from gateway.routing.base import topic_id_of
+from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX, RENDERED_FACTOR, no_room, size_of
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -62,6 +64,10 @@ from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
+from store.limits import MiB
+
+RECEIVED_BYTES_MAX = 16 * MiB
+"""Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
 
 # Groups
 
@@ -154,6 +160,9 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     consumer = asked.consumer or f"{access.principal}@{request.remote}"
     pollers = gateway.leases.pollers(group)
     pollers.heard(consumer, gateway.clock.now_ms())
+    allowance = allowance_of(gateway, request)
+    room_bytes = allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
+    asked = replace(asked, max_bytes=max(room_bytes // RENDERED_FACTOR, 1))
     gateway.stats.long_poll_count += 1
     try:
         async with while_allowed(gateway, request):  # who is cancelled gives back what it had leased
@@ -165,15 +174,21 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
     for topic in asked.topics:
         access.check(Permission.RECEIVE, topic=topic, group=group)
+    if wants_raw:
+        response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
+    else:
+        shown = [
+            delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic))
+            for message in received.messages
+        ]
+        response = json_answer(request, {"messages": shown, "backlog": received.backlog})
+    if not allowance.hold(size_of(response)):
+        await gateway.groups.give_back(group, [message.receipt for message in received.messages])
+        raise no_room()
     gateway.stats.fetched_record_count += len(received.messages)
     if received.messages:
         pollers.took(consumer, received.messages, received.messages[-1].until_ms, gateway.clock.now_ms())
-    if wants_raw:
-        return _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
-    shown = [
-        delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic)) for message in received.messages
-    ]
-    return json_answer(request, {"messages": shown, "backlog": received.backlog})
+    return response
 
 
 async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -213,7 +228,7 @@ async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 
 async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One page of the group's dead letters, with where they came from and why. From `offset` on, else from the first
-    that was not sent back."""
+    that was not sent back. A page ends early when it is large."""
     query = read_query(DeadLettersQuery, request, gateway)
     limit = query.limit
     group = request.match_info["group"]
@@ -227,11 +242,13 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
     first = max(bounds.min_offset, committed.offset or 0)
     start = max(first if query.offset is None else query.offset, bounds.min_offset)
     shown: list[dict[str, object]] = []
-    while start < bounds.max_offset and len(shown) < limit:
+    size = 0
+    while start < bounds.max_offset and len(shown) < limit and size < PAGE_BYTES_MAX:
         fetched = await gateway.consumer.fetch(*topic_partition, start, max_bytes=gateway.limits.fetch_bytes_default)
         for entry in fetched.entries:
             for record in record_batch.decode(entry.batch):
-                if record.offset >= start and len(shown) < limit:
+                if record.offset >= start and len(shown) < limit and size < PAGE_BYTES_MAX:
+                    size += len(record.value or b"")
                     shown.append(_dead_letter(record, json_values=entry.json_values))
                     start = record.offset + 1
         if not fetched.entries or sum(entry.size for entry in fetched.entries) >= gateway.limits.fetch_bytes_default:

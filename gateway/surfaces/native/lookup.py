@@ -2,14 +2,17 @@
 
 There is no index by key: it would cost every send, and nobody but a person with a question needs it. A search reads
 the partitions from a time on, passes over batches in which the key's bytes do not occur (at the speed of memory, unless
-they are compressed), and stops after SEARCH_BYTES_MAX or `limit` messages. The answer then has a `next_cursor`; a page
-may be empty and have one. Naming the partition, or a time, is what makes a search in a large topic short.
+they are compressed), and stops after SEARCH_BYTES_MAX, `limit` messages, or PAGE_BYTES_MAX of them. The answer then has
+a `next_cursor`; a page may be empty and have one. Naming the partition, or a time, is what makes a search in a large
+topic short.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
+import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.read import AtTime
@@ -20,6 +23,7 @@ from gateway.codec.message_ids import parse_message_id
 from gateway.codec.records import render_record, stored_forms
 from gateway.errors import CURSOR_ILLEGAL, MESSAGE_NOT_FOUND, RequestError
 from gateway.routing.base import TopicView, UnknownPartition
+from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX
 from gateway.surfaces.http.answers import json_answer, packed
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -57,7 +61,7 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     if prefers(request.headers.get(hdrs.ACCEPT, ""), OCTETS, JSON_TYPE) == OCTETS:
         return raw_answer(record)
     (found,) = _matches(view, fetched.entries[0], message_id.partition, None, start=message_id.offset, count_max=1)
-    return json_answer(request, found)
+    return json_answer(request, orjson.Fragment(found.text))
 
 
 async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -71,8 +75,8 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
     start = _start(query.cursor, view)
     if start is not None:
         partitions = [number for number in partitions if number >= start[0]]
-    found: list[dict[str, object]] = []
-    left_bytes = SEARCH_BYTES_MAX
+    found: list[_Match] = []
+    left_bytes, left_answer_bytes = SEARCH_BYTES_MAX, PAGE_BYTES_MAX
     next_cursor: str | None = None
     for number in partitions:
         if start is not None and number == start[0]:
@@ -88,35 +92,44 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
             if not fetched.entries:
                 break
             for entry in fetched.entries:
-                found += _matches(view, entry, number, keys, start=offset, count_max=limit - len(found))
+                matches = _matches(view, entry, number, keys, start=offset, count_max=limit - len(found))
+                left_answer_bytes -= sum(len(match.text) for match in matches)
+                found += matches
                 left_bytes -= entry.size
                 offset = entry.next_offset
                 if len(found) >= limit:
-                    last = found[-1]["offset"]
-                    assert isinstance(last, int)
-                    offset = last + 1
-                if len(found) >= limit or left_bytes <= 0:
+                    offset = found[-1].offset + 1
+                if len(found) >= limit or left_bytes <= 0 or left_answer_bytes <= 0:
                     next_cursor = write_cursor([(view.name, number, offset)], {view.name: str(view.topic_id)})
                     break
             await asyncio.sleep(0)
         if next_cursor is not None:
             break
-    return await packed(request, json_answer(request, {"messages": found, "next_cursor": next_cursor}))
+    shown = [orjson.Fragment(match.text) for match in found]
+    return await packed(request, json_answer(request, {"messages": shown, "next_cursor": next_cursor}))
+
+
+class _Match(NamedTuple):
+    """A record that was looked for, as JSON."""
+
+    offset: int
+    text: bytes
 
 
 def _matches(
     view: TopicView, entry: Entry, partition: int, keys: frozenset[bytes] | None, *, start: int, count_max: int
-) -> list[dict[str, object]]:
+) -> list[_Match]:
     """The records of an entry from `start` on that have one of the keys (None: any), in the native form."""
     if keys is not None and not record_batch.is_compressed(entry.batch):
         data = bytes(entry.batch)
         if not any(key in data for key in keys):
             return []
-    found: list[dict[str, object]] = []
+    found: list[_Match] = []
     for record in record_batch.decode(entry.batch):
         if record.offset < start or (keys is not None and record.key not in keys):
             continue
-        found.append(render_record(view.name, partition, record, entry, None, topic_id=view.topic_id))
+        shown = render_record(view.name, partition, record, entry, None, topic_id=view.topic_id)
+        found.append(_Match(record.offset, orjson.dumps(shown)))
         if len(found) >= count_max:
             break
     return found

@@ -67,7 +67,7 @@ MEANINGS: dict[int, str] = {
     42950: "Too many topics, partitions, schedules, remembered ids, streams, sockets, instances, tickets or leases.",
     50002: "Stored bytes fail their check: never skipped, never served.",
     50350: "The server is starting, stopping, or stopped by an I/O error. Whether a send was stored is unknown then.",
-    50351: "Too much waits to be written, a group is being read, or the timer is behind: try again.",
+    50351: "Too much waits to be written or to be taken, a group is being read, or the timer is behind: try again.",
     50750: "The disk is full: nothing was stored, reads go on.",
 }
 

@@ -88,7 +88,7 @@ EVENT = obj(
 # What a route may answer because of what it touches.
 TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
-READS = (50002, 50350)
+READS = (50002, 50350, 50351)
 WRITES = (50002, 50350, 50351, 50750)
 RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954)
 IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
@@ -98,7 +98,7 @@ INSTANCE = (400, 422, 40403, 42950, 409, *WRITES)
 LEASES = (400, *GROUP)
 SCHEDULE = (400, 422, 40401, 404, 40450, 40950)
 V3_TOPIC = (404, 40403)
-V3_GROUP = (404, 40405, 50351, *READS)
+V3_GROUP = (404, 40405, *READS)
 
 KAFKA_JSON = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY = "application/vnd.kafka.binary.v2+json"
@@ -356,7 +356,7 @@ _READ: dict[str, Operation] = {
                 },
             )
         },
-        errors=(*QUERY, *PARTITION, 40050, 40952, 40953, 41601, 42252, 42950, 50351, *READS),
+        errors=(*QUERY, *PARTITION, 40050, 40952, 40953, 41601, 42252, 42950, *READS),
     ),
 }
 
@@ -364,12 +364,12 @@ _SCHEDULES: dict[str, Operation] = {
     "list_schedules": Operation(
         tag="Delayed records",
         answers={200: _json("A page of them.", ref("SchedulePage"))},
-        errors=(*QUERY, *TOPIC, 40050, 50351, *READS),
+        errors=(*QUERY, *TOPIC, 40050, *READS),
     ),
     "schedule_histogram": Operation(
         tag="Delayed records",
         answers={200: _json("How many are due when.", ref("Histogram"))},
-        errors=(*QUERY, *TOPIC, 50351, *READS),
+        errors=(*QUERY, *TOPIC, *READS),
     ),
     "get_schedule": Operation(
         tag="Delayed records",
@@ -441,7 +441,7 @@ _GROUPS: dict[str, Operation] = {
     "group_lag": Operation(
         tag="Groups",
         answers={200: _json("By partition, and in all.", ref("GroupLag"))},
-        errors=(*QUERY, 40405, *TOPIC, 50351, *READS),
+        errors=(*QUERY, 40405, *TOPIC, *READS),
     ),
     "reset_offsets": Operation(
         tag="Groups",

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from urllib.parse import quote
 
-import orjson
 from aiohttp import hdrs, web
 
 from gateway.api.shapes.base import load, time_ms
@@ -31,20 +30,27 @@ from gateway.api.shapes.consumers import (
 from gateway.api.shapes.queries import CommittedQuery, PollQuery, V1MessagesQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
-from gateway.codec.records import Format, render_records
+from gateway.codec.records import Format
 from gateway.errors import PARTITION_NOT_FOUND, SCHEMA_FORMAT, RequestError, invalid
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
+from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
 from gateway.surfaces.http.reading import json_object, partition_in, read_query
 from gateway.surfaces.http.rights import ended
+from gateway.surfaces.rest_v2.fetch import fetch_messages
 from gateway.surfaces.rest_v2.instances.polling import Poll
 from gateway.surfaces.rest_v2.instances.service import Instances
 from gateway.surfaces.rest_v2.instances.settings import parse_settings
+from store.limits import MiB
+
+READ_BYTES_MAX = 16 * MiB
+"""Memory of the answer to one read, which is made as a whole: what does not fit comes with the next one."""
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
@@ -144,7 +150,7 @@ async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Re
     return await _read(gateway, request, _poll(gateway, request), topic=topic)
 
 
-async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """So many records of one partition from an offset on, as REST Proxy v1 has it."""
     query = read_query(V1MessagesQuery, request, gateway)
     kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
@@ -153,11 +159,8 @@ async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     topic = request.match_info["topic"]
     partition = partition_in(request)
     assert partition is not None
-    start, count = query.offset, min(query.count, gateway.limits.fetch_records_max)
-    fetched = await gateway.consumer.fetch(topic, partition, start, max_bytes=gateway.limits.fetch_bytes_default)
-    shown = render_records(topic, partition, fetched.entries, kind.fmt, start=start, stop=start + count)
-    gateway.stats.fetched_record_count += len(shown)
-    return web.Response(body=orjson.dumps(shown), headers={hdrs.CONTENT_TYPE: kind.content_type})
+    count = min(query.count, gateway.limits.fetch_records_max)
+    return await fetch_messages(gateway, request, kind, topic, partition, query.offset, count)
 
 
 async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: str | None) -> web.Response:
@@ -166,12 +169,15 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
     fmt = instances.settings(group, name).format
     content_type = _records_type(request, fmt)
     access = access_of(request)
+    allowance = allowance_of(gateway, request)
+    allowance.must_send = True  # the next read confirms it
     gateway.stats.long_poll_count += 1
     try:
         shown = await instances.read(
             group,
             name,
             poll,
+            reserve=lambda wanted: allowance.reserve(min(wanted * RENDERED_FACTOR, READ_BYTES_MAX)) // RENDERED_FACTOR,
             is_client_gone=lambda: request.transport is None or access.is_over,
             check_topics=lambda topics: _check_topics(request, topics),
             topic=topic,
@@ -180,7 +186,7 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
         gateway.stats.long_poll_count -= 1
     if access.is_over:
         raise ended()
-    body = orjson.dumps(shown)
+    body = b"[%b]" % b",".join(shown)
     gateway.stats.fetched_record_count += len(shown)
     gateway.stats.fetched_byte_count += len(body)
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})

@@ -2,6 +2,11 @@
 first record. JSON in three formats, whole RecordBatches as they are stored, or NDJSON: one record a line, a whole range
 in one answer of any length, sent as fast as the client reads.
 
+An answer that is larger than WHOLE_BYTES_MAX (batches: WHOLE_BATCHES_BYTES_MAX) is sent in pieces. Where it ends is
+settled before, as the headers name the offset behind it: the same entries are read twice, the first time only to know
+their sizes. An error in the middle ends the connection, so the client sees that the answer is incomplete. While much
+memory is taken by answers that nobody reads, answers end earlier than asked (`http/answer_memory.py`).
+
 With a filter, what does not match is passed over in the index. A read that looks at much and finds nothing answers with
 no record and a later Mq-Next-Offset, so that the work of one request is bounded.
 """
@@ -9,6 +14,8 @@ no record and a later Mq-Next-Offset, so that the work of one request is bounded
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -20,14 +27,15 @@ from gateway.api.shapes.queries import FetchQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.texts import render_texts
-from gateway.errors import OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
+from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
+from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, WHOLE_BYTES_MAX
 from gateway.surfaces.http.answers import packed
-from gateway.surfaces.http.buffers_body import BuffersBody, body_of
+from gateway.surfaces.http.buffers_body import body_of
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
 from gateway.surfaces.http.media import (
-    BATCH_TYPE,
     LINES_TYPES,
     RecordsType,
     format_named,
@@ -36,14 +44,22 @@ from gateway.surfaces.http.media import (
     records_type,
 )
 from gateway.surfaces.http.reading import partition_in, read_query
-from gateway.surfaces.http.streaming import StreamedAnswer, pieces, rendered_pieces
-from store.limits import MiB
-from store.types import OFFSET_MAX
+from gateway.surfaces.http.streaming import StreamedAnswer, pieces, records_at_once, rendered_pieces
+from store.limits import KiB, MiB
+from store.types import OFFSET_MAX, Buffer, Entry
+
+log = logging.getLogger(__name__)
 
 FILTERED_READS_MAX = 16
 """Reads of the index (65,536 records each) that one filtered request makes in search of a first match."""
 
-_STREAM_READ_BYTES = 2 * MiB  # of one read of a stream: bounds what it holds in memory
+WHOLE_BATCHES_BYTES_MAX = 8 * MiB
+"""Batches of one answer that are read at once; more of them are read and sent piece by piece."""
+
+PIECE_BYTES = 512 * KiB
+"""Of an answer that is sent piece by piece. Each is read when the client has taken the one before."""
+
+_EXTENT_READ_BYTES = 1 * MiB
 
 
 @dataclass(slots=True)
@@ -61,6 +77,16 @@ class _Pull:
     timeout_ms: int
     tag_filter: TagFilter | None
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether whole batches are wanted."""
+        return self.kind.fmt is None and not self.kind.is_lines
+
+    @property
+    def last(self) -> int:
+        """No record at or behind it is wanted, but for those of a batch that holds others."""
+        return max(self.start, min(self.stop, self.start + self.max_records))
+
 
 async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Records of one partition from an offset on, and where the next pull begins."""
@@ -73,17 +99,147 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
         fetched = await _fetch(gateway, request, pull)
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
+    return await _answer(gateway, request, pull, fetched, _bounds_headers(pull, fetched))
+
+
+async def fetch_messages(
+    gateway: Gateway, request: web.Request, kind: RecordsType, topic: str, partition: int, start: int, count: int
+) -> web.StreamResponse:
+    """So many records from an offset on, without saying where the next pull begins."""
+    pull = _Pull(
+        topic=topic,
+        topic_id=gateway.routes_table.topic(topic).topic_id,
+        partition=partition,
+        kind=kind,
+        start=start,
+        stop=OFFSET_MAX,
+        max_bytes=gateway.limits.fetch_bytes_default,
+        max_records=count,
+        timeout_ms=0,
+        tag_filter=None,
+    )
+    return await _answer(gateway, request, pull, await _fetch(gateway, request, pull), None)
+
+
+async def _answer(
+    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched, places: dict[str, str] | None
+) -> web.StreamResponse:
+    """The answer with the records of a pull. `places`: headers that name offsets; None without any of them."""
+    headers: dict[str, str] = {hdrs.CONTENT_TYPE: pull.kind.content_type}
+    allowance = allowance_of(gateway, request)
+    batch_bytes = 0
     if pull.tag_filter is None:
-        body, next_offset = await _taken(pull, fetched)
+        made, next_offset = await _taken(pull, fetched.entries, allowance.room_bytes)
+        end = next_offset
+        if allowance.is_ample:  # else it is as large as it may be
+            end, batch_bytes = await _extent(gateway, pull, fetched, next_offset)
     else:
-        body, next_offset = await _taken_filtered(gateway, request, pull, fetched)
+        made, next_offset = await _taken_filtered(gateway, request, pull, fetched)
+        end = next_offset
+    fetched.entries.clear()  # callers still have it while the answer is written
+    if places is not None:
+        headers |= {NEXT_OFFSET: str(end), **places}
+    if end > next_offset:
+        if pull.is_raw:
+            headers[hdrs.CONTENT_LENGTH] = str(batch_bytes)
+        answer = StreamedAnswer(gateway, request, content_type=pull.kind.content_type, headers=headers)
+        return await _in_pieces(gateway, request, pull, answer, made, next_offset, end)
+    body = body_of(made) if pull.is_raw else b"[%b]" % b",".join(made)
+    gateway.stats.fetched_record_count += next_offset - pull.start
+    gateway.stats.fetched_byte_count += len(body)
+    response = web.Response(body=body, headers=headers)
+    return response if pull.is_raw else await packed(request, response)
+
+
+async def _in_pieces(
+    gateway: Gateway,
+    request: web.Request,
+    pull: _Pull,
+    answer: StreamedAnswer,
+    made: list[Buffer],
+    next_offset: int,
+    end: int,
+) -> web.StreamResponse:
+    """Send what is made, up to `next_offset`, and go on to `end`; each piece is read when there is room for it."""
+    if request.method == hdrs.METH_HEAD:
+        return answer.response
     stats = gateway.stats
-    stats.fetched_record_count += next_offset - pull.start
-    stats.fetched_byte_count += len(body)
-    headers = {hdrs.CONTENT_TYPE: kind.content_type, NEXT_OFFSET: str(next_offset), **_bounds_headers(pull, fetched)}
-    if kind.content_type == BATCH_TYPE:
-        return web.Response(body=body, headers=headers)
-    return await packed(request, web.Response(body=body, headers=headers))
+    opening = b"["
+    try:
+        while True:
+            stats.fetched_record_count += next_offset - pull.start
+            stats.fetched_byte_count += sum(map(len, made))
+            if not pull.is_raw:
+                made[0] = b"".join((opening, made[0]))
+                if next_offset >= end:
+                    made[-1] = b"".join((made[-1], b"]"))
+            await answer.write(_joined(made, b"" if pull.is_raw else b","))
+            pull.start, opening = next_offset, b","
+            if pull.start >= end:
+                return await answer.end()
+            access_of(request).check(Permission.RECEIVE, topic=pull.topic)
+            room_bytes = await answer.allowance.begin(PIECE_BYTES)
+            entries = await _next_entries(gateway, pull, end, room_bytes)
+            made, next_offset = await _taken(pull, entries, room_bytes, end=end)
+            del entries
+    except ConnectionError:
+        return answer.gone()
+    except Exception as error:
+        if not answer.has_begun:
+            raise
+        refusal = error_of(error)
+        log.log(
+            logging.ERROR if refusal.hides_cause else logging.WARNING,
+            "answer ended early topic=%s partition=%s offset=%s error=%r",
+            pull.topic, pull.partition, pull.start, error,
+        )  # fmt: skip
+        return answer.gone()
+
+
+def _joined(made: list[Buffer], between: bytes) -> bytes:
+    """One piece of all that is made; the list is empty then, so that the piece alone waits for the client."""
+    piece = between.join(made)
+    made.clear()
+    return piece
+
+
+async def _next_entries(gateway: Gateway, pull: _Pull, end: int, room_bytes: int) -> list[Entry]:
+    """Entries from `start` on. Raises RequestError when they are not there any more."""
+    fetched = await gateway.consumer.fetch(
+        pull.topic,
+        pull.partition,
+        pull.start,
+        max_bytes=room_bytes if pull.is_raw else room_bytes // RENDERED_FACTOR,
+        end_offset=end,
+    )
+    if gateway.routes_table.topic(pull.topic).topic_id != pull.topic_id:
+        raise RequestError(EPOCH_CHANGED, f"Topic {pull.topic} was deleted and made again.")
+    if not fetched.entries:
+        _reset(None, pull.start, fetched)
+    return fetched.entries
+
+
+async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: int) -> tuple[int, int]:
+    """The offset behind the whole answer, by the rule of a read with `max_bytes`, and the bytes of its batches where
+    they take more than one read. `fetched` is the first of them, of which `next_offset` is reached."""
+    at, last, left_bytes, batch_bytes = pull.start, pull.last, pull.max_bytes, 0
+    entries, high = fetched.entries, fetched.max_offset
+    one_read_bytes = WHOLE_BATCHES_BYTES_MAX if pull.is_raw else WHOLE_BYTES_MAX // RENDERED_FACTOR
+    if not entries or pull.max_bytes <= one_read_bytes:
+        return (next_offset if pull.is_raw or not entries else min(last, entries[-1].next_offset)), 0
+    while True:
+        for entry in entries:
+            if entry.base_offset >= last or (at > pull.start and entry.size > left_bytes):
+                return at if pull.is_raw else min(at, last), batch_bytes
+            at = entry.next_offset
+            left_bytes -= entry.size
+            batch_bytes += len(entry.batch)
+        if not entries or at >= min(last, high) or left_bytes <= 0:
+            return at if pull.is_raw else min(at, last), batch_bytes
+        fetched = await gateway.consumer.fetch(
+            pull.topic, pull.partition, at, max_bytes=min(left_bytes, _EXTENT_READ_BYTES), end_offset=last
+        )
+        entries = fetched.entries
 
 
 async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, query: FetchQuery) -> _Pull:
@@ -167,48 +323,83 @@ async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms
         pull.topic,
         pull.partition,
         pull.start,
-        max_bytes=min(pull.max_bytes, _STREAM_READ_BYTES) if pull.kind.is_lines else pull.max_bytes,
+        max_bytes=pull.max_bytes,
+        wanted_bytes=_wanted_bytes(pull),
+        is_rendered=not pull.is_raw,
         timeout_ms=timeout_ms if pull.start < pull.stop else 0,
         end_offset=min(pull.stop, pull.start + pull.max_records) if pull.tag_filter is None else None,
         tag_hashes=None if pull.tag_filter is None else pull.tag_filter.hashes,
     )
 
 
-async def _taken(pull: _Pull, fetched: Fetched) -> tuple[bytes | BuffersBody, int]:
-    """The body made of what was fetched, and the offset behind it."""
-    start = pull.start
-    stop = min(pull.stop, start + pull.max_records)
-    entries = [entry for entry in fetched.entries if entry.base_offset < stop]
-    next_offset = max(start, entries[-1].next_offset) if entries else start
-    if pull.kind.fmt is None:
-        return body_of([entry.batch for entry in entries]), next_offset
-    texts: list[bytes] = []
-    for covering, low, high in pieces(entries, start, stop):
-        texts += render_texts(pull.topic, pull.partition, covering, pull.kind.fmt, start=low, stop=high)
-        if high < min(next_offset, stop):
+def _wanted_bytes(pull: _Pull) -> int:
+    """The memory that an answer, or the first piece of it, would take."""
+    if pull.is_raw:
+        return min(pull.max_bytes, WHOLE_BATCHES_BYTES_MAX)
+    return PIECE_BYTES if pull.kind.is_lines else WHOLE_BYTES_MAX
+
+
+async def _taken(
+    pull: _Pull, entries: Sequence[Entry], room_bytes: int, *, end: int | None = None
+) -> tuple[list[Buffer], int]:
+    """The batches of entries, or the texts of their records, from `start` on until they have `room_bytes` (one at
+    least); and the offset behind them. `end`: of the answer, where that is not the pull's own."""
+    last = pull.last if end is None else end
+    entries = [entry for entry in entries if entry.base_offset < last]
+    if pull.is_raw:
+        return [entry.batch for entry in entries], entries[-1].next_offset if entries else pull.start
+    return await _texts(pull, entries, last, room_bytes)
+
+
+async def _texts(pull: _Pull, entries: Sequence[Entry], last: int, room_bytes: int) -> tuple[list[Buffer], int]:
+    """The texts of records from `start` on, as `_taken`. With a filter they may have more than `room_bytes`."""
+    texts: list[Buffer] = []
+    size = 0
+    next_offset = pull.start
+    stop = min(last, entries[-1].next_offset) if entries else pull.start
+    for covering, low, high in pieces(entries, pull.start, last, records_at_once(entries, room_bytes)):
+        made = render_texts(
+            pull.topic,
+            pull.partition,
+            covering,
+            pull.kind.fmt,
+            start=low,
+            stop=high,
+            topic_id=pull.topic_id if pull.kind.fmt is None else None,
+            tag_filter=pull.tag_filter,
+        )
+        texts += made
+        size += sum(map(len, made))
+        next_offset = high
+        if size > room_bytes:
+            break
+        if high < stop:
             await asyncio.sleep(0)
-    return b"[%b]" % b",".join(texts), min(next_offset, max(start, stop))
+    while size > room_bytes and len(texts) > 1 and pull.tag_filter is None:
+        size -= len(texts.pop())
+        next_offset = pull.start + len(texts)  # offsets are dense
+    return texts, next_offset
 
 
 async def _taken_filtered(
     gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched
-) -> tuple[bytes | BuffersBody, int]:
+) -> tuple[list[Buffer], int]:
     """As `_taken`, for the records that the filter wants; goes on reading until there is one."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + pull.timeout_ms / 1000
     first = pull.start
     try:
         for _ in range(FILTERED_READS_MAX):
-            if pull.kind.fmt is None:
+            if pull.is_raw:
                 entries = [entry for entry in fetched.entries if entry.base_offset < pull.stop]
                 if entries:
                     is_cut = len(entries) < len(fetched.entries)
                     next_offset = entries[-1].next_offset if is_cut else fetched.next_offset
-                    return body_of([entry.batch for entry in entries]), next_offset
+                    return [entry.batch for entry in entries], next_offset
             else:
-                records, next_offset = await _wanted(pull, fetched)
-                if records:
-                    return orjson.dumps(records), next_offset
+                texts, next_offset = await _wanted(pull, fetched, allowance_of(gateway, request).room_bytes)
+                if texts:
+                    return texts, next_offset
             pull.start = min(max(fetched.next_offset, pull.start), max(pull.stop, pull.start))
             left_ms = round((deadline_s - loop.time()) * 1000)
             if pull.start >= pull.stop or (pull.start >= fetched.max_offset and left_ms <= 0):
@@ -216,16 +407,17 @@ async def _taken_filtered(
             if gateway.draining.is_set():
                 break
             fetched = await _fetch(gateway, request, pull, max(left_ms, 0))
-        return b"" if pull.kind.fmt is None else b"[]", pull.start
+        return [], pull.start
     finally:
         pull.start = first
 
 
-async def _wanted(pull: _Pull, fetched: Fetched) -> tuple[list[dict[str, object]], int]:
-    """The wanted records of what was fetched, at most `max_records`, and the offset to go on at."""
-    records: list[dict[str, object]] = []
+async def _wanted(pull: _Pull, fetched: Fetched, room_bytes: int) -> tuple[list[Buffer], int]:
+    """The texts of the wanted records of what was fetched, at most `max_records`, and the offset to go on at."""
+    texts: list[Buffer] = []
+    size = 0
     stop = pull.stop
-    for piece, high in rendered_pieces(
+    for records, high in rendered_pieces(
         pull.topic,
         pull.partition,
         fetched.entries,
@@ -233,17 +425,17 @@ async def _wanted(pull: _Pull, fetched: Fetched) -> tuple[list[dict[str, object]
         start=pull.start,
         stop=stop,
         tag_filter=pull.tag_filter,
-        topic_id=pull.topic_id if pull.kind.fmt is None else None,
     ):
-        records += piece
-        if len(records) >= pull.max_records:
-            del records[pull.max_records :]
-            last = records[-1]["offset"]
-            assert isinstance(last, int)
-            return records, last + 1
+        for record in records:
+            texts.append(orjson.dumps(record))
+            size += len(texts[-1])
+            if len(texts) >= pull.max_records or size > room_bytes:
+                offset = record["offset"]
+                assert isinstance(offset, int)
+                return texts, offset + 1
         if high < stop:
             await asyncio.sleep(0)
-    return records, min(fetched.next_offset, max(stop, pull.start))
+    return texts, min(fetched.next_offset, max(stop, pull.start))
 
 
 async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched) -> web.StreamResponse:
@@ -264,31 +456,23 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
     try:
         while True:
             stop = pull.stop if pull.tag_filter else min(pull.stop, pull.start + left_records)
-            for covering, low, high in pieces(fetched.entries, pull.start, stop):
-                texts = render_texts(
-                    pull.topic,
-                    pull.partition,
-                    covering,
-                    pull.kind.fmt,
-                    start=low,
-                    stop=high,
-                    topic_id=pull.topic_id if pull.kind.fmt is None else None,
-                    tag_filter=pull.tag_filter,
-                )[:left_records]
-                lines = b"\n".join([*texts, b""])
-                if lines:
-                    await answer.write(lines)
-                await asyncio.sleep(0)
-                left_records -= len(texts)
-                left_bytes -= len(lines)
-                stats.fetched_record_count += high - pull.start
-                stats.fetched_byte_count += len(lines)
-                pull.start = high
-                if left_records <= 0 or left_bytes <= 0:
-                    break
+            texts, high = await _texts(pull, fetched.entries, stop, answer.allowance.room_bytes)
+            is_all = not fetched.entries or high >= fetched.entries[-1].next_offset
+            next_read = fetched.next_offset if is_all else high
+            fetched.entries.clear()  # nothing but the lines is held while the client takes them
+            del texts[left_records:]
+            left_records -= len(texts)
+            size = sum(map(len, texts)) + len(texts)
+            if texts:
+                texts.append(b"")
+                await answer.write(_joined(texts, b"\n"))
+            left_bytes -= size
+            stats.fetched_record_count += high - pull.start
+            stats.fetched_byte_count += size
+            pull.start = high
             if left_records <= 0 or left_bytes <= 0:
                 break
-            pull.start = min(max(fetched.next_offset, pull.start), max(pull.stop, pull.start))
+            pull.start = min(max(next_read, pull.start), max(pull.stop, pull.start))
             if pull.start >= pull.stop:
                 break
             if gateway.draining.is_set():

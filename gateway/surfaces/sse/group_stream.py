@@ -25,6 +25,7 @@ from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.protocol import Delivered, Receive
 from gateway.routing.base import topic_id_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, while_allowed
 from gateway.surfaces.http.streaming import StreamedAnswer
@@ -118,7 +119,10 @@ class GroupStream:
         self._heartbeat_at_s = asyncio.get_running_loop().time() + self._heartbeat_ms / 1000
 
     async def _received(self, count: int) -> tuple[Delivered, ...]:
-        asked = replace(self._asked, max_messages=count, max_bytes=PIECE_BYTES, wait_ms=self._heartbeat_ms)
+        room_bytes = self._answer.allowance.share(PIECE_BYTES * RENDERED_FACTOR)
+        asked = replace(
+            self._asked, max_messages=count, max_bytes=room_bytes // RENDERED_FACTOR, wait_ms=self._heartbeat_ms
+        )
         try:
             async with while_allowed(self._gateway, self._request):
                 return (await self._gateway.groups.receive(self._group, asked)).messages

@@ -46,14 +46,15 @@ from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import Receive, StartSpec
 from gateway.routing.base import UnknownPartition
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, prefers
 from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.http.rights import ended, left_s
-from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, rendered_pieces
+from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, records_at_once, rendered_pieces
 from gateway.surfaces.sse.group_stream import GroupStream
-from store.limits import KiB
+from store.limits import KiB, MiB
 from store.types import ReadStatus
 
 SSE_TYPE = "text/event-stream"
@@ -70,7 +71,7 @@ RETRY_MS = 2_000
 """How long a browser waits before it connects again."""
 
 _OFFSET_DIGITS = 12  # room for offsets to grow in the bound on cursors
-_READ_BYTES = 256 * KiB
+_ANSWER_BYTES = 1 * MiB  # of what one read becomes
 
 
 class FollowedPartition:
@@ -281,11 +282,12 @@ class Stream:
 
     async def _advance(self, followed: FollowedPartition) -> bool:
         """Send what a partition has, one read's worth; whether there may be more."""
+        room_bytes = self._answer.allowance.reserve(_ANSWER_BYTES)
         fetched = await self._gateway.consumer.fetch(
             followed.topic,
             followed.partition,
             followed.offset,
-            max_bytes=_READ_BYTES,
+            max_bytes=room_bytes // RENDERED_FACTOR,
             tag_hashes=None if self._filter is None else self._filter.hashes,
         )
         self._access.check(Permission.RECEIVE, topic=followed.topic)  # rules may have changed since the stream began
@@ -295,7 +297,10 @@ class Stream:
             raise out_of_range(
                 followed.topic, followed.partition, followed.offset, (fetched.min_offset, fetched.max_offset)
             )
-        for records, high in rendered_pieces(
+        texts: list[bytes] = []
+        offsets: list[int] = []
+        size, high = 0, followed.offset
+        for records, stop in rendered_pieces(
             followed.topic,
             followed.partition,
             fetched.entries,
@@ -304,29 +309,45 @@ class Stream:
             stop=fetched.next_offset,
             topic_id=followed.topic_id if self._fmt is None else None,
             tag_filter=self._filter,
+            records_max=records_at_once(fetched.entries, room_bytes),
         ):
-            step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._all_followed) > 1 else len(records)
-            for first in range(0, len(records), step or 1):
-                await self._answer.write(self._written(followed, records[first : first + step]))
-            self._gateway.stats.fetched_record_count += high - followed.offset
-            followed.offset = high
+            texts += split_lines(records)
+            offsets += [record["offset"] for record in records]  # type: ignore[misc]
+            size += sum(map(len, texts[len(texts) - len(records) :]))
+            high = stop
+            if size >= room_bytes:
+                break
             await asyncio.sleep(0)
-        followed.offset = max(followed.offset, fetched.next_offset)
+        while size > room_bytes and len(texts) > 1:
+            size -= len(texts.pop())
+            high = offsets.pop()
+        if not fetched.entries or high >= fetched.entries[-1].next_offset:
+            high = max(high, fetched.next_offset)
+        fetched.entries.clear()  # only what is written waits for the client
+        if not texts:
+            self._answer.allowance.hold(0)
+        step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._all_followed) > 1 else len(texts)
+        while texts:
+            await self._answer.write(self._written(followed, texts, offsets, step))
+        self._gateway.stats.fetched_record_count += high - followed.offset
+        followed.offset = max(followed.offset, high)
         return followed.offset < fetched.max_offset
 
-    def _written(self, followed: FollowedPartition, records: list[dict[str, object]]) -> bytes:
-        """Records of one partition as events, each with the cursor behind it."""
+    def _written(self, followed: FollowedPartition, texts: list[bytes], offsets: list[int], count: int) -> bytes:
+        """The first records of one partition as events, each with the cursor behind it. They are in no list then."""
         at = followed.offset
         followed.offset = -1  # a mark to cut the cursor at; no offset is negative
         before, after = self.cursor.encode().split(b"=-1")
         followed.offset = at
         record = self._form.record
-        return b"".join(
+        data = b"".join(
             [
-                record(data, b"%s=%d%s" % (before, item["offset"] + 1, after))  # type: ignore[operator]
-                for data, item in zip(split_lines(records), records, strict=True)
+                record(text, b"%s=%d%s" % (before, offset + 1, after))
+                for text, offset in zip(texts[:count], offsets[:count], strict=True)
             ]
         )
+        del texts[:count], offsets[:count]
+        return data
 
     async def _wait_at_end(self, followed: FollowedPartition) -> None:
         if followed in self._behind:

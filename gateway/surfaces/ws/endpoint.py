@@ -16,8 +16,11 @@ from aiohttp import WebSocketError, WSMsgType, web
 
 from gateway.auth.access import NOBODY
 from gateway.errors import READ_ONLY, RequestError, bad_request
+from gateway.surfaces.http.admission import payer_of
+from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway
+from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.ws.conversation import Conversation
 from gateway.surfaces.ws.in_flight import StartTask
 from gateway.surfaces.ws.metrics import SocketMetrics
@@ -27,7 +30,6 @@ from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.session import REFUSALS
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.short_forms import Sender, consume_command, produce_target
-from gateway.surfaces.ws.write_watchdog import WriteWatchdog
 from store.limits import KiB, MiB
 
 log = logging.getLogger(__name__)
@@ -189,7 +191,9 @@ class _Socket:
         code: CloseCode | None = None
         gateway = self.gateway
         conversation: Conversation | None = None
-        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX)
+        payer = payer_of(self._access, self._request.remote or "")
+        allowance = Allowance(gateway.stats.answers, payer, gateway.limits.answering_bytes_max)
+        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX, allowance=allowance)
         rights: Rights | None = None
         leave_drain: Callable[[], None] | None = None
         try:

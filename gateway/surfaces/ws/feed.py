@@ -302,7 +302,8 @@ class Feed:
             fed.move(part.stop)
             return True
         is_whole = self._wanted.form is Form.BATCH
-        count = self._count_of_batches(part) if is_whole else self._count_of_messages(part)
+        bytes_max = outbox.room(FRAME_BYTES_TARGET)
+        count = self._count_of_batches(part) if is_whole else self._count_of_messages(part, bytes_max)
         size_bytes = part.size_bytes(count) if count else part.size_bytes(1)
         message_count = part.ends[count - 1] - part.start if is_whole and count else max(count, 1)
         fed.next_message_bytes = part.size_bytes(1)
@@ -346,12 +347,13 @@ class Feed:
         payload = part.payload if count == len(part.ends) else part.payload[: part.payload_marks[count - 1]]
         return binary_frame(header, payload)
 
-    def _count_of_messages(self, part: EncodedRange) -> int:
+    def _count_of_messages(self, part: EncodedRange, bytes_max: int) -> int:
         budget = self.ledger.message_budget
         if budget <= 0:
             return 0
         byte_budget = self.ledger.byte_budget
-        bytes_max = FRAME_BYTES_TARGET if byte_budget is None else byte_budget
+        if byte_budget is not None:
+            bytes_max = min(bytes_max, byte_budget)
         return part.count_within(budget, bytes_max)
 
     def _count_of_batches(self, part: EncodedRange) -> int:

@@ -3,6 +3,7 @@
 Invariants
     O1  frames leave in the order they were put in
     O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
+    O3  what waits counts among the memory of all answers; while much of that is taken, frames get smaller (`room`)
 
 Whether the peer takes anything at all is watched by `write_watchdog.py`.
 """
@@ -13,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
+from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.ws.protocol import CloseCode
 
 Write = Callable[[bytes, bool], Awaitable[None]]
@@ -35,8 +37,12 @@ class OutboxClosed(Exception):
 class Outbox:
     """One socket's way out. Most sockets are idle: what waiting needs is made when somebody waits."""
 
-    def __init__(self, write: Write, *, bytes_max: int) -> None:
+    def __init__(self, write: Write, *, bytes_max: int, allowance: Allowance | None = None) -> None:
+        """`allowance`: what the socket may hold; None where nothing is counted."""
         self._write = write
+        self._allowance = allowance
+        if allowance is not None:
+            allowance.must_send = True  # what is in a frame is counted as sent
         self._bytes_max = bytes_max
         self._frames: list[tuple[bytes, bool, asyncio.Future[None] | None]] = []  # short: O2
         self._waiting_bytes = 0
@@ -44,6 +50,10 @@ class Outbox:
         self._room: asyncio.Future[None] | None = None  # whoever has the turn waits for room
         self._is_closed = False
         self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
+
+    def room(self, wanted_bytes: int) -> int:
+        """How large the next frame should be at most (O3)."""
+        return wanted_bytes if self._allowance is None else self._allowance.share(wanted_bytes)
 
     async def put(self, frame: bytes) -> None:
         """Queue a frame. Returns when it is queued, not when it is sent. Raises OutboxClosed."""
@@ -67,6 +77,7 @@ class Outbox:
             if taken is not None and not taken.done():
                 taken.set_exception(OutboxClosed())
         self._frames.clear()
+        self._wait_for(-self._waiting_bytes)
 
     async def run(self) -> NoReturn:
         """Write what is queued, for ever. Raises Closing."""
@@ -84,7 +95,7 @@ class Outbox:
             except OSError:
                 raise Closing(None) from None
         del self._frames[0]  # only now: a frame being written takes its room (O2)
-        self._waiting_bytes -= len(frame)
+        self._wait_for(-len(frame))
         _tell(self._room)
         _tell(taken)
 
@@ -96,8 +107,13 @@ class Outbox:
             if self._is_closed:
                 raise OutboxClosed
             self._frames.append((frame, is_binary, taken))
-            self._waiting_bytes += len(frame)
+            self._wait_for(len(frame))
             _tell(self._filled)
+
+    def _wait_for(self, change_bytes: int) -> None:
+        self._waiting_bytes += change_bytes
+        if self._allowance is not None:
+            self._allowance.hold(self._waiting_bytes)
 
 
 def _tell(waiting: asyncio.Future[None] | None) -> None:

@@ -9,7 +9,9 @@ left out, or (`fail`) it refuses the read in which it would be the first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import Format, render_record
@@ -19,7 +21,8 @@ from gateway.surfaces.rest_v2.instances.settings import OnDecodeError
 from store import record_batch
 from store.types import Entry
 
-RecordShown = dict[str, object]
+Reserve = Callable[[int], int]
+"""How many of so many bytes of records there is memory for now. `int`: for all."""
 
 
 class Gathering:
@@ -33,7 +36,9 @@ class Gathering:
         bytes_max: int,
         count_max: int,
         tag_filter: TagFilter | None = None,
+        reserve: Reserve = int,
     ) -> None:
+        """`reserve` is called once, when there is a record to take; `bytes_max` then is what it says."""
         self.ends: dict[Partition, int] = {}
         """Next offset by partition, of those that were read at all."""
 
@@ -44,16 +49,17 @@ class Gathering:
         self._on_decode_error = on_decode_error
         self.bytes_max = bytes_max
         self._count_max = count_max
+        self._reserve: Reserve | None = reserve
         self.tag_filter = tag_filter
-        self._shown: dict[Partition, tuple[list[RecordShown], int]] = {}
+        self._shown: dict[Partition, tuple[list[bytes], int]] = {}
 
     @property
     def bytes_left(self) -> int:
         """Of `bytes_max`; at least 1."""
         return max(self.bytes_max - self.size_bytes, 1)
 
-    def records(self) -> list[RecordShown]:
-        """What was taken, partition by partition, in the order of offsets."""
+    def records(self) -> list[bytes]:
+        """What was taken, as JSON, partition by partition, in the order of offsets."""
         return [record for shown, _ in self._shown.values() for record in shown]
 
     def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry]) -> int:
@@ -64,6 +70,9 @@ class Gathering:
         shown, size_bytes = self._shown.get(topic_partition, ([], 0))
         next_offset = start
         before_bytes = self.size_bytes
+        if self._reserve is not None and entries:
+            self.bytes_max = self._reserve(self.bytes_max)
+            self._reserve = None
         try:
             for entry in entries:
                 if entry.next_offset > next_offset and not self.is_full:
@@ -85,7 +94,7 @@ class Gathering:
         self.size_bytes -= size_bytes
         self.is_full = self.is_full and self.count > 0
 
-    def _take_entry(self, topic_partition: Partition, start: int, entry: Entry, shown: list[RecordShown]) -> int:
+    def _take_entry(self, topic_partition: Partition, start: int, entry: Entry, shown: list[bytes]) -> int:
         for record in record_batch.decode(entry.batch):
             offset = record.offset
             if offset < start:
@@ -108,7 +117,7 @@ class Gathering:
                     self.is_full = True
                     return offset
                 raise _undecodable(topic_partition, offset, self._fmt)
-            shown.append(item)
+            shown.append(orjson.dumps(item))
             self.count += 1
             self.size_bytes += size_bytes
             if self.count >= self._count_max:

@@ -16,7 +16,7 @@ from gateway.api.tasks import is_set_within, when_set
 from gateway.codec.filters import TagFilter
 from gateway.groups.machines.strategies.base import Partition
 from gateway.settings.limits import Limits
-from gateway.surfaces.rest_v2.instances.gathering import Gathering
+from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance
 from gateway.surfaces.rest_v2.instances.settings import REQUEST_TIMEOUT_MS_DEFAULT, InstanceSettings
 from store.errors import UnknownQueue
@@ -53,13 +53,14 @@ class Poller:
         instance: Instance,
         poll: Poll,
         *,
+        reserve: Reserve,
         stirred: asyncio.Event,
         must_stop: Callable[[], bool],
         look_around: Callable[[Gathering], Awaitable[None]],
     ) -> Gathering:
         """Records from the instance's positions on. `look_around` is called when somebody has set `stirred`: the
         instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
-        gathering = self._gathering(instance.settings, poll)
+        gathering = self._gathering(instance.settings, poll, reserve)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
         ends: dict[Partition, int] = {}  # of the partitions, when they were last read
         deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
@@ -76,7 +77,7 @@ class Poller:
                 stirred.clear()
                 await look_around(gathering)
 
-    def _gathering(self, settings: InstanceSettings, poll: Poll) -> Gathering:
+    def _gathering(self, settings: InstanceSettings, poll: Poll, reserve: Reserve) -> Gathering:
         limits = self._limits
         counts = (poll.count_max, settings.poll_records_max, limits.fetch_records_max)
         return Gathering(
@@ -85,6 +86,7 @@ class Poller:
             bytes_max=min(poll.bytes_max or limits.fetch_bytes_default, limits.fetch_bytes_max),
             count_max=min(count for count in counts if count is not None),
             tag_filter=poll.tag_filter,
+            reserve=reserve,
         )
 
     async def _gather_from(

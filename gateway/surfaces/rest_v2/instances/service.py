@@ -33,7 +33,7 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import CommittedPosition, Groups, MemberKey, OffsetCommit, TopicPartition
 from gateway.routing.base import Routes, UnknownPartition
 from gateway.settings.limits import Limits
-from gateway.surfaces.rest_v2.instances.gathering import Gathering, RecordShown
+from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance, decode_instance
 from gateway.surfaces.rest_v2.instances.polling import Poll, Poller
 from gateway.surfaces.rest_v2.instances.settings import InstanceSettings
@@ -270,13 +270,15 @@ class Instances:
         name: str,
         poll: Poll,
         *,
+        reserve: Reserve = int,
         is_client_gone: Callable[[], bool],
         check_topics: Callable[[AbstractSet[str]], None],
         topic: str | None = None,
-    ) -> list[RecordShown]:
+    ) -> list[bytes]:
         """Records from the instance's positions on: at once if there are enough, else as they come, up to the timeout.
 
-        When the client goes meanwhile, nothing has been handed out. `check_topics` raises when the client may not read
+        Each is JSON. `reserve` is asked for memory when the first one is found. When the client goes meanwhile, nothing
+        has been handed out. `check_topics` raises when the client may not read
         one of the topics the instance has. With `topic` (REST Proxy v1) the instance
         subscribes to it by itself; raises RequestError 409/40901 when it subscribes to others.
         """
@@ -298,7 +300,7 @@ class Instances:
                 check_topics(instance.owned_topics())
 
             gathering = await self._poller.gather(
-                instance, poll, stirred=live.stirred, must_stop=must_stop, look_around=look_around
+                instance, poll, reserve=reserve, stirred=live.stirred, must_stop=must_stop, look_around=look_around
             )
             if is_client_gone():
                 return []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import make_mocked_request
 
+from gateway.auth.access import Permission, forbidden
 from gateway.codec.inflate import Inflater
 from gateway.codec.tags import tag_hash
 from gateway.surfaces.http.answers import PACK_BYTES_MIN, packed
@@ -19,6 +21,7 @@ from gateway.surfaces.rest_v2 import fetch
 from gateway.surfaces.rest_v2.fetch import FILTERED_READS_MAX
 from store import record_batch
 from store.errors import Corrupt
+from store.limits import MiB
 from store.record_batch import Record
 from store.types import Acks, Append, QueueKey, ReadResult, ReadStatus
 from tests.clock import START_MS, FakeClock
@@ -29,6 +32,7 @@ from tests.waiting import WOKEN_S
 PATH = "/topics/orders/partitions/0/records"
 QUEUE = QueueKey(16, 0)
 JSON = {"Accept": "application/vnd.kafka.json.v2+json"}
+TEXT = {"Accept": "application/vnd.kafka.text.v2+json"}
 BATCH = {"Accept": "application/vnd.mq.batch"}
 
 
@@ -289,6 +293,110 @@ async def test_many_megabytes_are_rendered_whole(client: Client, broker: FakeBro
     assert (status, offsets) == (200, list(range(10)))
 
 
+@pytest.mark.parametrize("headers", [JSON, BATCH], ids=["json", "batches"])
+@pytest.mark.parametrize(
+    ("sizes", "query", "end"),
+    [
+        ([700_000] * 30, "max_bytes=67108864", 30),
+        ([700_000] * 30, "max_bytes=14010000", 20),
+        ([700_000] * 30, "max_bytes=67108864&end_offset=25", 25),
+        ([700_000] * 30, "max_bytes=67108864&max_records=20&offset=2", 22),
+        ([3_000_000, 10, 3_000_000, 3_000_000, 3_000_000], "max_bytes=9000500", 4),
+        ([1000] * 9000, "max_bytes=67108864", 9000),
+    ],
+)
+async def test_an_answer_in_pieces_is_the_answer_of_one_read(
+    client: Client, broker: FakeBroker, headers: dict[str, str], sizes: list[int], query: str, end: int
+) -> None:
+    for number, size in enumerate(sizes):
+        await send(broker, b'"%b"' % (b"%d" % (number % 10) * size))
+    response = await client.get(f"{PATH}?{query}", headers=headers)
+    body = await response.read()
+    start = 2 if "&offset=2" in query else 0
+    assert len(body) > 4 * MiB
+    assert (response.status, response.headers["Mq-Next-Offset"]) == (200, str(end))
+    if headers is BATCH:
+        assert body == b"".join(bytes(entry.batch) for entry in broker.entries[QUEUE][start:end])
+        assert response.headers["Content-Length"] == str(len(body))
+    else:
+        records = orjson.loads(body)
+        assert [record["offset"] for record in records] == list(range(start, end))
+        assert [len(record["value"]) for record in records] == sizes[start:end]
+
+
+async def test_one_batch_of_many_records_is_cut_between_them(client: Client, broker: FakeBroker) -> None:
+    values = [b'"%05d%b"' % (number, b"x" * 95) for number in range(60_000)]
+    await send(broker, *values)
+    response = await client.get(f"{PATH}?max_bytes=67108864&offset=3&end_offset=59000", headers=JSON)
+    records = orjson.loads(await response.read())
+    assert [int(record["value"][:5]) for record in records] == list(range(3, 59_000))
+    assert response.headers["Mq-Next-Offset"] == "59000"
+
+
+@pytest.mark.parametrize("query", ["max_bytes=67108864", "max_bytes=1048576", "max_bytes=67108864&filter=*"])
+async def test_what_inflates_is_not_inflated_all_at_once(client: Client, broker: FakeBroker, query: str) -> None:
+    """30 entries of some hundred bytes hold 120 MB of text."""
+    batch = bytes(record_batch.compressed(record_batch.encode([Record(None, b"x" * 4_000_000, 7)])))
+    assert len(batch) < 2000
+    for _ in range(30):
+        await broker.append([Append(queue=QUEUE, batch=batch, record_count=1, json_values=False)], acks=Acks.FLUSHED)
+    tracemalloc.start()
+    try:
+        offset = 0
+        while offset < 30:
+            answer = await client.get(
+                f"{PATH}?{query}&offset={offset}", headers={**TEXT, "Accept-Encoding": "identity"}
+            )
+            while await answer.content.read(MiB):
+                pass
+            assert answer.status == 200
+            offset = int(answer.headers["Mq-Next-Offset"])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * MiB  # the client has its part in this process
+
+
+@pytest.mark.parametrize("headers", [JSON, BATCH], ids=["json", "batches"])
+@pytest.mark.parametrize("trouble", ["rotten", "expired", "made again", "rights"])
+async def test_what_goes_wrong_in_the_middle_is_seen(
+    client: Client, broker: FakeBroker, headers: dict[str, str], trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(40):
+        await send(broker, b'"%b"' % (b"x" * 500_000))
+    read = broker.read
+    seen: list[int] = []
+
+    async def failing(queue: QueueKey, offset: int, **settings: Any) -> ReadResult:
+        is_again = offset in seen
+        seen.append(offset)
+        if not is_again or offset < 20:
+            return await read(queue, offset, **settings)
+        if trouble == "rotten":
+            raise Corrupt("file", 5, "rotten")
+        if trouble == "rights":
+            raise forbidden(Permission.RECEIVE, "orders", None)
+        if trouble == "made again":
+            await broker.delete_topic("orders")
+            await broker.create_topic("orders", 4)
+            return ReadResult(ReadStatus.FOUND, [], 0, 40, offset)
+        return ReadResult(ReadStatus.TOO_SMALL, [], 39, 40, 39)
+
+    monkeypatch.setattr(broker, "read", failing)
+    response = await client.get(f"{PATH}?max_bytes=67108864", headers=headers)
+    assert (response.status, response.headers["Mq-Next-Offset"]) == (200, "40")
+    with pytest.raises(ClientPayloadError):
+        await response.read()
+
+
+async def test_head_of_a_large_answer_is_its_headers(client: Client, broker: FakeBroker) -> None:
+    for _ in range(40):
+        await send(broker, b'"%b"' % (b"x" * 500_000))
+    for headers in (JSON, BATCH):
+        response = await client.head(f"{PATH}?max_bytes=67108864", headers=headers)
+        assert (response.status, response.headers["Mq-Next-Offset"], await response.read()) == (200, "40", b"")
+
+
 async def test_every_limit_of_a_pull_at_n_and_beyond(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
     """What is asked for beyond a byte or record limit counts as the limit; beyond the longest wait it is refused."""
     limits = gateway.limits
@@ -386,7 +494,7 @@ async def test_an_error_in_the_middle_is_a_line(
 ) -> None:
     await send(broker, b"1")
     await send(broker, b"2")
-    monkeypatch.setattr(fetch, "_STREAM_READ_BYTES", 1)
+    monkeypatch.setattr(fetch, "PIECE_BYTES", 1)
     read = broker.read
 
     async def failing(queue: QueueKey, offset: int, **settings: object) -> object:

@@ -24,6 +24,7 @@ from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, Foll
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.security.kit import served
 
 PATH = "/mq/v1/topics/orders/sse"
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -372,19 +373,18 @@ async def test_rights_that_end_end_the_stream(client: Client, monkeypatch: pytes
 
 
 async def test_a_client_that_takes_nothing_is_cut_off_and_others_do_not_notice(
-    gateway: Gateway, broker: FakeBroker, aiohttp_client: Callable[[TestServer], object]
+    gateway: Gateway, client: Client
 ) -> None:
     hasty = replace(gateway, config=replace(gateway.config, ws_write_timeout_ms=200))
-    server = TestServer(build_application(hasty))
-    await server.start_server(auto_decompress=False)
-    client: Client = await aiohttp_client(server)  # type: ignore[misc]
     for _ in range(200):
         await send(client, "x" * 100_000)
-    reader, writer = await asyncio.open_connection(server.host, server.port)
-    writer.write(f"GET {PATH}?from=earliest HTTP/1.1\r\nHost: {server.host}\r\n\r\n".encode())
-    async with stream(client, "?from=earliest&partitions=0") as response:
-        assert len(await until_caught_up(response)) == 201
-    while hasty.stats.stream_count:  # noqa: ASYNC110 -- a plain counter
-        await asyncio.sleep(0.01)
-    assert reader is not None
-    writer.close()
+    async with served(hasty) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {PATH}?from=earliest HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        async with stream(client, "?from=earliest&partitions=0") as response:
+            assert len(await until_caught_up(response)) == 201
+        while hasty.stats.stream_count:  # noqa: ASYNC110 -- a plain counter
+            await asyncio.sleep(0.01)
+        assert (hasty.stats.slow_close_count, hasty.stats.answers.held_bytes) == (1, 0)
+        assert reader is not None
+        writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from gateway.codec.filters import parse_filter
@@ -35,7 +36,7 @@ def gathering(**changes: Any) -> Gathering:
 
 
 def values(made: Gathering) -> list[object]:
-    return [record["value"] for record in made.records()]
+    return [orjson.loads(record)["value"] for record in made.records()]
 
 
 def test_bounds_hold_and_one_record_is_always_taken() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.surfaces.ws.write_watchdog import LOOKS, WriteWatchdog
+from gateway.surfaces.http.write_watchdog import LOOKS, WriteWatchdog
 from tests.waiting import PATIENCE_S
 
 STEP_S = 0.005

@@ -1,0 +1,82 @@
+"""Memory that is free goes back to the system.
+
+glibc keeps what was freed for the next who needs it, in an arena for each few threads: after large answers or uploads a
+process stays hundreds of megabytes larger than what it uses, for good. So all threads share one arena, which costs them
+nothing, as Python allocates under its own lock; and `give_back_forever` looks at the size of the process now and then,
+and when that has grown since the last time has the library return its free pages. That takes some milliseconds, in a
+thread. Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
+
+26 unread JSON fetches, resident MiB before, at most, after:
+
+    neither      119   216   216       one arena and trim   123   195   134
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from store.limits import MiB
+
+LOOK_S = 5.0
+GROWTH_BYTES = 16 * MiB
+"""What a process may have grown before its free pages are looked for."""
+
+_M_ARENA_MAX = -8  # malloc.h
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def share_one_arena() -> None:
+    """Have threads that begin later use the arena of the first."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def trimmer() -> Callable[[], object] | None:
+    """What returns free pages to the system; None where the C library has no such thing."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
+    trim.argtypes = (ctypes.c_size_t,)
+    return lambda: trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+
+
+class Trimming:
+    """When free pages are returned."""
+
+    def __init__(self, trim: Callable[[], object], resident: Callable[[], int] = resident_bytes) -> None:
+        self._trim = trim
+        self._resident = resident
+        self._least_bytes = resident()
+
+    def look(self) -> bool:
+        """Return free pages if the process has grown; whether it had. Blocks for some milliseconds."""
+        now_bytes = self._resident()
+        if now_bytes < self._least_bytes + GROWTH_BYTES:
+            self._least_bytes = min(self._least_bytes, now_bytes)
+            return False
+        self._trim()
+        self._least_bytes = self._resident()
+        return True
+
+
+async def give_back_forever() -> None:
+    """Return free pages now and then, until cancelled."""
+    trim = trimmer()
+    if trim is None or not _STATM.exists():
+        return
+    trimming = Trimming(trim)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await asyncio.to_thread(trimming.look)

@@ -1,0 +1,52 @@
+"""gateway/main/memory.py: free pages are looked for when the process has grown, and only then."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+import pytest
+
+from gateway.main import memory
+from gateway.main.memory import GROWTH_BYTES, Trimming, resident_bytes, trimmer
+from store.limits import MiB
+
+
+def test_pages_are_returned_when_the_process_has_grown_since_the_last_time() -> None:
+    sizes = iter([
+        100 * MiB,
+        100 * MiB + GROWTH_BYTES - 1,
+        100 * MiB + GROWTH_BYTES, 110 * MiB,  # before and after
+        110 * MiB,
+        60 * MiB,
+        60 * MiB + GROWTH_BYTES, 60 * MiB,
+    ])  # fmt: skip
+    trimmed: list[int] = []
+    trimming = Trimming(lambda: trimmed.append(1), lambda: next(sizes))
+    assert [trimming.look() for _ in range(5)] == [False, True, False, False, True]
+    assert len(trimmed) == 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps free pages")
+def test_glibc_returns_what_is_free() -> None:
+    trim = trimmer()
+    assert trim is not None
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    blocks = [libc.malloc(100_000) for _ in range(1000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    for block in blocks[:-1]:  # the last one keeps the heap from shrinking by itself
+        libc.free(block)
+    before = resident_bytes()
+    trim()
+    assert resident_bytes() < before - 50 * MiB
+    libc.free(blocks[-1])
+
+
+async def test_without_such_a_library_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+    assert trimmer() is None
+    await memory.give_back_forever()  # returns
