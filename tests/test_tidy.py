@@ -32,7 +32,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.dead_letters": "gateway/groups/coordinator/test_settling.py",
-    "gateway.settings.tls": "gateway/security/test_server.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",

@@ -8,6 +8,7 @@ from time import monotonic_ns
 
 from gateway.auth.authenticator import PolicyAuthenticator
 from gateway.auth.policy import PolicyFiles
+from gateway.groups.coordinator.origins import Origins
 from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
 from store.clock import Clock
@@ -33,6 +34,11 @@ class AuthReloader:
             token_in_query=config.auth.token_in_query,
             free_failures=config.auth.free_failures,
         )
+
+    def judge_by(self, origins: Origins) -> None:
+        """Let rights to dead letters depend on where those came from."""
+        self.authenticator.origins_of = origins.of
+        origins.on_change = self.authenticator.origins_changed
 
     async def reload(self) -> None:
         """Let what the files say now hold."""

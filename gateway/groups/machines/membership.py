@@ -381,7 +381,7 @@ class Membership:
         self._by_owner = None
         match event:
             case MemberJoined():
-                subscription = Subscription(frozenset(event.topics), event.pattern)
+                subscription = Subscription(frozenset(event.topics), event.pattern, event.visible)
                 self._members[event.member_id] = Member(
                     event.member_id, subscription, event.session_timeout_ms, event.metadata, event.since_generation
                 )
@@ -456,6 +456,7 @@ class Membership:
             member.session_timeout_ms,
             member.since_generation,
             member.metadata,
+            wish.visible,
         )
 
     def _followed_by_rebalance(

@@ -106,8 +106,9 @@ def pieces(entries: Sequence[Entry], start: int, stop: int) -> Iterator[tuple[li
         part = entries[first:index]
         low = max(start, part[0].base_offset)
         end = min(stop, part[-1].next_offset)
+        step = min(PIECE_RECORDS_MAX, max(1, count * PIECE_BYTES // (size + 1)))  # an entry alone may have 8 MiB
         while low < end:
-            high = min(end, low + PIECE_RECORDS_MAX)
+            high = min(end, low + step)
             covering = [one for one in part if one.next_offset > low and one.base_offset < high]
             yield covering, low, high
             low = high
