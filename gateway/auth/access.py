@@ -65,6 +65,11 @@ class Access(Protocol):
         """Raises RequestError 403/40301, which names the permission and the resource, unless it is allowed."""
         ...
 
+    def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The topics to which this may be done, by the patterns of scopes: those allowed, and those denied of them.
+        None: every topic."""
+        ...
+
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         """Call `on_end` on the event loop once, when these rights are withdrawn; at once if they are already.
 
@@ -93,6 +98,9 @@ class _Everything:
     def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
         return None
 
+    def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        return None
+
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         return _nothing
 
@@ -110,6 +118,9 @@ class _Nothing:
 
     def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
         raise forbidden(permission, topic, group)
+
+    def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        return (), ()
 
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         return _nothing

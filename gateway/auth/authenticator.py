@@ -23,7 +23,7 @@ from gateway.auth.backoff import FREE_FAILURES, Backoff
 from gateway.auth.credentials import API_KEY, AUTHORIZATION, Headers, Malformed, in_headers, of_browser
 from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
-from gateway.auth.scopes import NO_RIGHTS, Rights, Scope
+from gateway.auth.scopes import NO_RIGHTS, OriginsOf, Rights, Scope
 from gateway.auth.tickets import Tickets
 from gateway.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
@@ -116,7 +116,10 @@ class PolicyAuthenticator:
         """Credentials that were refused."""
 
         self.version = 0
-        """Changes with every new policy."""
+        """Changes with everything that rights depend on."""
+
+        self.origins_of: OriginsOf = lambda _: None
+        """Where dead letters came from. Call `origins_changed` when it answers otherwise than before."""
 
         self._policy = policy
         self._clock = clock
@@ -136,6 +139,10 @@ class PolicyAuthenticator:
         for caller in [caller for caller in self._watched if caller.is_over]:
             for on_end in self._watched.pop(caller):
                 on_end()
+
+    def origins_changed(self) -> None:
+        """Ask `origins_of` again."""
+        self.version += 1
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
         """See Authenticator."""
@@ -314,13 +321,18 @@ class _Caller:
         if answer is None:
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            self._answers[question] = answer = rights.allows(permission, topic, group)
+            answer = rights.allows(permission, topic, group, self._authenticator.origins_of)
+            self._answers[question] = answer
         return answer
 
     def check(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> None:
         """See Access."""
         if not self.allows(permission, topic=topic, group=group):
             raise forbidden(permission, topic, group)
+
+    def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """See Access."""
+        return self._current().topics(permission)
 
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         """See Access."""

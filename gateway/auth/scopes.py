@@ -16,12 +16,16 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
 
 Denied unless a scope allows it; a denying scope wins over every allowing one. Nobody may send to a name that begins
 with "%": those topics (`%RETRY%`, `%DLQ%`) are written by consumer groups, which believe the headers they find there.
+
+What a group has written is copies of records of other topics. So no scope allows to describe or receive it by its name:
+whoever may do that to the group, and to every topic that its dead letters came from, may do it to `%DLQ%group`. Where
+that is not known, and to `%RETRY%group`, it takes the right to all topics.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from gateway.auth.access import Permission
@@ -33,6 +37,10 @@ SCOPES_MAX = 1000
 RESERVED_PREFIX = "%"
 
 Kind = Literal["topic", "group"]
+OriginsOf = Callable[[str], Collection[str] | None]
+"""The topics that the dead letters of a group came from; None when that is not known."""
+
+_COPIES = re.compile(r"%(DLQ|RETRY)%(.*)")
 
 ON_RESOURCES = frozenset(
     (Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE)
@@ -104,7 +112,13 @@ class Rights(NamedTuple):
     allow: Sequence[Scope] = ()
     deny: Sequence[Scope] = ()
 
-    def allows(self, permission: Permission, topic: str | None, group: str | None) -> bool:
+    def allows(
+        self,
+        permission: Permission,
+        topic: str | None,
+        group: str | None,
+        origins_of: OriginsOf = lambda _: None,
+    ) -> bool:
         """Whether this may be done to this topic and this group.
 
         With neither, OPERATE and AUDIT are about the server; any other permission is held when it is held for anything,
@@ -118,14 +132,50 @@ class Rights(NamedTuple):
             )
         if topic is None and group is None:
             return any(permission in scope.permissions for scope in self.allow)
-        return (topic is None or self._on(permission, "topic", topic)) and (
+        return (topic is None or self._on_topic(permission, topic, origins_of)) and (
             group is None or self._on(permission, "group", group)
         )
+
+    def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The topics to which this may be done: patterns that allow it, and those that deny it. None: every topic."""
+        allowed, denied = (
+            sorted({scope.pattern for scope in scopes if permission in scope.permissions and scope.kind != "group"})
+            for scopes in (self.allow, self.deny)
+        )
+        return None if "*" in allowed and not denied else (tuple(allowed), tuple(denied))
+
+    def _on_topic(self, permission: Permission, topic: str, origins_of: OriginsOf) -> bool:
+        """As `_on`; of what a group has written, by the group and by where that came from."""
+        if not topic.startswith(RESERVED_PREFIX) or permission not in (Permission.DESCRIBE, Permission.RECEIVE):
+            return self._on(permission, "topic", topic)
+        is_all = self.topics(permission) is None
+        seen: set[str] = set()
+        todo = [topic]
+        while todo:  # dead letters may be of a group that consumes dead letters
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if (copies := _COPIES.fullmatch(name)) is None:
+                if not self._on(permission, "topic", name):
+                    return False
+                continue
+            if self._denies(permission, "topic", name) or not self._on(permission, "group", copies[2]):
+                return False
+            if not is_all:
+                origins = origins_of(copies[2]) if copies[1] == "DLQ" else None
+                if origins is None:
+                    return False
+                todo += origins
+        return True
+
+    def _denies(self, permission: Permission, kind: Kind, name: str) -> bool:
+        return any(scope.covers(permission, kind, name) for scope in self.deny)
 
     def _on(self, permission: Permission, kind: Kind, name: str) -> bool:
         if kind == "topic" and permission is Permission.SEND and name.startswith(RESERVED_PREFIX):
             return False
-        if any(scope.covers(permission, kind, name) for scope in self.deny):
+        if self._denies(permission, kind, name):
             return False
         return any(scope.covers(permission, kind, name) for scope in self.allow)
 

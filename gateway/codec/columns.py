@@ -6,16 +6,36 @@ A request that has anything else in it, or anything wrong, has no columns; `pars
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from gateway.codec.records import Encoded, Format, encode_column, encode_keys
+from gateway.codec.records import Encoded, Format, encode_column, encode_keys, parts
 from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
 
 _KEY, _VALUE = itemgetter("key"), itemgetter("value")
 _VALUE_BYTES_MAX = RECORD_BYTES_MAX - KEY_BYTES_MAX  # no sum is needed below it
+
+
+def columns_in_steps(
+    records: object, fmt: Format, *, raw_keys: bool, size_bytes: int
+) -> Generator[None, None, Columns | None]:
+    """As `columns_of`, which is what the generator returns, of a text of so many bytes, some records a step."""
+    if not isinstance(records, list):
+        return None
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    for part in parts(records, size_bytes):
+        columns = columns_of(part, fmt, raw_keys=raw_keys)
+        if columns is None:
+            return None
+        keys += columns.keys or ()
+        values += columns.values
+        if len(keys) not in (0, len(values)):
+            return None
+        yield
+    return Columns(keys or None, values)
 
 
 class Columns(NamedTuple):

@@ -17,14 +17,15 @@ from typing import Protocol
 from store.limits import KiB, MiB
 
 
-class TooLong(Enum):
-    """Stands for a document beyond the limit."""
+class Unreadable(Enum):
+    """Stands for a document beyond a limit: of its bytes, or of its parts."""
 
     TOO_LONG = "too long"
+    TOO_DEAR = "too dear"
 
 
-TOO_LONG = TooLong.TOO_LONG
-Document = bytes | TooLong
+TOO_LONG, TOO_DEAR = Unreadable.TOO_LONG, Unreadable.TOO_DEAR
+Document = bytes | Unreadable
 
 
 class Splitter(Protocol):

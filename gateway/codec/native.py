@@ -19,9 +19,10 @@ from typing import NamedTuple
 import orjson
 
 from gateway.codec.documents import TOO_LONG, Document
+from gateway.codec.json_steps import TOO_DEAR_TEXT
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
-from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request
+from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request, invalid
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
 
 DOCUMENT_BYTES_MAX = (RECORD_BYTES_MAX + HEADERS_BYTES_MAX) * 4 // 3 + 64 * KiB
@@ -46,7 +47,7 @@ def parse_documents(documents: Sequence[Document], *, raw_keys: bool) -> Parsed:
 
 def load_documents(documents: Sequence[Document]) -> list[object | RequestError]:
     """The JSON value of each document, or the error it is answered with. All are parsed in one call if they can be."""
-    plain = [document for document in documents if document is not TOO_LONG]
+    plain = [document for document in documents if isinstance(document, bytes)]
     if len(plain) == len(documents):
         try:
             values = orjson.loads(b"[%s]" % (b",%s," % _SEPARATOR).join(plain))
@@ -62,7 +63,8 @@ def load_documents(documents: Sequence[Document]) -> list[object | RequestError]
 def _load(document: Document) -> object | RequestError:
     if document is TOO_LONG:
         return RequestError(RECORD_TOO_LARGE, f"The document has more than {DOCUMENT_BYTES_MAX} bytes.")
-    assert isinstance(document, bytes)
+    if not isinstance(document, bytes):
+        return invalid(f"The document has {TOO_DEAR_TEXT}")
     try:
         return parse_json(document, "document")
     except RequestError as error:

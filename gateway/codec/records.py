@@ -25,16 +25,19 @@ Invariants
 from __future__ import annotations
 
 import binascii
+import re
 import secrets
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import orjson
 
 from gateway.codec.filters import TagFilter
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import (
@@ -92,18 +95,22 @@ RECORD_FIELDS = frozenset(
         "schedule_key",
     )
 )  # fmt: skip
+STEP_RECORDS = 1_000
+"""Records checked between two turns of the event loop: some 2 ms."""
+
+_INDEX = re.compile(r"^records\[([0-9]+)\]")
 _HEADER_KNOWN = frozenset(("key", "value", "text"))
 _ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
 
 
 def parse_envelope(body: bytes, fmt: Format, *, records_max: int, raw_keys: bool) -> list[ProduceRecord]:
     """The records of a request body `{"records": [...]}`. Raises RequestError; see `open_envelope`, `parse_records`."""
-    return parse_records(open_envelope(body, records_max=records_max), fmt, raw_keys=raw_keys)
+    return parse_records(open_envelope(parse_json(body), records_max=records_max), fmt, raw_keys=raw_keys)
 
 
-def open_envelope(body: bytes, *, records_max: int) -> object:
-    """What a request body has as its `records`; the schema fields of old clients are ignored. Raises RequestError."""
-    envelope = parse_json(body)
+def open_envelope(envelope: object, *, records_max: int) -> object:
+    """What the JSON of a request body has as its `records`; the schema fields of old clients are ignored. Raises
+    RequestError."""
     if not isinstance(envelope, dict):
         raise bad_request('The body must be a JSON object such as {"records": [{"value": 1}]}.')
     if len(envelope) != 1 or "records" not in envelope:
@@ -114,6 +121,34 @@ def open_envelope(body: bytes, *, records_max: int) -> object:
     if isinstance(records, list) and len(records) > records_max:
         raise RequestError(BATCH_REFUSED, f"{len(records)} records in one request; the limit is {records_max}.")
     return records
+
+
+def parse_records_in_steps(
+    records: object, fmt: Format, *, raw_keys: bool, size_bytes: int
+) -> Generator[None, None, list[ProduceRecord]]:
+    """As `parse_records`, which is what the generator returns, of a text of so many bytes, some of them a step."""
+    if not isinstance(records, list) or len(records) <= 1:
+        return parse_records(records, fmt, raw_keys=raw_keys)
+    parsed: list[ProduceRecord] = []
+    for part in parts(records, size_bytes):
+        try:
+            parsed += parse_records(part, fmt, raw_keys=raw_keys)
+        except RequestError as error:
+            raise _further(error, len(parsed)) from None
+        yield
+    return parsed
+
+
+Item = TypeVar("Item")
+
+
+def parts(records: list[Item], size_bytes: int) -> Iterator[list[Item]]:
+    """Some records after the other, of a text of so many bytes: as many as one turn of the event loop has time for."""
+    count = max(size_bytes // STEP_BYTES, len(records) // STEP_RECORDS) + 1
+    bounds = [len(records) * number // count for number in range(count + 1)]
+    for first, last in pairwise(bounds):
+        if first < last:
+            yield records[first:last]
 
 
 def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[ProduceRecord]:
@@ -441,6 +476,13 @@ def _part_illegal(part: str, rule: str) -> RequestError:
 
 def _delay_illegal(part: str, rule: str) -> RequestError:
     return RequestError(DELAY_ILLEGAL, f"{part}: {rule}")
+
+
+def _further(error: RequestError, count: int) -> RequestError:
+    """The same error of a record that comes after so many others."""
+    texts = error.validation_errors or ()
+    named = [_INDEX.sub(lambda found: f"records[{int(found[1]) + count}]", text) for text in texts]
+    return RequestError(error.error_code, error.message, validation_errors=named)
 
 
 def _at_record(error: RequestError, index: int) -> RequestError:

@@ -10,6 +10,7 @@ from gateway.api.trail import SERVER, Trail
 from gateway.api.trail_files import Act
 from gateway.auth.authenticator import PolicyAuthenticator
 from gateway.auth.policy import Policy, PolicyFiles
+from gateway.groups.coordinator.origins import Origins
 from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
 from store.clock import Clock
@@ -38,6 +39,11 @@ class AuthReloader:
             token_in_query=config.auth.token_in_query,
             free_failures=config.auth.free_failures,
         )
+
+    def judge_by(self, origins: Origins) -> None:
+        """Let rights to dead letters depend on where those came from."""
+        self.authenticator.origins_of = origins.of
+        origins.on_change = self.authenticator.origins_changed
 
     async def reload(self) -> Act | None:
         """Let what the files say now hold. Returns what the trail is to say of it, if anything changed."""

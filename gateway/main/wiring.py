@@ -33,6 +33,7 @@ from gateway.main.application import build_application
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
+from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics, trail_metrics
 from gateway.main.reload import AuthReloader, reload_forever
@@ -131,10 +132,14 @@ async def run(
             await parts.enter_async_context(_opened_groups(groups, store, admin))
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
+            auth_reloader.judge_by(groups.dead_letters.origins)
         application = build_application(gateway)
         application[SCHEDULES] = timer
         instances = _restored_instances(gateway)
         install_instances(application, gateway, instances)
+        loop_watch = LoopWatch()
+        gateway.metrics.register(loop_watch)
+        parts.enter_context(loop_watch.running())
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(admin.run_timer(), name="timer"),

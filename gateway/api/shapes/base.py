@@ -16,7 +16,7 @@ from msgspec import Meta, inspect
 
 from gateway.api.shapes.schema import Schema, bound_of, schema_of
 from gateway.codec.times import TIME_MS_MAX, parse_time_ms
-from gateway.errors import INVALID, LIMIT_ILLEGAL, MALFORMED, RequestError, invalid
+from gateway.errors import INVALID, LIMIT_ILLEGAL, MALFORMED, RequestError, bad_request, invalid
 from gateway.settings.limits import Limits
 from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
 
@@ -127,6 +127,23 @@ def load(shape: type[AnyShape], value: object, limits: Limits) -> AnyShape:
         loaded = msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         raise _refusal(shape, str(error), limits) from None
+    return _within(shape, loaded, limits)
+
+
+def load_json(shape: type[AnyShape], text: bytes, limits: Limits) -> AnyShape:
+    """As `load`, of a JSON text: nothing is made of it but the struct, so what does not fit costs nothing, however
+    large it is. Raises RequestError."""
+    try:
+        loaded = msgspec.json.decode(text, type=shape)
+    except msgspec.ValidationError as error:
+        raise _refusal(shape, str(error), limits) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"The body is not JSON: {error}") from None
+    return _within(shape, loaded, limits)
+
+
+def _within(shape: type[AnyShape], loaded: AnyShape, limits: Limits) -> AnyShape:
+    """The struct, if it keeps the limits that no type has. Raises RequestError."""
     for name, unit, limit in _bounds(shape):
         given = getattr(loaded, name)
         if unit == "bytes":

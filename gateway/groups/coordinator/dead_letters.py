@@ -11,6 +11,7 @@ import logging
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
+from gateway.groups.coordinator.origins import Origins
 from gateway.groups.machines.copies import dead_letter, dead_letter_topic, origin_of, retry_copy
 from gateway.groups.machines.errors import IllegalRequest
 from gateway.groups.machines.progress import Commit, Found, PartitionKey
@@ -30,6 +31,7 @@ class DeadLetters:
     """The dead letters of all groups of one node."""
 
     def __init__(self, context: Context, copies: CopyWriter) -> None:
+        self.origins = Origins(context)
         self._context = context
         self._copies = copies
         self._doomed: set[tuple[str, PartitionKey]] = set()  # where dead letters are, or will be
@@ -63,13 +65,16 @@ class DeadLetters:
         if not letters or topic is None:
             return False
         copies: list[Copy] = []
+        origins: set[str] = set()
         for letter in letters:
             stored = await context.records.at(topic, key.partition, letter.offset)
             if stored is not None:
                 origin = copied_from(group, topic, key.partition, stored, letter.attempt)
+                origins.add(origin.topic)
                 letter_record = dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms)
                 copies.append(Copy.of(stored, letter_record))
         if copies:
+            self.origins.note(group, origins)
             await self._copies.dead_letter(group, copies)
         await context.write(leases.decide_settle(letter.offset for letter in letters))
         return True

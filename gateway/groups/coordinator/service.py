@@ -11,6 +11,7 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
+    origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
     event_log     the events of all, written and read again
 
@@ -212,6 +213,7 @@ class Coordinator:
             for event in ended:
                 self._apply(event)
             await self._log.save()
+        self.dead_letters.origins.start()
         self._table.progress.open()
         self._context.stats.reset()  # what was read is not what has happened
         self._topics_changed.set()
@@ -227,6 +229,7 @@ class Coordinator:
                 self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.dead_letters.dead_letter_all),
                 name="groups dead letters",
             )
+            tasks.create_task(self.dead_letters.origins.read(), name="groups origins")
             tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
             tasks.create_task(self._now_and_then(LAG_INTERVAL_MS, self._read_lags), name="groups lag")
             tasks.create_task(self._follow_topics(), name="groups topics")

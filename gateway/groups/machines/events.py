@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.groups.machines.strategies.base import Partition
+from gateway.groups.machines.subscription import Visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class MemberJoined:
     session_timeout_ms: int
     since_generation: int
     metadata: bytes = b""
+    visible: Visible | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +333,10 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "notes": (
         lambda notes: {member: _from_bytes(note) for member, note in notes.items()},
         lambda notes: {member: _to_bytes(note) for member, note in notes.items()},
+    ),
+    "visible": (
+        lambda visible: visible,
+        lambda visible: None if visible is None else tuple(map(tuple, visible)),
     ),
     "partitions": (_from_partitions, _to_partitions),
     "shares": (_from_shares, _to_shares),

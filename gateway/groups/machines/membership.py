@@ -451,7 +451,7 @@ class Membership:
         self._by_owner = None
         match event:
             case MemberJoined():
-                subscription = Subscription(frozenset(event.topics), event.pattern)
+                subscription = Subscription(frozenset(event.topics), event.pattern, event.visible)
                 if (known := self._members.get(event.member_id)) is not None:
                     self._members_bytes -= known.size_bytes
                 member = self._members[event.member_id] = Member(
@@ -530,6 +530,7 @@ class Membership:
             member.session_timeout_ms,
             member.since_generation,
             member.metadata,
+            wish.visible,
         )
 
     def _followed_by_rebalance(

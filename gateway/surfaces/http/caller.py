@@ -22,6 +22,11 @@ def grant(request: web.BaseRequest, access: Access) -> None:
     request[_ACCESS] = access
 
 
+def is_visible(request: web.Request, topic: str) -> bool:
+    """Whether the caller may describe a topic: lists show no other, whatever else they are of."""
+    return access_of(request).allows(Permission.DESCRIBE, topic=topic)
+
+
 def visible_topics(gateway: Gateway, request: web.Request) -> list[TopicView]:
     """The topics that the caller may describe, by name."""
     access = access_of(request)

@@ -13,9 +13,11 @@ lane has one, what follows on the connection waits unparsed, so answers keep the
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import hdrs, web
@@ -30,10 +32,18 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats, RouteStats
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
+from store.limits import KiB
 from store.types import Appended
 
+log = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 1
+LINES_BYTES = 16 * KiB
+LINES_MAX = 1_000
+"""Line ends in what has arrived at once, beyond which it is taken in pieces of LINES_BYTES."""
+
 HANDSHAKE_TIMEOUT_S = 10.0
+"""How long a connection may take to agree on TLS."""
 
 
 class ConnectionLimiter:
@@ -129,11 +139,15 @@ class Connection(web.RequestHandler):
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
+    def let_in(self, address: str) -> None:
+        """The limiter has counted it already: `connection_lost` takes it off."""
+        self._address = address
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        peer = transport.get_extra_info("peername")
-        address = counted_as(str(peer[0])) if peer else ""
-        if self._limiter.enter(address):
+        if self._address is not None:
+            super().connection_made(transport)
+        elif self._limiter.enter(address := _address_of(transport)):
             self._address = address
             super().connection_made(transport)
         else:
@@ -183,9 +197,14 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        if self._fast_request is not None:
+        if self._fast_request is not None or self._held:
             self._hold(data)
             return
+        if len(data) > LINES_BYTES and data.count(b"\r\n") > LINES_MAX:
+            # Thousands of requests, or of chunks, which the parser would go through in one turn of the event loop.
+            self._hold(data[LINES_BYTES:])
+            data = data[:LINES_BYTES]
+            self._loop.call_soon(self._go_on)
         waiter = self._waiter
         if self._fast_path is None or waiter is None or waiter.done() or self._paused:
             super().data_received(data)  # aiohttp is busy with a request, or the client does not read its answers
@@ -245,6 +264,11 @@ class Connection(web.RequestHandler):
         if self._held:
             self._release()
 
+    def _go_on(self) -> None:
+        """Take what was held back for others' turn."""
+        if self._held and self._fast_request is None:
+            self._release()
+
     def _hold(self, data: bytes) -> None:
         self._held += data
         if not self._buffer_paused:
@@ -300,16 +324,91 @@ class _Anonymous(web.Response):
         self.headers.pop(hdrs.SERVER, None)
 
 
+class Handshake(asyncio.Protocol):
+    """A connection until it has agreed on TLS; then a `Connection` has it.
+
+    `create_server(ssl=…)` shows nobody a connection before that: thousands could begin TLS and stall, and take every
+    file handle past all limits. So it comes in plain, is counted, and then asked for TLS.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        limiter: ConnectionLimiter,
+        context: ssl.SSLContext,
+        is_serving: Callable[[], bool],
+    ) -> None:
+        self._connect = connect
+        self._is_serving = is_serving
+        self._limiter = limiter
+        self._context = context
+        self._address: str | None = None  # None: not let in, or not ours any more
+        self._early: list[bytes] = []  # what the client sent right behind its last word of the handshake
+        self._shaking: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        assert isinstance(transport, asyncio.Transport)
+        address = _address_of(transport)
+        if not self._limiter.enter(address):
+            transport.abort()  # there is no telling it why, short of a handshake
+            return
+        self._address = address
+        transport.pause_reading()
+        self._shaking = asyncio.get_running_loop().create_task(self._shake(transport))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._early.append(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        if self._address is not None:
+            self._limiter.leave(self._address)
+            self._address = None
+
+    async def _shake(self, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(
+                transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            )
+        except OSError as error:  # ssl.SSLError and ConnectionError are, and a timeout
+            log.debug("no TLS error=%r", error)
+            secured = None
+        except BaseException:
+            transport.abort()
+            self.connection_lost(None)
+            raise
+        if secured is None or self._address is None or not self._is_serving():
+            transport.abort()
+            self.connection_lost(None)
+            return
+        connection = self._connect()
+        connection.let_in(self._address)
+        self._address = None
+        secured.set_protocol(connection)
+        connection.connection_made(secured)
+        for data in self._early:
+            connection.data_received(data)
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return counted_as(str(peer[0])) if peer else ""
+
+
 class Site(web.BaseSite):
     """Where a runner's connections come in: a bound socket, with TLS or without."""
 
-    __slots__ = ("_connect", "_socket")
+    __slots__ = ("_connect", "_limiter", "_socket")
 
     def __init__(
         self,
         runner: web.BaseRunner,
         bound: socket.socket,
         connect: Callable[[], Connection],
+        limiter: ConnectionLimiter,
         *,
         ssl_context: ssl.SSLContext | None,
         backlog: int,
@@ -317,6 +416,7 @@ class Site(web.BaseSite):
         super().__init__(runner, ssl_context=ssl_context, backlog=backlog)
         self._socket = bound
         self._connect = connect
+        self._limiter = limiter
 
     @property
     def name(self) -> str:
@@ -326,13 +426,15 @@ class Site(web.BaseSite):
     async def start(self) -> None:
         """Accept connections from now on."""
         await super().start()
-        self._server = await asyncio.get_running_loop().create_server(
-            self._connect,
-            sock=self._socket,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._ssl_context else None,
-        )
+        context, connect, limiter = self._ssl_context, self._connect, self._limiter
+        begin: Callable[[], asyncio.Protocol] = connect
+        if context is not None:
+            begin = partial(Handshake, connect, limiter, context, self._is_serving)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(begin, sock=self._socket, backlog=self._backlog)
+
+    def _is_serving(self) -> bool:
+        return self._server is not None and self._server.is_serving()
 
 
 def _refusal() -> bytes:

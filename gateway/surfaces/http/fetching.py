@@ -56,6 +56,8 @@ async def fetch_or_wait(
         )  # fmt: skip
 
     fetched = await fetch()
+    # After the read: where the records of a group's own topic came from, and so who may read it, changes before them.
+    access_of(request).check(Permission.RECEIVE, topic=topic)
     if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or draining.is_set():
         return fetched
     allowance.release()
@@ -65,7 +67,8 @@ async def fetch_or_wait(
         async with while_allowed(gateway, request):
             with consumer.watching([Tail(topic, partition, offset)], woken.set), when_set(draining, woken.set):
                 await is_set_within(woken, timeout_ms / 1000)
-        access_of(request).check(Permission.RECEIVE, topic=topic)
     finally:
         gateway.stats.long_poll_count -= 1
-    return await fetch()
+    fetched = await fetch()
+    access_of(request).check(Permission.RECEIVE, topic=topic)
+    return fetched

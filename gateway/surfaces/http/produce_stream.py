@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -24,12 +24,14 @@ from aiohttp import web
 from gateway.api.errors import error_of
 from gateway.api.producer import KeysTaken, Receipt, RequestIdentity
 from gateway.auth.access import Access, Permission
-from gateway.codec.documents import Document, Splitter
+from gateway.codec.documents import TOO_DEAR, Document, Splitter
+from gateway.codec.json_steps import STEP_BYTES, check_cost
 from gateway.codec.native import Parsed
 from gateway.codec.records import ProduceRecord, render_lines
 from gateway.errors import RequestError, draining
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import in_turns
 from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import Headers, traced
@@ -180,9 +182,9 @@ class ProduceStream:
 
     async def _dispatch(self, tasks: asyncio.TaskGroup, documents: Sequence[Document]) -> None:
         """Begin to send documents in groups; wait while too many are under way."""
-        for first in range(0, len(documents), GROUP_RECORDS_MAX):
+        for part in _parts(documents):
             self._access.check(Permission.SEND, topic=self._topic)  # rules may have changed since the stream began
-            parsed = self._dialect.parse(documents[first : first + GROUP_RECORDS_MAX])
+            parsed = self._dialect.parse([await _readable(part[0])] if len(part) == 1 else part)
             identity = None if self._identity is None else self._identity.at(self._next_index)
             group = _Group(self._next_index, parsed, tasks.create_task(self._send(parsed, identity)))
             self._next_index += len(parsed.records)
@@ -212,6 +214,28 @@ class ProduceStream:
             if lines:
                 await self._answer.write(render_lines(lines))
         return count
+
+
+def _parts(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """Documents in groups of at most GROUP_RECORDS_MAX and STEP_BYTES; one alone may have more."""
+    first = size = 0
+    for index, document in enumerate(documents):
+        size += len(document) if isinstance(document, bytes) else 0
+        if index > first and (size > STEP_BYTES or index - first == GROUP_RECORDS_MAX):
+            yield documents[first:index]
+            first, size = index, len(document) if isinstance(document, bytes) else 0
+    if first < len(documents):
+        yield documents[first:]
+
+
+async def _readable(document: Document) -> Document:
+    """The document, if one turn of the event loop has time for it."""
+    if isinstance(document, bytes) and len(document) > STEP_BYTES:
+        try:
+            await in_turns(check_cost(document, 0, len(document), "document"))
+        except RequestError:
+            return TOO_DEAR
+    return document
 
 
 class Sending(NamedTuple):

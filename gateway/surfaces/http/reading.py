@@ -7,19 +7,23 @@ every body is read and inflated here, within the budget of `gateway/codec/inflat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from aiohttp import web
 from multidict import istr
 
-from gateway.api.shapes.base import AnyShape, load, load_texts
+from gateway.api.shapes.base import AnyShape, load, load_json, load_texts
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
 from gateway.errors import OVERLOADED, RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
+
+Result = TypeVar("Result")
 
 _CONTENT_ENCODING = istr("Content-Encoding")
 _TURN_BYTES = 1 * MiB  # inflated between two turns of the event loop
@@ -203,8 +207,29 @@ def partition_in(request: web.Request) -> int | None:
     return int(text)
 
 
+async def in_turns(steps: Generator[None, None, Result]) -> Result:
+    """What a generator returns, with others' turns between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await asyncio.sleep(0)
+
+
+async def let_go(items: list[object], size_bytes: int) -> None:
+    """Forget what was parsed of so many bytes, in turns: to free millions of objects takes as long as to make them."""
+    count = max(1, len(items) * MiB // (size_bytes + 1))
+    while items:
+        del items[-count:]
+        await asyncio.sleep(0)
+
+
 def read_shape(shape: type[AnyShape], body: bytes, gateway: Gateway) -> AnyShape:
     """The struct of a JSON body; no body is an empty object. Raises RequestError 400, 422."""
+    if len(body) > STEP_BYTES:
+        return load_json(shape, body, gateway.limits)
     return load(shape, json_object(body) if body.strip() else {}, gateway.limits)
 
 

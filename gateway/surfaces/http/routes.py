@@ -13,10 +13,13 @@ from gateway.api.shapes.base import OpenShape
 from gateway.auth.access import Permission
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
-from store.limits import KiB
+from store.limits import KiB, MiB
 
 Handler = Callable[[Gateway, web.Request, bytes], Awaitable[web.StreamResponse]]
 SMALL_BODY_BYTES_MAX = 64 * KiB
+LIST_BODY_BYTES_MAX = 4 * MiB
+"""10,000 receipts or partitions, with room to spare."""
+
 METHODS = (hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE)
 
 
@@ -25,13 +28,16 @@ class Body(Enum):
 
     NONE = "none"
     SMALL = "small"
+    LIST = "list"
     RECORDS = "records"
     STREAM = "stream"
     """Of any length: the handler reads it piece by piece."""
 
     def bytes_max(self, limits: Limits) -> int:
         """0 when the body is not read before the handler runs."""
-        return {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.RECORDS: limits.body_bytes_max}.get(self, 0)
+        list_max = min(LIST_BODY_BYTES_MAX, limits.body_bytes_max)
+        own = {Body.SMALL: SMALL_BODY_BYTES_MAX, Body.LIST: list_max, Body.RECORDS: limits.body_bytes_max}
+        return own.get(self, 0)
 
 
 Query = type[OpenShape] | None

@@ -133,8 +133,10 @@ def pieces(
         part = entries[first:index]
         low = max(start, part[0].base_offset)
         end = min(stop, part[-1].next_offset)
+        stored_bytes = sum(entry.size for entry in part)  # an entry alone may have 8 MiB
+        step = min(records_max, max(1, count * PIECE_BYTES // stored_bytes))
         while low < end:
-            high = min(end, low + records_max)
+            high = min(end, low + step)
             covering = [one for one in part if one.next_offset > low and one.base_offset < high]
             yield covering, low, high
             low = high

@@ -56,11 +56,12 @@ from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX, RENDERED_FACTOR, no_room, size_of
 from gateway.surfaces.http.answers import check_accept, json_answer
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
 from gateway.surfaces.http.reading import json_object, read_query, read_shape
 from gateway.surfaces.http.rights import while_allowed
+from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
@@ -76,17 +77,18 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     """All groups the caller may describe."""
     access = access_of(request)
     views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
-    return json_answer(request, {"groups": [_group(view) for view in views]})
+    return json_answer(request, {"groups": [_group(request, view) for view in views]})
 
 
 async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One group with its settings, its members, and in queue mode who has how many records."""
+    """One group with its settings, its members, and in queue mode who has how many records. Of topics those that the
+    caller may describe, here and in lags."""
     described = gateway.groups.describe(request.match_info["group"])
     workers = gateway.leases.workers(described.view.group, gateway.clock.now_ms())
     body = {
-        **_group(described.view),
+        **_group(request, described.view),
         "config": _config(described.config),
-        "members": [_member(view) for view in described.members],
+        "members": [_member(request, view) for view in described.members],
         "workers": [worker._asdict() for worker in workers],
     }
     return json_answer(request, body)
@@ -115,7 +117,8 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     """How far the group is in each partition, and in total. `?topics=a,b` shows some topics only."""
     group = request.match_info["group"]
     topics = read_query(LagQuery, request, gateway).topics
-    rows = await gateway.groups.lag(group, None if topics is None else topics.split(","))
+    asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
+    rows = [row for row in await gateway.groups.lag(group, asked) if is_visible(request, row.topic)]
     body = {
         "group": group,
         "total_lag": sum(row.lag for row in rows),
@@ -194,8 +197,10 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Done with records: by receipt, or all that are on lease in a partition up to an offset. Durable when answered."""
     check_accept(request)
-    wanted = json_object(body) if body.strip() else {}
     group = _group_named(request)
+    if len(body) > SMALL_BODY_BYTES_MAX:  # receipts: what is "up_to" somewhere is short
+        return await _settled(gateway, request, read_shape(AckReceipts, body, gateway))
+    wanted = json_object(body) if body.strip() else {}
     if "up_to" not in wanted:
         return await _settled(gateway, request, load(AckReceipts, wanted, gateway.limits))
     up_to = load(AckUpTo, wanted, gateway.limits).up_to
@@ -228,11 +233,13 @@ async def extend(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 
 async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One page of the group's dead letters, with where they came from and why. From `offset` on, else from the first
-    that was not sent back. A page ends early when it is large."""
+    that was not sent back. A page ends early when it is large. For those who may receive from every topic that they
+    came from."""
     query = read_query(DeadLettersQuery, request, gateway)
     limit = query.limit
     group = request.match_info["group"]
     topic_partition = TopicPartition(dead_letter_topic(group), 0)
+    access_of(request).check(Permission.RECEIVE, topic=topic_partition.topic)
     try:
         bounds = await gateway.consumer.bounds(*topic_partition)
     except UnknownQueue:
@@ -245,6 +252,7 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
     size = 0
     while start < bounds.max_offset and len(shown) < limit and size < PAGE_BYTES_MAX:
         fetched = await gateway.consumer.fetch(*topic_partition, start, max_bytes=gateway.limits.fetch_bytes_default)
+        access_of(request).check(Permission.RECEIVE, topic=topic_partition.topic)  # see `fetch_or_wait`
         for entry in fetched.entries:
             for record in record_batch.decode(entry.batch):
                 if record.offset >= start and len(shown) < limit and size < PAGE_BYTES_MAX:
@@ -267,6 +275,7 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     wanted = read_shape(RedriveBody, body, gateway)
     count = REDRIVE_MAX if wanted.max_messages is None else wanted.max_messages
     group = request.match_info["group"]
+    access_of(request).check(Permission.RECEIVE, topic=dead_letter_topic(group))
     try:
         redriven = await gateway.groups.redrive(group, count)
     except UnknownQueue:
@@ -295,13 +304,13 @@ def _raw(gateway: Gateway, message: Delivered) -> web.Response:
     return response
 
 
-def _group(view: GroupView) -> dict[str, object]:
+def _group(request: web.Request, view: GroupView) -> dict[str, object]:
     return {
         "group": view.group,
         "state": view.state,
         "generation": view.generation,
         "member_count": view.member_count,
-        "topics": view.topics,
+        "topics": [topic for topic in view.topics if is_visible(request, topic)],
     }
 
 
@@ -309,21 +318,21 @@ def _config(config: GroupConfig) -> dict[str, object]:
     return asdict(config)
 
 
-def _member(view: MemberView) -> dict[str, object]:
+def _member(request: web.Request, view: MemberView) -> dict[str, object]:
     wish = view.member.subscription
     return {
         "member_id": view.member.member_id,
-        "topics": sorted(wish.topics),
+        "topics": sorted(topic for topic in wish.topics if is_visible(request, topic)),
         "topic_pattern": wish.pattern,
         "session_timeout_ms": view.member.session_timeout_ms,
         "heard_ago_ms": view.heard_ago_ms,
-        "assigned": _partitions(view.share.assigned),
-        "revoking": _partitions(view.share.revoking),
+        "assigned": _partitions(request, view.share.assigned),
+        "revoking": _partitions(request, view.share.revoking),
     }
 
 
-def _partitions(partitions: Sequence[Partition]) -> list[dict[str, object]]:
-    return [{"topic": topic_partition.topic, "partition": topic_partition.partition} for topic_partition in partitions]
+def _partitions(request: web.Request, partitions: Sequence[Partition]) -> list[dict[str, object]]:
+    return [{"topic": one.topic, "partition": one.partition} for one in partitions if is_visible(request, one.topic)]
 
 
 def _lag(row: PartitionLag) -> dict[str, object]:

@@ -53,8 +53,8 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     access = access_of(request)
     if not (access.allows(Permission.DESCRIBE, topic=view.name) or access.allows(Permission.RECEIVE, topic=view.name)):
         raise _not_found()  # a number does not tell who asks that there is such a topic
-    access.check(Permission.RECEIVE, topic=view.name)
     fetched = await gateway.consumer.fetch(view.name, message_id.partition, message_id.offset, max_bytes=1)
+    access.check(Permission.RECEIVE, topic=view.name)  # see `fetch_or_wait`
     if not fetched.entries:
         raise _not_found()
     record = record_at(fetched, message_id)
@@ -86,6 +86,7 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
             offset = await gateway.consumer.resolve_offset(view.name, number, spec)
         while next_cursor is None:
             fetched = await gateway.consumer.fetch(view.name, number, offset, max_bytes=_READ_BYTES)
+            access_of(request).check(Permission.RECEIVE, topic=view.name)
             if offset < fetched.min_offset:
                 offset = fetched.min_offset  # retention has been here since
                 continue

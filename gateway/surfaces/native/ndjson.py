@@ -11,6 +11,7 @@ for `?receipts=errors`: only what was refused, and at the end `{"count", "error_
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import orjson
@@ -20,10 +21,10 @@ from gateway.api.producer import Receipt
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.queries import SendLinesQuery
 from gateway.codec import cloudevents
-from gateway.codec.documents import Document, Lines, TooLong
-from gateway.codec.json_text import parse_json
+from gateway.codec.documents import Document, Lines, Unreadable
+from gateway.codec.json_steps import parse_in_steps
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
-from gateway.codec.records import ProduceRecord, parse_raw_record, with_headers
+from gateway.codec.records import ProduceRecord, parse_raw_record, parts, with_headers
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
@@ -33,7 +34,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
 from gateway.surfaces.http.produce_stream import ProduceStream
-from gateway.surfaces.http.reading import BodyStream, give_back, read_body, read_query
+from gateway.surfaces.http.reading import BodyStream, give_back, in_turns, let_go, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
@@ -90,7 +91,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         body, counted = await read_body(gateway, request, bytes_max=gateway.limits.body_bytes_max)
         charge_bytes(gateway, request, len(body))
         try:
-            pieces = _one_piece(_lines_of_events(body, gateway.limits.records_per_request_max))
+            pieces = _one_piece(await _lines_of_events(body, gateway.limits.records_per_request_max))
         finally:
             give_back(gateway, counted)
         dialect: NativeLines = EventLines(view)
@@ -116,14 +117,21 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
     ).run()
 
 
-def _lines_of_events(body: bytes, count_max: int) -> bytes:
+async def _lines_of_events(body: bytes, count_max: int) -> bytes:
     """An array of events as lines of compact JSON. Raises RequestError 400, 422."""
-    events = parse_json(body)
+    events = await in_turns(parse_in_steps(body, elements_max=count_max))
     if not isinstance(events, list):
         raise bad_request("The body must be a JSON array of events.")
-    if len(events) > count_max:
-        raise invalid(f"{len(events)} events in one request; the limit is {count_max}")
-    return b"".join([orjson.dumps(event) + b"\n" for event in events])
+    lines: list[bytes] = []
+    try:
+        if len(events) > count_max:
+            raise invalid(f"{len(events)} events in one request; the limit is {count_max}")
+        for part in parts(events, len(body)):
+            lines += [orjson.dumps(event) + b"\n" for event in part]
+            await asyncio.sleep(0)
+    finally:
+        await let_go(events, len(body))
+    return b"".join(lines)
 
 
 async def _one_piece(piece: bytes) -> AsyncIterator[bytes]:
@@ -132,7 +140,7 @@ async def _one_piece(piece: bytes) -> AsyncIterator[bytes]:
 
 def _event_record(document: Document) -> ProduceRecord | RequestError:
     try:
-        if isinstance(document, TooLong):
+        if isinstance(document, Unreadable):
             raise bad_request("The event is too large.")
         key = cloudevents.check_structured(document)
         record = parse_raw_record({}, None if key is None else key.encode(), document)

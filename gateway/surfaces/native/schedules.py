@@ -223,8 +223,9 @@ async def _check(gateway: Gateway, request: web.Request, schedule_id: ScheduleId
             raise _gone(Standing.UNKNOWN)
         topic_id = schedule.topic_id
     view = _topic_of(gateway, topic_id)
-    if view is None:  # deleted: nobody has rights on it any more
-        access.check(Permission.OPERATE, topic=None)
+    if view is None:  # deleted: nobody has rights on it any more, nor is to learn that it was there
+        if not access.allows(Permission.OPERATE):
+            raise _gone(Standing.UNKNOWN)
     elif access.allows(Permission.DESCRIBE, topic=view.name):
         access.check(needed, topic=view.name)
     elif not access.allows(needed, topic=view.name):

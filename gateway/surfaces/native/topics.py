@@ -7,6 +7,8 @@ first two are `retention.ms` and `max.message.bytes`; what was not chosen is lef
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 
 from gateway.api.shapes.base import load
@@ -23,6 +25,9 @@ from gateway.surfaces.http.reading import json_object, read_query, read_shape, t
 from store.errors import TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 from store.types import Boundary
+
+PARTITIONS_AT_ONCE = 64
+"""Partitions that are looked into before it is others' turn: a search by time costs 0.1 ms."""
 
 _BOUNDARIES = tuple(boundary.value for boundary in Boundary)
 
@@ -123,4 +128,6 @@ async def _offsets(
         if time_ms is not None:
             row["offset_for_time"] = await consumer.offset_for_time(view.name, number, time_ms, boundary)
         rows.append(row)
+        if number % PARTITIONS_AT_ONCE == PARTITIONS_AT_ONCE - 1:
+            await asyncio.sleep(0)
     return rows

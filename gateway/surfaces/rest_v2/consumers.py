@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
-from gateway.api.shapes.base import load, time_ms
+from gateway.api.shapes.base import AnyShape, load, time_ms
 from gateway.api.shapes.consumers import (
     CommitBody,
     OfPartition,
@@ -41,8 +41,9 @@ from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
-from gateway.surfaces.http.reading import json_object, partition_in, read_query
+from gateway.surfaces.http.reading import json_object, partition_in, read_query, read_shape
 from gateway.surfaces.http.rights import ended
+from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.rest_v2.fetch import fetch_messages
 from gateway.surfaces.rest_v2.instances.polling import Poll
 from gateway.surfaces.rest_v2.instances.service import Instances
@@ -95,25 +96,28 @@ async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 
 async def subscribe(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Consume topics by name, or those that match a pattern: 204. Replaces what was subscribed to."""
-    wanted = _object(body)
+    wanted = _object(body) if len(body) <= SMALL_BODY_BYTES_MAX else {}
     if wanted.get("topics") and wanted.get("topic_pattern") is not None:
         raise RequestError(
             SUBSCRIPTION_CONFLICT,
             "Illegal state: subscribe either to topics by name or to a pattern, not to both.",
         )
     if wanted.get("topic_pattern") is not None:
-        wish = Subscription(frozenset(), load(PatternBody, wanted, gateway.limits).topic_pattern)
+        pattern = load(PatternBody, wanted, gateway.limits).topic_pattern
+        wish = Subscription(frozenset(), pattern, access_of(request).topics(Permission.RECEIVE))
     else:
-        wish = Subscription(frozenset(load(TopicsBody, wanted, gateway.limits).topics))
-    existing = (view.name for view in gateway.routes_table.topics())
-    _check_topics(request, wish.topics | {topic for topic in existing if wish.matches(topic)})
+        named = load(TopicsBody, wanted, gateway.limits) if wanted else _read(TopicsBody, gateway, body)
+        wish = Subscription(frozenset(named.topics))
+    _check_topics(request, wish.topics)
     await request.app[INSTANCES].subscribe(*_instance(request), wish)
     return web.Response(status=204)
 
 
 async def subscription(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The topics subscribed to; for a pattern, those that match now."""
-    return v2_answer(request, {"topics": await request.app[INSTANCES].topics(*_instance(request))})
+    """The topics subscribed to that the caller may read; for a pattern, those that match now."""
+    access = access_of(request)
+    topics = await request.app[INSTANCES].topics(*_instance(request))
+    return v2_answer(request, {"topics": [topic for topic in topics if access.allows(Permission.RECEIVE, topic=topic)]})
 
 
 async def unsubscribe(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -131,9 +135,11 @@ async def assign(gateway: Gateway, request: web.Request, body: bytes) -> web.Res
 
 
 async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The partitions the instance has, assigned or by its subscription."""
+    """The partitions the instance has, assigned or by its subscription, of topics that the caller may read."""
+    access = access_of(request)
     owned = await request.app[INSTANCES].owned(*_instance(request))
-    return v2_answer(request, {"partitions": [topic_partition._asdict() for topic_partition in owned]})
+    shown = [one._asdict() for one in owned if access.allows(Permission.RECEIVE, topic=one.topic)]
+    return v2_answer(request, {"partitions": shown})
 
 
 # Records
@@ -141,13 +147,13 @@ async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 async def records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Records from where the instance is, in its format; waits for the first one up to `timeout`."""
-    return await _read(gateway, request, _poll(gateway, request), topic=None)
+    return await _polled(gateway, request, _poll(gateway, request), topic=None)
 
 
 async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """Records of one topic, as REST Proxy v1 has it: the first call subscribes to it."""
     topic = request.match_info["topic"]
-    return await _read(gateway, request, _poll(gateway, request), topic=topic)
+    return await _polled(gateway, request, _poll(gateway, request), topic=topic)
 
 
 async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
@@ -163,7 +169,7 @@ async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     return await fetch_messages(gateway, request, kind, topic, partition, query.offset, count)
 
 
-async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: str | None) -> web.Response:
+async def _polled(gateway: Gateway, request: web.Request, poll: Poll, *, topic: str | None) -> web.Response:
     instances = request.app[INSTANCES]
     group, name = _instance(request)
     fmt = instances.settings(group, name).format
@@ -179,7 +185,8 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
             poll,
             reserve=lambda wanted: allowance.reserve(min(wanted * RENDERED_FACTOR, READ_BYTES_MAX)) // RENDERED_FACTOR,
             is_client_gone=lambda: request.transport is None or access.is_over,
-            check_topics=lambda topics: _check_topics(request, topics),
+            may_read=lambda topic: access.allows(Permission.RECEIVE, topic=topic),
+            visible=access.topics(Permission.RECEIVE),
             topic=topic,
         )
     finally:
@@ -198,7 +205,7 @@ async def _read(gateway: Gateway, request: web.Request, poll: Poll, *, topic: st
 async def commit(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Commit offsets, or without any, all that was read. Durable when answered, `?async=true` or not."""
     check_accept(request)
-    offsets = load(CommitBody, _object(body), gateway.limits).offsets
+    offsets = _read(CommitBody, gateway, body).offsets
     commits = (
         None
         if offsets is None
@@ -243,7 +250,7 @@ async def _committed(request: web.Request, topic_partitions: Sequence[TopicParti
 
 async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Go on at offsets, or at the first records from times on: 204. Past the end, where `auto.offset.reset` says."""
-    wanted = load(PositionsBody, _object(body), gateway.limits)
+    wanted = _read(PositionsBody, gateway, body)
     offsets = [(_named(one), one.offset) for one in wanted.offsets or ()]
     times = [
         (_named(one), time_ms(one.timestamp, f"timestamps[{number}].timestamp"))
@@ -359,8 +366,13 @@ def _object(body: bytes) -> dict[str, object]:
     return {} if body.strip() in (b"", b"null") else json_object(body)
 
 
+def _read(shape: type[AnyShape], gateway: Gateway, body: bytes) -> AnyShape:
+    """As `read_shape`, of a body that may be null."""
+    return read_shape(shape, b"" if body.strip() == b"null" else body, gateway)
+
+
 def _topic_partitions(gateway: Gateway, body: bytes) -> list[TopicPartition]:
-    return [_named(one) for one in load(PartitionsBody, _object(body), gateway.limits).partitions]
+    return [_named(one) for one in _read(PartitionsBody, gateway, body).partitions]
 
 
 def _named(one: OfPartition) -> TopicPartition:

@@ -24,9 +24,19 @@ from aiohttp import hdrs, web
 from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.api.shapes.queries import SendQuery
-from gateway.codec.columns import columns_of
+from gateway.codec.columns import Columns, columns_in_steps, columns_of
+from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
+from gateway.codec.json_text import parse_json
 from gateway.codec.native import Parsed
-from gateway.codec.records import BATCH_REFUSED, RECORD_FIELDS, Format, ProduceRecord, open_envelope, parse_records
+from gateway.codec.records import (
+    BATCH_REFUSED,
+    RECORD_FIELDS,
+    Format,
+    ProduceRecord,
+    open_envelope,
+    parse_records,
+    parse_records_in_steps,
+)
 from gateway.codec.tags import (
     DELAYED_HEADERS,
     MESSAGE_GROUP_HEADER,
@@ -42,7 +52,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.surfaces.http.media import format_named, sent_format
 from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
-from gateway.surfaces.http.reading import partition_in, read_query
+from gateway.surfaces.http.reading import in_turns, let_go, partition_in, read_query
 from gateway.surfaces.http.send_options import (
     DELAY_HEADERS,
     MQ_ACKS,
@@ -107,42 +117,64 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         )
         offsets = rendered_receipts(singles)
     else:
-        sent = open_envelope(body, records_max=gateway.limits.records_per_request_max)
+        records_max = gateway.limits.records_per_request_max
+        is_large = len(body) > STEP_BYTES
+        envelope = await in_turns(parse_in_steps(body, elements_max=records_max)) if is_large else parse_json(body)
+        sent = open_envelope(envelope, records_max=records_max)
+        del envelope
         trace = trace_headers(request)
         is_whole = bool(identity or sequence or expected is not None)
         is_plain = not (is_whole or trace or selector or due)
-        if is_plain and (columns := columns_of(sent, fmt, raw_keys=view.raw_keys)) is not None:
-            stored = await gateway.producer.produce_columns(
-                topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
-            )
-            if stored is not None:
-                return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
         try:
-            records = delayed(parse_records(sent, fmt, raw_keys=view.raw_keys), due)
-            if trace:
-                records = [traced(record, trace) for record in records]
-            singles = await gateway.producer.produce(
-                topic,
-                records,
-                partition=partition,
-                json_values=fmt is Format.JSON,
-                acks=acks,
-                selector=selector,
-                identity=identity,
-                sequence=sequence,
-                expected_offset=expected,
-            )
-        except (RequestError, UnknownPartition):  # nothing was stored
-            if is_whole or not isinstance(sent, list) or len(sent) < 2:
-                raise
-            sending = Sending(gateway, topic, fmt is Format.JSON, acks, partition=partition, selector=selector)
-            singles = await _send_each(sending, sent, fmt, trace, due, raw_keys=view.raw_keys)
+            if is_plain and (columns := await _columns(sent, fmt, len(body), raw_keys=view.raw_keys)) is not None:
+                stored = await gateway.producer.produce_columns(
+                    topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
+                )
+                if stored is not None:
+                    return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
+            try:
+                records = delayed(await _parsed(sent, fmt, len(body), raw_keys=view.raw_keys), due)
+                if trace:
+                    records = [traced(record, trace) for record in records]
+                singles = await gateway.producer.produce(
+                    topic,
+                    records,
+                    partition=partition,
+                    json_values=fmt is Format.JSON,
+                    acks=acks,
+                    selector=selector,
+                    identity=identity,
+                    sequence=sequence,
+                    expected_offset=expected,
+                )
+            except (RequestError, UnknownPartition):  # nothing was stored
+                if is_whole or not isinstance(sent, list) or len(sent) < 2:
+                    raise
+                sending = Sending(gateway, topic, fmt is Format.JSON, acks, partition=partition, selector=selector)
+                singles = await _send_each(sending, sent, fmt, trace, due, raw_keys=view.raw_keys)
+        finally:
+            if is_large and isinstance(sent, list):
+                await let_go(sent, len(body))
         receipts = singles
         offsets = rendered_receipts(singles)
     response = _answer(content_type, offsets, receipts)
     if identity is not None or sequence is not None:
         mark_replayed(response.headers, [receipt for receipt in receipts if not isinstance(receipt, RequestError)])
     return response
+
+
+async def _columns(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool) -> Columns | None:
+    """As `columns_of`; of a large body with others' turns in between."""
+    if size_bytes <= STEP_BYTES:
+        return columns_of(sent, fmt, raw_keys=raw_keys)
+    return await in_turns(columns_in_steps(sent, fmt, raw_keys=raw_keys, size_bytes=size_bytes))
+
+
+async def _parsed(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool) -> list[ProduceRecord]:
+    """As `parse_records`; of a large body with others' turns in between."""
+    if size_bytes <= STEP_BYTES:
+        return parse_records(sent, fmt, raw_keys=raw_keys)
+    return await in_turns(parse_records_in_steps(sent, fmt, raw_keys=raw_keys, size_bytes=size_bytes))
 
 
 async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:

@@ -10,7 +10,7 @@ from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
 from gateway.surfaces.http.answers import json_answer
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
 from gateway.surfaces.rest_v3.resources import BROKER_ID, Links, links
@@ -50,7 +50,7 @@ async def get_consumer(gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 
 async def list_assignments(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The partitions that a member owns."""
+    """The partitions that a member owns, of topics that the caller may describe."""
     to = links(gateway, request)
     group = _described(gateway, request)
     name, member = group.view.group, _member(group, request)
@@ -71,6 +71,7 @@ async def list_assignments(gateway: Gateway, request: web.Request, _: bytes) -> 
             },
         )
         for topic, number in _owned(member)
+        if is_visible(request, topic)
     ]
     return json_answer(request, to.page("KafkaConsumerAssignmentList", path, rows))
 
@@ -125,9 +126,8 @@ def _described(gateway: Gateway, request: web.Request) -> GroupDescription:
 
 async def _lags(gateway: Gateway, request: web.Request, topics: Sequence[str] | None = None) -> list[PartitionLag]:
     """The lags in topics that the caller may describe."""
-    access = access_of(request)
     lags = await gateway.groups.lag(request.match_info["group"], topics)
-    return [one for one in lags if access.allows(Permission.DESCRIBE, topic=one.topic)]
+    return [one for one in lags if is_visible(request, one.topic)]
 
 
 def _member(group: GroupDescription, request: web.Request) -> MemberView:

@@ -7,6 +7,7 @@ POST .../{topic}/records:batch   {"entries": [{"id": "1", ...}]}: 207 with `succ
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,10 +17,12 @@ from gateway.api.producer import Receipt
 from gateway.api.render import fate_as_json
 from gateway.api.shapes.queries import NoQuery
 from gateway.codec.documents import Document, Values
+from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
+from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
-from gateway.codec.records import BATCH_REFUSED, ProduceRecord
+from gateway.codec.records import BATCH_REFUSED, ProduceRecord, parts
 from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
-from gateway.errors import RequestError
+from gateway.errors import RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.answers import check_accept, json_answer
@@ -29,7 +32,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
-from gateway.surfaces.http.reading import BodyStream, json_object, read_query
+from gateway.surfaces.http.reading import BodyStream, in_turns, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of
@@ -111,9 +114,15 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     read_query(NoQuery, request, gateway)
     to = links(gateway, request)
     view = topic_of(gateway, request)
-    entries = _entries(body)
+    is_large = len(body) > STEP_BYTES
+    steps = parse_in_steps(body, elements_max=ENTRIES_MAX)
+    entries = _entries(await in_turns(steps) if is_large else parse_json(body))
     dialect = V3Records(to.cluster_id, view)
-    parsed = dialect.parse_values([_without_id(entry) for entry in entries])
+    parsed = Parsed([], False)
+    for part in parts(entries, len(body)):
+        parsed.records.extend(dialect.parse_values(list(map(_without_id, part))).records)
+        if is_large:
+            await asyncio.sleep(0)
     identity = request_identity(request, view.topic_id, body)
     sending = Sending(gateway, view.name, parsed.json_values, identity=identity)
     outcomes = await send_each(sending, parsed, trace=trace_headers(request))
@@ -130,9 +139,12 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     return json_answer(request, {"successes": successes, "failures": failures}, status=207)
 
 
-def _entries(body: bytes) -> list[dict[str, object]]:
+def _entries(batch: object) -> list[dict[str, object]]:
     """The entries of a batch, each an object with an id of its own. Raises RequestError."""
-    entries = json_object(body, '{"entries": [{"id": "1", "value": {"type": "JSON", "data": 1}}]}').get("entries")
+    if not isinstance(batch, dict):
+        example = '{"entries": [{"id": "1", "value": {"type": "JSON", "data": 1}}]}'
+        raise bad_request(f"The body must be a JSON object such as {example}.")
+    entries = batch.get("entries")
     if not isinstance(entries, list) or not entries:
         raise RequestError(BATCH_REFUSED, "entries: a batch needs at least one")
     if len(entries) > ENTRIES_MAX:

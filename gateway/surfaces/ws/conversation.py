@@ -9,6 +9,7 @@ What lasts longer than the connection is the session's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import NoReturn, assert_never
@@ -16,11 +17,13 @@ from typing import NoReturn, assert_never
 from gateway.api.errors import error_of
 from gateway.api.shapes import commands as plain
 from gateway.auth.access import NOBODY, Access
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import command_identity
+from gateway.surfaces.http.reading import in_turns, let_go
 from gateway.surfaces.ws import commands, parse, protocol
 from gateway.surfaces.ws.commands import PERMISSIONS, Command
 from gateway.surfaces.ws.credit import CreditRefused
@@ -29,13 +32,16 @@ from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.rights import Rights
-from gateway.surfaces.ws.sends import records_of, send
+from gateway.surfaces.ws.sends import records_in_steps, send
 from gateway.surfaces.ws.session import REFUSALS, Refusal
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.settling import check_settles, settle
 from gateway.surfaces.ws.stream import Stream
 
 log = logging.getLogger(__name__)
+
+COMMANDS_AT_ONCE = 256
+"""Commands of one frame that are done before it is others' turn."""
 
 REFUSED_IN_A_ROW_MAX = 100
 """Commands refused for being too many, before the socket is closed."""
@@ -89,16 +95,21 @@ class Conversation:
     async def take(self, frame: str) -> None:
         """Do what one text frame asks for. Raises Closing for a frame that is none of ours (P2)."""
         self._gateway.stats.ws_received_frame_count += 1
+        is_large = len(frame) > STEP_BYTES
         try:
-            objects = parse.parse_frame(frame)
+            objects = await in_turns(parse.parse_frame_in_steps(frame)) if is_large else parse.parse_frame(frame)
         except protocol.BadFrame as error:
             await self._bad_frame(error)
         except parse.TooManyCommands as error:
             log.warning("socket=%s closed: %s", self.session.name[:12], error)
             raise Closing(CloseCode.LIMIT) from None
         size_bytes = len(frame) // max(len(objects), 1)
-        for one in objects:
+        for number, one in enumerate(objects, 1):
             await self._take_one(one, size_bytes, None)
+            if number % COMMANDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if is_large and isinstance(records := one.get("records"), list):
+                await let_go(records, len(frame))
 
     async def take_binary(self, frame: bytes) -> None:
         """Do what one binary frame asks for. Raises Closing for one that was not agreed on, or is none of ours."""
@@ -308,7 +319,8 @@ class Conversation:
         self.check_staying()
         topic = self._gateway.routes_table.topic(command.topic)
         count_max = self._gateway.limits.records_per_request_max
-        sent = records_of(command, payload, count_max, raw_keys=topic.raw_keys)
+        steps = records_in_steps(command, payload, count_max, raw_keys=topic.raw_keys, size_bytes=size_bytes)
+        sent = await in_turns(steps)
         identity = None
         if command.idempotency_key is not None:
             identity = command_identity(self._rights.access.principal, topic.topic_id, command.idempotency_key)

@@ -62,6 +62,9 @@ STRANGERS_MAX = 256
 
 PINGS_MISSED_MAX = 2
 
+FRAMES_AT_ONCE = 256
+"""Frames of one socket that are taken before it is others' turn."""
+
 GOODBYES = (0, 1000, 1001)
 """Codes with which a client says that it does not come back; 0: none."""
 
@@ -258,7 +261,11 @@ class _Socket:
         return 0 if transport is None else transport.get_write_buffer_size()
 
     async def _read(self, take: _Take) -> NoReturn:
+        count = 0
         while True:
+            count += 1
+            if count % FRAMES_AT_ONCE == 0:  # thousands may have come at once, and then nothing here waits
+                await asyncio.sleep(0)
             self._missed_count = 0
             self._is_listening = True
             message = await self._socket.receive()

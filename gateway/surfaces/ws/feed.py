@@ -44,6 +44,9 @@ from gateway.surfaces.ws.protocol import (
 )
 from store.errors import UnknownQueue
 
+TURNS_AT_ONCE = 4
+"""Partitions that are served one after the other, before it is others' turn: each may take some milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -101,9 +104,12 @@ class Feed:
         ledger: Ledger,
         journal: Journal,
         *,
+        check_topic: Callable[[str], None],
         outlives_topics: bool = False,
     ) -> None:
-        """`outlives_topics`: somebody removes the partitions of a topic that is gone."""
+        """`check_topic` raises RequestError when the client may not read a topic. It is asked for each frame of what
+        groups have written: who may read that, changes with what is written. `outlives_topics`: somebody removes the
+        partitions of a topic that is gone."""
         self.name = name
         self.ledger = ledger
         self.journal = journal
@@ -112,6 +118,7 @@ class Feed:
         self._consumer = sources.consumer
         self._stats = sources.stats
         self._wanted = wanted
+        self._check_topic = check_topic
         self._outlives_topics = outlives_topics
         self._changed = asyncio.Event()
         self._ready: deque[FedPartition] = deque()
@@ -203,15 +210,20 @@ class Feed:
         self._ready = deque(fed for fed in self.fed_partitions.values() if fed.is_live)
         for fed in self.fed_partitions.values():
             fed.is_ready = fed.is_live
+        turns = 0
         try:
             while True:
                 if not self._ready or not self._fits(self._ready[0]):
                     self._changed.clear()
                     await self._changed.wait()
+                    turns = 0
                     continue
                 fed = self._ready.popleft()
                 fed.is_ready = False
                 await self._turn(fed, outbox)
+                turns += 1
+                if turns % TURNS_AT_ONCE == 0:  # nothing in it waits while the client takes everything: others' turn
+                    await asyncio.sleep(0)
         finally:
             for fed in self.fed_partitions.values():
                 self._call_off(fed)
@@ -245,6 +257,8 @@ class Feed:
                     raise
                 raise epoch_changed(key.topic) from None
             end = portion.end
+            if key.topic.startswith("%"):
+                self._check_topic(key.topic)
             for part in portion.ranges:
                 # A seek or a rebalance may have come in between.
                 if not fed.is_live or part.start != fed.offset or not await self._push(fed, part, outbox):

@@ -11,8 +11,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
 
 import orjson
 
@@ -26,9 +26,10 @@ from gateway.api.shapes.commands import (
     SubscribeCommand,
 )
 from gateway.codec.filters import parse_filter
+from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.records import Format, unrecognized
 from gateway.codec.times import TIME_MS_MAX
-from gateway.errors import invalid
+from gateway.errors import RequestError, invalid
 from gateway.settings.limits import Limits
 from gateway.surfaces.ws.commands import (
     PERMISSIONS,
@@ -58,6 +59,41 @@ class TooManyCommands(Exception):
     """More commands in a frame than COMMANDS_MAX."""
 
 
+def parse_frame_in_steps(text: str) -> Generator[None, None, list[dict[str, object]]]:
+    """As `parse_frame`, which is what the generator returns, of a frame that may be large."""
+    if len(text) <= STEP_BYTES:
+        return parse_frame(text)
+    data = text.encode()
+    try:
+        parsed = yield from parse_in_steps(data, "frame", elements_max=COMMANDS_MAX)
+    except RequestError as whole:
+        count = data.count(b"\n")
+        if count > COMMANDS_MAX:
+            raise TooManyCommands(f"more than {COMMANDS_MAX} lines in one frame") from None
+        if not count:
+            if not data.strip():
+                return []
+            raise BadFrame(whole.message) from None
+        lines: list[object] = []
+        for line in data.split(b"\n"):
+            if line.strip():
+                try:
+                    lines.append((yield from parse_in_steps(line, "line")))
+                except RequestError as error:
+                    raise BadFrame(f"The frame is neither JSON nor JSON lines: {error.message}") from None
+                yield
+        parsed = lines
+    try:
+        return _commands_of(parsed)
+    except (BadFrame, TooManyCommands):
+        if isinstance(parsed, list):
+            count = max(1, len(parsed) * STEP_BYTES // len(data))
+            while parsed:  # to free millions of objects takes as long as to make them
+                del parsed[-count:]
+                yield
+        raise
+
+
 def parse_frame(text: str) -> list[dict[str, object]]:
     """The objects of one text frame, in order; empty for an empty array or blank lines.
 
@@ -77,7 +113,11 @@ def parse_frame(text: str) -> list[dict[str, object]]:
             parsed = [orjson.loads(line) for line in lines]
         except orjson.JSONDecodeError as error:
             raise BadFrame(f"The frame is neither JSON nor JSON lines: {error}") from error
-    objects = parsed if isinstance(parsed, list) else [parsed]
+    return _commands_of(parsed)
+
+
+def _commands_of(parsed: object) -> list[dict[str, object]]:
+    objects: list[Any] = parsed if isinstance(parsed, list) else [parsed]
     if len(objects) > COMMANDS_MAX:
         raise TooManyCommands(f"{len(objects)} commands in one frame; the limit is {COMMANDS_MAX}")
     for one in objects:

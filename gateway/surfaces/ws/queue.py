@@ -22,6 +22,7 @@ from gateway.api.shapes.groups import AckReceipts, ExtendBody
 from gateway.api.tasks import Tasks, is_set_within
 from gateway.auth.access import Access, Permission
 from gateway.codec.records import add_headers, render_parts, split_lines
+from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription as Pattern
@@ -125,6 +126,11 @@ class Queue:
         """Topics it asks for now."""
         return [topic.name for topic in self._wanted_topics()]
 
+    @property
+    def is_named(self) -> bool:
+        """Whether its topics are named. Those of a pattern come and go with the rights to them."""
+        return self._pattern is None
+
     def partition_count(self) -> int:
         """A queue owns no partition."""
         return 0
@@ -166,6 +172,15 @@ class Queue:
                     raise
                 await asyncio.sleep(GONE_WAIT_S)
                 continue
+            try:
+                for topic in topics:
+                    if topic.name.startswith(
+                        "%"
+                    ):  # who may read what a group has written, changes with what is written
+                        self._access().check(Permission.RECEIVE, topic=topic.name)
+            except RequestError:
+                self._give_back_soon(delivered)
+                raise
             await self._push(delivered, outbox)
 
     async def rewind(self, seen: int) -> None:

@@ -78,6 +78,11 @@ class Reader:
         """Topics it follows now."""
         return list(self._epochs)
 
+    @property
+    def is_named(self) -> bool:
+        """Whether its topics are named. Those of a pattern come and go with the rights to them; see `refresh`."""
+        return self._pattern is None
+
     def partition_count(self) -> int:
         """How many it reads."""
         return len(self.feed.fed_partitions)

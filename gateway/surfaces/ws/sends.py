@@ -6,12 +6,23 @@ key may be in the record instead, as JSON. In a text frame of format `json` byte
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 from gateway.api.producer import Producer, RequestIdentity
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.native import has_form, parse_objects
-from gateway.codec.records import BATCH_REFUSED, Format, ProduceRecord, encode_keys, parse_raw_record, parse_records
+from gateway.codec.records import (
+    BATCH_REFUSED,
+    Format,
+    ProduceRecord,
+    encode_keys,
+    parse_raw_record,
+    parse_records,
+    parse_records_in_steps,
+    parts,
+)
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.surfaces.ws.commands import Produce
 
@@ -23,9 +34,11 @@ class Records(NamedTuple):
     json_values: bool
 
 
-def records_of(command: Produce, payload: memoryview | None, count_max: int, *, raw_keys: bool) -> Records | bytes:
+def records_in_steps(
+    command: Produce, payload: memoryview | None, count_max: int, *, raw_keys: bool, size_bytes: int
+) -> Generator[None, None, Records | bytes]:
     """What a produce sends: records, or raw batches. `payload` None: it came in a text frame. `raw_keys`: those of the
-    topic are. Raises RequestError; then nothing is stored."""
+    topic are; `size_bytes`: of the command. Raises RequestError; then nothing is stored."""
     records = command.records
     if command.format is None:
         if payload is None or records is not None:
@@ -36,8 +49,12 @@ def records_of(command: Produce, payload: memoryview | None, count_max: int, *, 
     if payload is not None:
         return Records(_binary_records(records, payload, raw_keys), False)
     if command.format is Format.JSON and isinstance(records, list) and any(map(has_form, records)):
-        return _native_records(records, raw_keys)
-    return Records(parse_records(records, command.format, raw_keys=raw_keys), command.format is Format.JSON)
+        return (yield from _native_records(records, raw_keys, size_bytes))
+    is_json = command.format is Format.JSON
+    if size_bytes <= STEP_BYTES:
+        return Records(parse_records(records, command.format, raw_keys=raw_keys), is_json)
+    steps = parse_records_in_steps(records, command.format, raw_keys=raw_keys, size_bytes=size_bytes)
+    return Records((yield from steps), is_json)
 
 
 async def send(
@@ -65,15 +82,20 @@ async def send(
     return {"acks": reached.name.lower(), "offsets": offsets}
 
 
-def _native_records(records: list[object], raw_keys: bool) -> Records:
+def _native_records(records: list[object], raw_keys: bool, size_bytes: int) -> Generator[None, None, Records]:
     """Records some of which have bytes in base64. Raises RequestError for the first bad one."""
-    parsed = parse_objects(records, raw_keys=raw_keys)
     taken: list[ProduceRecord] = []
-    for number, record in enumerate(parsed.records):
-        if isinstance(record, RequestError):
-            raise _at_record(record, number)
-        taken.append(record)
-    return Records(taken, parsed.json_values)
+    json_values = True
+    for part in parts(records, size_bytes):
+        if taken:
+            yield
+        parsed = parse_objects(part, raw_keys=raw_keys)
+        json_values = json_values and parsed.json_values
+        for record in parsed.records:
+            if isinstance(record, RequestError):
+                raise _at_record(record, len(taken))
+            taken.append(record)
+    return Records(taken, json_values)
 
 
 def _at_record(error: RequestError, number: int) -> RequestError:

@@ -179,7 +179,7 @@ class Session:
         """Look at topics and rights again."""
         for subscription in self.subscriptions:
             try:
-                for topic in subscription.topics():
+                for topic in subscription.topics() if subscription.is_named else ():
                     self.access.check(Permission.RECEIVE, topic=topic)
                 if subscription.group is not None:
                     self.access.check(Permission.RECEIVE, group=subscription.group)
@@ -221,7 +221,15 @@ class Session:
         journal = Journal(FRAMES_MAX if self.is_resumable else 0)
         wanted = Wanted(form, command.batch, command.filter)
         outlives_topics = command.pattern is not None or command.mode is Mode.STREAM
-        feed = Feed(command.sub, self._sources, wanted, ledger, journal, outlives_topics=outlives_topics)
+        feed = Feed(
+            command.sub,
+            self._sources,
+            wanted,
+            ledger,
+            journal,
+            check_topic=lambda topic: self.access.check(Permission.RECEIVE, topic=topic),
+            outlives_topics=outlives_topics,
+        )
         if command.mode is Mode.READER:
             return Reader(
                 command,

@@ -73,12 +73,12 @@ class Stream:
         self.feed = feed
         self.ledger = feed.ledger
         self._command = command
-        self._wish = Wish(topics=frozenset(command.topics), pattern=command.pattern)
         self._start = start_spec(command.start)
         self._groups = groups
         self._routes = routes
         self._consumer = consumer
         self._access = access
+        self._wish = self._wish_now()
         self._partitions_left = partitions_left
         self._tasks = tasks
         self._outbox: Outbox | None = None
@@ -126,6 +126,11 @@ class Stream:
     def topics(self) -> list[str]:
         """Topics it has partitions of."""
         return sorted({key.topic for key in self._owned})
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its topics are named. Those of a pattern come and go with the rights to them; see `refresh`."""
+        return self._command.pattern is None
 
     def partition_count(self) -> int:
         """How many are its own now."""
@@ -195,15 +200,27 @@ class Stream:
                 owned.finish()
 
     async def refresh(self) -> None:
-        """The group itself notices what becomes of topics."""
+        """The group itself notices what becomes of topics; what a pattern may find, it is told when rights change."""
+        wish = self._wish_now()
+        if wish != self._wish and self._member_id is not None:
+            self._wish = wish
+            with suppress(UnknownMember, StaleGeneration):  # `_follow` is told the same, and does something about it
+                await self._groups.join(self.group, self._member_id, wish, generation=self._share.generation)
 
     # Membership
+
+    def _wish_now(self) -> Wish:
+        """What the client wants, of what it may have."""
+        pattern = self._command.pattern
+        visible = None if pattern is None else self._access().topics(Permission.RECEIVE)
+        return Wish(topics=frozenset(self._command.topics), pattern=pattern, visible=visible)
 
     def _member(self) -> MemberKey:
         assert self._member_id is not None
         return MemberKey(self._member_id, self._share.generation)
 
     async def _join(self) -> None:
+        self._wish = self._wish_now()
         self._member_id, share = await self._groups.join(self.group, self._member_id, self._wish)
         config = self._groups.describe(self.group).config
         self._drain_ms = min(DRAIN_MS, config.drain_timeout_ms // 2)
@@ -260,7 +277,11 @@ class Stream:
         for key, topic_id in assigned:
             owned = self._owned.get(key)
             if owned is None:
-                self._access().check(Permission.RECEIVE, topic=key.topic)
+                access = self._access()
+                if self._command.pattern is None:
+                    access.check(Permission.RECEIVE, topic=key.topic)
+                elif not access.allows(Permission.RECEIVE, topic=key.topic):
+                    continue  # rights have changed since the group was told what the pattern may find: see `refresh`
                 try:
                     offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
                 except UnknownQueue:

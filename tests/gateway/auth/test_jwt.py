@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import time
+from collections.abc import Callable
 
 import jwt as pyjwt
 import orjson
@@ -175,3 +177,118 @@ def test_a_key_file_that_does_not_fit_is_refused(algorithm: Algorithm, key_file:
 def test_as_many_keys_as_the_limit_are_fine() -> None:
     assert len(checker("ES256", pem(EC_KEY) * KEYS_MAX).keys) == KEYS_MAX
     assert len(SECRET) == SECRET_BYTES_MIN
+
+
+def jwk_of(key: rsa.RSAPrivateKey) -> dict[str, object]:
+    found: dict[str, object] = orjson.loads(pyjwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return found
+
+
+STRANGER = rsa.generate_private_key(65537, RSA_BITS_MIN)
+"""A key of somebody who would like to be trusted. Its signatures are good."""
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"jwk": jwk_of(STRANGER)},
+        {"jwk": jwk_of(STRANGER), "kid": "1"},
+        {"jku": "http://127.0.0.1:9/keys.json"},
+        {"x5u": "http://127.0.0.1:9/chain.pem"},
+        {"x5c": [base64.b64encode(pem(STRANGER)).decode()]},
+        {"kid": "../../../../dev/null"},
+        {"kid": "/proc/self/environ"},
+        {"kid": "file:///etc/passwd"},
+        {"kid": "x' UNION SELECT 'secret"},
+        {"kid": "|/bin/true"},
+        {"kid": {"k": "v"}},
+        {"kid": None},
+        {"cty": "JWT"},
+        {"b64": False, "crit": ["b64"]},
+        {"zip": "DEF"},
+    ],
+)
+def test_nothing_that_a_token_says_of_its_key_is_listened_to(
+    header: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed well, by a key that it brings or names: refused, without a look at the network or a file."""
+
+    def touched(*_: object, **__: object) -> None:
+        raise AssertionError("a token made the server look somewhere")
+
+    check = checker("RS256", pem(RSA_KEY))
+    for name in ("socket.socket", "socket.create_connection", "builtins.open", "os.open", "urllib.request.urlopen"):
+        monkeypatch.setattr(name, touched)
+    token = by_hand({"alg": "RS256", "typ": "JWT", **header}, lambda text: _rs256(STRANGER, text))
+    with pytest.raises(JwtRefused):
+        check.verify(token)
+
+
+def by_hand(header: dict[str, object] | bytes, sign: Callable[[bytes], bytes]) -> str:
+    """A token with any header, which no library would write."""
+
+    def part(content: bytes) -> bytes:
+        return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+    head = header if isinstance(header, bytes) else orjson.dumps(header)
+    text = part(head) + b"." + part(orjson.dumps(claims()))
+    return (text + b"." + part(sign(text))).decode()
+
+
+def _rs256(key: rsa.RSAPrivateKey, text: bytes) -> bytes:
+    return pyjwt.algorithms.RSAAlgorithm(pyjwt.algorithms.RSAAlgorithm.SHA256).sign(text, key)
+
+
+def _hs256(secret: bytes, text: bytes) -> bytes:
+    return hmac.digest(secret, text, "sha256")
+
+
+def test_a_token_by_hand_is_taken_when_it_is_right() -> None:
+    """Or the tests around it would prove nothing."""
+    assert checker("RS256", pem(RSA_KEY)).verify(by_hand({"alg": "RS256"}, lambda text: _rs256(RSA_KEY, text)))
+    assert checker("HS256", SECRET).verify(by_hand({"alg": "HS256"}, lambda text: _hs256(SECRET, text)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key_file", "header", "sign"),
+    [
+        # The public key as a shared secret, in every form in which it may have been read.
+        ("RS256", pem(RSA_KEY), {"alg": "HS256"}, lambda text: _hs256(pem(RSA_KEY), text)),
+        ("RS256", pem(RSA_KEY), {"alg": "HS256"}, lambda text: _hs256(pem(RSA_KEY).strip(), text)),
+        ("ES256", pem(EC_KEY), {"alg": "HS256"}, lambda text: _hs256(pem(EC_KEY), text)),
+        # No secret, and the name of another algorithm over the right one.
+        ("HS256", SECRET, {"alg": "HS256", "kid": "/dev/null"}, lambda text: _hs256(b"", text)),
+        ("HS256", SECRET, {"alg": "hs256"}, lambda text: _hs256(SECRET, text)),
+        ("HS256", SECRET, {"alg": ["HS256"]}, lambda text: _hs256(SECRET, text)),
+        ("HS256", SECRET, {"alg": None}, lambda text: _hs256(SECRET, text)),
+        ("HS256", SECRET, {}, lambda text: _hs256(SECRET, text)),
+        ("RS256", pem(RSA_KEY), b'{"alg":"none","alg":"RS256"}', lambda _: b""),
+        ("RS256", pem(RSA_KEY), b'{"alg":"RS256","alg":"none"}', lambda _: b""),
+        ("RS256", pem(RSA_KEY), {"alg": "PS256"}, lambda text: _rs256(RSA_KEY, text)),
+        # r = s = 0, which some verifiers took for a signature of anything.
+        ("ES256", pem(EC_KEY), {"alg": "ES256"}, lambda _: bytes(64)),
+        ("ES256", pem(EC_KEY), {"alg": "ES256"}, lambda _: b""),
+    ],
+)
+def test_the_token_does_not_choose_how_it_is_checked(
+    algorithm: Algorithm, key_file: bytes, header: dict[str, object] | bytes, sign: Callable[[bytes], bytes]
+) -> None:
+    with pytest.raises(JwtRefused):
+        checker(algorithm, key_file).verify(by_hand(header, sign))
+
+
+def test_an_encrypted_token_is_none_of_ours() -> None:
+    with pytest.raises(JwtRefused):
+        checker("RS256", pem(RSA_KEY)).verify(".".join(["e30", "AA", "AA", "AA", "AA"]))
+
+
+def test_the_dearest_token_is_checked_in_a_moment() -> None:
+    """As long as a header may be, signed by none of the most keys: what an address may make the server do at a time."""
+    keys = [rsa.generate_private_key(65537, RSA_BITS_MIN) for _ in range(2)] * (KEYS_MAX // 2)
+    check = checker("RS256", b"".join(map(pem, keys)))
+    token = signed(STRANGER, "RS256", x="y" * 5_000)
+    assert len(token) <= JWT_CHARS_MAX
+    started_s = time.thread_time()
+    with pytest.raises(JwtRefused):
+        check.verify(token)
+    assert time.thread_time() - started_s < 0.05

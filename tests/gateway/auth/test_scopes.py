@@ -128,3 +128,64 @@ def test_rights_are_what_their_words_say(allow: list[str], deny: list[str], perm
     expected = any(map(says, allow)) and not any(map(says, deny))
     expected = expected and not (permission is Permission.SEND and name.startswith("%"))
     assert rights(*allow, deny=tuple(deny)).allows(permission, name, None) is expected
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "expected"),
+    [
+        (("admin",), (), None),
+        (("reader:topic:*", "reader:group:g"), (), None),
+        (("reader:topic:*",), ("receive:topic:secret",), (("*",), ("secret",))),
+        (("reader:topic:*",), ("receive:group:secret",), None),
+        (("reader:topic:a", "receive:topic:b*", "writer:topic:c", "reader:group:d"), (), (("a", "b*"), ())),
+        ((), (), ((), ())),
+    ],
+)
+def test_the_topics_of_a_right_are_patterns(
+    allow: tuple[str, ...], deny: tuple[str, ...], expected: tuple[tuple[str, ...], tuple[str, ...]] | None
+) -> None:
+    assert rights(*allow, deny=deny).topics(Permission.RECEIVE) == expected
+
+
+ORIGINS = {"g": {"orders", "bills"}, "new": set(), "h": {"%DLQ%g"}, "loop": {"%DLQ%loop", "orders"}}
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "topic", "allowed"),
+    [
+        # on the group, and on every topic that its dead letters came from
+        (("reader:group:g", "reader:topic:orders", "reader:topic:bills"), (), "%DLQ%g", True),
+        (("reader:group:g", "reader:topic:orders"), (), "%DLQ%g", False),
+        (("reader:topic:orders", "reader:topic:bills"), (), "%DLQ%g", False),
+        (("reader:group:g", "reader:topic:%DLQ%g"), (), "%DLQ%g", False),
+        (("reader:group:g", "reader:topic:*"), (), "%DLQ%g", True),
+        (("reader:topic:*",), (), "%DLQ%g", False),
+        (("reader:group:g", "reader:topic:*"), ("receive:topic:bills",), "%DLQ%g", False),
+        (("reader:group:g", "reader:topic:*"), ("receive:topic:%DLQ%*",), "%DLQ%g", False),
+        (("reader:group:g", "writer:topic:orders", "writer:topic:bills"), (), "%DLQ%g", False),
+        (("reader:group:new",), (), "%DLQ%new", True),
+        # of a group that consumes those of another
+        (("reader:group:*", "reader:topic:orders", "reader:topic:bills"), (), "%DLQ%h", True),
+        (("reader:group:h", "reader:topic:orders", "reader:topic:bills"), (), "%DLQ%h", False),
+        (("reader:group:*", "reader:topic:orders"), (), "%DLQ%h", False),
+        (("reader:group:loop", "reader:topic:orders"), (), "%DLQ%loop", True),
+        # where it is not known, and for what waits to be tried again: all topics
+        (("reader:group:unread", "reader:topic:orders"), (), "%DLQ%unread", False),
+        (("reader:group:unread", "reader:topic:*"), (), "%DLQ%unread", True),
+        (("reader:group:unread", "reader:topic:*"), ("receive:topic:x",), "%DLQ%unread", False),
+        (("reader:group:g", "reader:topic:orders", "reader:topic:bills"), (), "%RETRY%g", False),
+        (("reader:group:g", "reader:topic:*"), (), "%RETRY%g", True),
+        (("admin",), (), "%RETRY%g", True),
+    ],
+)
+def test_what_a_group_has_written_is_its_and_that_of_where_it_came_from(
+    allow: tuple[str, ...], deny: tuple[str, ...], topic: str, allowed: bool
+) -> None:
+    held = rights(*allow, deny=deny)
+    assert held.allows(Permission.RECEIVE, topic, None, ORIGINS.get) is allowed
+
+
+def test_where_dead_letters_came_from_is_unknown_unless_somebody_says_it() -> None:
+    held = rights("reader:group:g", "reader:topic:orders", "reader:topic:bills")
+    assert not held.allows(Permission.RECEIVE, "%DLQ%g", None)
+    assert rights("admin").allows(Permission.DELETE, "%DLQ%g", None)

@@ -216,6 +216,7 @@ class Instance:
             "settings": settings_as_json(self.settings),
             "topics": None if wish is None else sorted(wish.topics),
             "pattern": None if wish is None else wish.pattern,
+            "visible": None if wish is None else wish.visible,
             "assigned": [(topic_partition.topic, topic_partition.partition) for topic_partition in self.assigned],
             "generation": self.generation,
         }
@@ -237,7 +238,12 @@ def decode_instance(group: str, name: str, content: bytes) -> Instance:
         raise ValueError(f"a document of version {document['version']}; this program knows {_DOCUMENT_VERSION}")
     instance = Instance(group, name, parse_settings(document["settings"])[1])
     if document["topics"] is not None:
-        instance.wish = Subscription(frozenset(document["topics"]), document["pattern"])
+        visible = document.get("visible")
+        instance.wish = Subscription(
+            frozenset(document["topics"]),
+            document["pattern"],
+            None if visible is None else (tuple(visible[0]), tuple(visible[1])),
+        )
     instance.assigned = tuple(TopicPartition(*topic_partition) for topic_partition in document["assigned"])
     instance.generation = document["generation"]
     instance.is_resumed = True

@@ -21,15 +21,14 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 
 from gateway.api.read import Consumer
-from gateway.errors import TOO_MANY, RequestError
+from gateway.errors import FORBIDDEN, TOO_MANY, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownGroup, UnknownMember
 from gateway.groups.machines.membership import Share
 from gateway.groups.machines.strategies.base import Partition
-from gateway.groups.machines.subscription import Subscription
+from gateway.groups.machines.subscription import Subscription, Visible
 from gateway.groups.protocol import CommittedPosition, Groups, MemberKey, OffsetCommit, TopicPartition
 from gateway.routing.base import Routes, UnknownPartition
 from gateway.settings.limits import Limits
@@ -272,20 +271,25 @@ class Instances:
         *,
         reserve: Reserve = int,
         is_client_gone: Callable[[], bool],
-        check_topics: Callable[[AbstractSet[str]], None],
+        may_read: Callable[[str], bool],
+        visible: Visible | None,
         topic: str | None = None,
     ) -> list[bytes]:
         """Records from the instance's positions on: at once if there are enough, else as they come, up to the timeout.
 
         Each is JSON. `reserve` is asked for memory when the first one is found. When the client goes meanwhile, nothing
-        has been handed out. `check_topics` raises when the client may not read
-        one of the topics the instance has. With `topic` (REST Proxy v1) the instance
-        subscribes to it by itself; raises RequestError 409/40901 when it subscribes to others.
+        has been handed out. `may_read` says whether it may read a topic, and `visible` what its pattern may find: who
+        reads is not always who subscribed, nor with the rights of that time. With `topic` (REST Proxy v1) the instance
+        subscribes to it by itself. Raises RequestError 403/40301 when the client may not read a topic that the instance
+        has by name, 409/40901 when it subscribes to others than `topic`.
         """
         async with self._at(group, name, is_read=True) as live:
             instance = live.instance
             if topic is not None:
                 await self._subscribe_only(live, topic)
+            wish = instance.wish
+            if wish is not None and wish.pattern is not None and wish.visible != visible:
+                await self._subscribe(live, Subscription(wish.topics, wish.pattern, visible))
             instance.ask_for_more()
             live.stirred.clear()
             await self._sync(live)
@@ -295,15 +299,22 @@ class Instances:
             def must_stop() -> bool:
                 return bool(live.urgent_count) or live.is_gone or self._draining.is_set() or is_client_gone()
 
+            def check_topics() -> None:
+                if not all(map(may_read, instance.owned_topics())):
+                    # Its name is not told: it may be somebody else who has subscribed to it.
+                    raise RequestError(FORBIDDEN, "Not allowed: receive in a topic that this consumer instance has.")
+
             async def look_around(gathering: Gathering) -> None:
                 await self._look_around(live, gathering)
-                check_topics(instance.owned_topics())
+                check_topics()
 
+            check_topics()
             gathering = await self._poller.gather(
                 instance, poll, reserve=reserve, stirred=live.stirred, must_stop=must_stop, look_around=look_around
             )
             if is_client_gone():
                 return []
+            check_topics()  # again: rules may have changed while it waited
             instance.delivered(gathering.ends)
             if gathering.ends:
                 await self._keep_soon(live)

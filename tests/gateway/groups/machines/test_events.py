@@ -38,6 +38,7 @@ P0, P1, Q0 = Partition("orders", 16, 0), Partition("orders", 16, 1), Partition("
 EXAMPLES: list[Event] = [
     MemberJoined("g", "m1", ("orders",), None, 30_000, 3, b"\x00\xff"),
     MemberJoined("g", "m1", (), "a.*", 30_000, 3),
+    MemberJoined("g", "m1", (), "a.*", 30_000, 3, b"", (("a*", "b"), ("ab",))),
     MemberLeft("g", "m1", "left"),
     AssignmentAsked("g", 4, "m1"),
     Rebalanced("g", 4, {"m1": (P0, Q0), "m2": ()}, {"m1": b"note"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.groups.machines.errors import IllegalRequest
-from gateway.groups.machines.subscription import TOPICS_MAX, Subscription
+from gateway.groups.machines.subscription import TOPICS_MAX, VISIBLE_BYTES_MAX, Subscription
 from store.limits import TOPIC_NAME_BYTES_MAX
 
 
@@ -65,3 +65,21 @@ def test_a_subscription_names_something_and_not_too_much() -> None:
     Subscription(frozenset(("t" * TOPIC_NAME_BYTES_MAX,)))
     with pytest.raises(IllegalRequest):
         Subscription(frozenset(("t" * (TOPIC_NAME_BYTES_MAX + 1),)))
+
+
+def test_a_pattern_finds_only_what_is_visible_and_names_find_the_rest() -> None:
+    wish = Subscription(frozenset(("named",)), ".*", (("mine-*", "one"), ("mine-secret*",)))
+    found = [
+        name for name in ("mine-a", "mine-", "one", "one2", "mine-secret1", "theirs", "named") if wish.matches(name)
+    ]
+    assert found == ["mine-a", "mine-", "one", "named"]
+    assert not Subscription(pattern=".*", visible=((), ())).matches("mine-a")
+    assert not Subscription(pattern="a.*", visible=(("*",), ())).matches("mine-a")
+    assert not Subscription(pattern=".*", visible=(("*",), ("*",))).matches("mine-a")
+
+
+def test_what_is_visible_is_bounded() -> None:
+    allowed = ("a" * VISIBLE_BYTES_MAX,)
+    assert Subscription(pattern=".*", visible=(allowed, ()))
+    with pytest.raises(IllegalRequest, match="by name"):
+        Subscription(pattern=".*", visible=(allowed, ("b",)))

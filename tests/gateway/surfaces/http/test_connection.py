@@ -170,3 +170,34 @@ async def test_what_is_no_http_is_answered_like_everything_else(gateway: Gateway
     assert headers.get("connection", "close") == "close"
     answer = orjson.loads(body)
     assert (answer["error_code"], answer["request_id"], answer["retriable"]) == (400, headers["x-request-id"], False)
+
+
+async def test_thousands_of_requests_at_once_are_answered_in_order_and_in_turns() -> None:
+    """More of them than one read of a socket holds; meanwhile others have their turn."""
+    gateway = fake_gateway(FakeClock())[0]
+    count = 5_000
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        pipelined = b"".join(
+            b"GET /%d HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: r%d\r\n\r\n" % (n, n) for n in range(count)
+        )
+        writer.write(pipelined)
+        heard = b""
+        async with asyncio.timeout(PATIENCE_S):
+            while heard.count(b"X-Request-Id:") < count:
+                heard += await reader.read(1 << 20)
+        writer.close()
+    ids = [int(line[len(b"X-Request-Id: r") :]) for line in heard.split(b"\r\n") if line.startswith(b"X-Request-Id: r")]
+    assert ids == list(range(count))
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\n \r\n", b"2\r\n  \r\n"])
+async def test_a_body_in_chunks_of_a_byte_is_whole(chunk: bytes) -> None:
+    gateway, broker = fake_gateway(FakeClock())
+    await broker.create_topic("orders", 1)
+    body = b'{"records":[{"value":1}]}'
+    head = b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
+    whole = b"%x\r\n%b\r\n" % (len(body), body)
+    request = head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunk * 200_000 + whole + b"0\r\n\r\n"
+    async with served(gateway) as port:
+        assert (await talk(port, request, timeout_s=PATIENCE_S)).startswith(b"HTTP/1.1 200")

@@ -101,6 +101,6 @@ async def test_beyond_the_bound_a_body_is_refused_and_room_comes_back(gateway: G
 async def test_a_body_that_is_refused_is_given_back(gateway: Gateway, size: int) -> None:
     async with served(gateway) as port:
         chunked = HEAD.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked")
-        answer = await talk(port, chunked + b"%x\r\n" % size + b"[" * size + b"\r\n0\r\n\r\n")
+        answer = await talk(port, chunked + b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400 " if size == 2 * MiB else b"HTTP/1.1 413 ")
         await until(gateway, 0)

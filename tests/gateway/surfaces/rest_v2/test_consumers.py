@@ -542,7 +542,7 @@ async def test_what_a_lost_client_was_to_get_is_read_again(proxy: Proxy) -> None
     async def read() -> list[Json]:
         group, _, name = place.split("/")
         return await proxy.instances.read(
-            group, name, Poll(timeout_ms=30_000), is_client_gone=lambda: gone, check_topics=lambda topics: None
+            group, name, Poll(timeout_ms=30_000), is_client_gone=lambda: gone, may_read=lambda _: True, visible=None
         )
 
     reading = asyncio.create_task(read())

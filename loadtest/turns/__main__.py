@@ -1,0 +1,37 @@
+"""All cases, as a table: `python -m loadtest.turns [--quick] [--only TEXT]`. Exit code 1 when a turn was too long."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from loadtest.turns.cases import Size
+from loadtest.turns.run import HELD_MS_MAX, Turn, measure
+
+
+def main() -> None:
+    """See the package."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="bodies of a quarter of the size")
+    parser.add_argument("--only", default="", help="cases whose route or name contains this")
+    options = parser.parse_args()
+    turns = measure(
+        size=Size.QUICK if options.quick else Size.FULL,
+        wanted=lambda case: options.only in f"{case.route} {case.name}",
+        tell=_tell,
+    )
+    print(f"\nThe longest turn of each route; none may take {HELD_MS_MAX:g} ms\n")
+    seen: set[str] = set()
+    for turn in turns:
+        if turn.route not in seen:
+            seen.add(turn.route)
+            print(f"{turn.ms:8.1f} ms  {turn.route:24} {turn.case:32} {turn.by}")
+    sys.exit(int(any(turn.ms > HELD_MS_MAX for turn in turns)))
+
+
+def _tell(turn: Turn) -> None:
+    print(f"{turn.ms:8.1f} ms  {turn.route:24} {turn.case:32} {turn.outcome:14} {turn.by}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

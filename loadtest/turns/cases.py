@@ -1,0 +1,486 @@
+"""What a client may send that is dear: the largest bodies, the most records, the oddest JSON, for every route.
+
+Three kinds of cases:
+
+    bombs      for every route that reads a body: JSON as large as its limit that is all brackets, numbers, escapes, …,
+               bare and where the route expects its records, receipts or partitions
+    plain      for every other route: the longest query and the most headers that aiohttp lets through
+    largest    what is legal and as large as the limits allow: sends, reads, settling, socket frames, odd framing
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import zstandard
+from yarl import URL
+
+from gateway.main.routes import ROUTES
+from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
+from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX, Body, Row
+from gateway.surfaces.ws.commands import PERMISSIONS
+from gateway.surfaces.ws.protocol import binary_frame
+from store import record_batch
+from store.limits import BATCH_RECORDS_MAX, HEADER_COUNT_MAX, PARTITIONS_MAX, MiB
+from store.record_batch import Record
+
+RECORDS_MAX = 10_000
+"""`limits.records_per_request_max`."""
+
+JSON = "application/vnd.kafka.json.v2+json"
+BINARY = "application/vnd.kafka.binary.v2+json"
+V2 = "application/vnd.kafka.v2+json"
+_STREAM_READ_S = 1.0  # how long an endless answer is listened to
+
+
+class Size(Enum):
+    """The largest body."""
+
+    QUICK = 4 * MiB
+    FULL = 16 * MiB
+
+
+class Client:
+    """Requests to one server. What comes back is read and dropped."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._session = session
+        self.address = urlsplit(url).hostname, urlsplit(url).port
+        self.cluster = ""
+
+    async def send(
+        self, method: str, path: str, body: bytes = b"", *, kind: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """One request; the body of its answer. Raises RequestFailed for a status of 400 and more."""
+        status, answer = await self._exchange(method, path, body, {"Content-Type": kind, **(headers or {})})
+        if status >= 400:
+            raise RequestFailed(f"{method} {path}: {status} {answer[:200]!r}")
+        return answer
+
+    async def outcome(
+        self, method: str, path: str, body: bytes = b"", *, kind: str = JSON, headers: Mapping[str, str] | None = None
+    ) -> str:
+        """As `send`: the status in words, and the size of the answer."""
+        status, answer = await self._exchange(method, path, body, {"Content-Type": kind, **(headers or {})})
+        return f"{status} {len(answer)} B"
+
+    async def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        url = URL(f"{self._url}{path}".replace("CLUSTER", self.cluster), encoded=True)
+        async with self._session.request(method, url, data=body or None, headers=headers, compress=None) as answer:
+            return answer.status, await answer.read()
+
+    async def bytes_sent(self, data: bytes) -> str:
+        """Bytes over a connection of their own, until the server has nothing more to say for a while."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        heard = 0
+        try:
+            writer.write(data)
+            while chunk := await asyncio.wait_for(reader.read(1 << 20), _STREAM_READ_S):
+                heard += len(chunk)
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+        return f"{heard} B"
+
+    async def talk(self, frames: Sequence[str | bytes], *, path: str = "/ws/v1", deflate: bool = False) -> str:
+        """Frames on a socket of their own, until the server has nothing more to say for a while."""
+        count = 0
+        async with self._session.ws_connect(f"{self._url}{path}", max_msg_size=0, compress=15 if deflate else 0) as ws:
+            for frame in frames:
+                await (ws.send_str(frame) if isinstance(frame, str) else ws.send_bytes(frame))
+            try:
+                while (await ws.receive(timeout=_STREAM_READ_S)).type in (
+                    aiohttp.WSMsgType.TEXT,
+                    aiohttp.WSMsgType.BINARY,
+                ):
+                    count += 1
+            except TimeoutError:
+                pass
+        return f"{count} frames"
+
+    async def close(self) -> None:
+        """Done."""
+        await self._session.close()
+
+
+class RequestFailed(Exception):
+    """A request that the preparation of a case needs was refused."""
+
+
+Run = Callable[[Client], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to send. `route`: the name in the route table, or `socket OP`."""
+
+    route: str
+    name: str
+    run: Run
+
+
+def bombs(size: int) -> Iterator[tuple[str, bytes]]:
+    """JSON values (one is none) of about so many bytes, each the worst of its kind for a parser or for its objects."""
+    yield "brackets", b"[" * size
+    yield "empty lists", _list(b"[]", size)
+    yield "empty objects", _list(b"{}", size)
+    yield "objects", _list(b'{"a":{}}', size)
+    yield "numbers", _list(b"0", size)
+    yield "floats", _list(b"1.5e300", size)
+    yield "strings", _list(b'"a"', size)
+    yield "digits", b"1" * size
+    yield "escapes", b'"%b"' % (b"\\u0001" * (size // 6))
+    yield "surrogates", b'"%b"' % (b"\\ud83d\\ude00" * (size // 12))
+    yield "keys", b"{%b}" % b",".join(b'"%07d":0' % number for number in range(size // 12))
+    yield "blanks", b" " * size
+
+
+def _list(item: bytes, size: int) -> bytes:
+    return b"[%b]" % b",".join([item] * (size // (len(item) + 1)))
+
+
+WRAPS: dict[str, tuple[str, ...]] = {
+    "produce": ('{"records":[{"value":%s}]}', '{"records":%s}'),
+    "produce_partition": ('{"records":[{"value":%s}]}', '{"records":%s}'),
+    "v3_produce": ('{"value":{"type":"JSON","data":%s}}',),
+    "v3_produce_batch": ('{"entries":[{"id":"1","value":{"type":"JSON","data":%s}}]}', '{"entries":%s}'),
+    "produce_lines": ('{"value":%s}',),
+    "subscribe": ('{"topics":%s}',),
+    "assign": ('{"partitions":%s}',),
+    "commit_offsets": ('{"offsets":%s}',),
+    "committed_offsets": ('{"partitions":%s}',),
+    "query_committed_offsets": ('{"partitions":%s}',),
+    "seek": ('{"offsets":%s}',),
+    "seek_to_beginning": ('{"partitions":%s}',),
+    "seek_to_end": ('{"partitions":%s}',),
+    "ack": ('{"receipts":%s}', '{"up_to":%s}'),
+    "nack": ('{"receipts":%s}',),
+    "reject": ('{"receipts":%s}',),
+    "extend": ('{"receipts":%s}',),
+}
+"""Where a route looks for what is large."""
+
+_KINDS = {"produce_lines": LINES_TYPE, "v3_produce": "application/json", "v3_produce_batch": "application/json"}
+
+
+def cases(size: Size) -> Iterator[Case]:
+    """All of them. Every route of the table and every op of a socket has one."""
+    seen: set[str] = set()
+    for row in ROUTES:
+        if row.name not in seen:
+            seen.add(row.name)
+            yield from _bombs_of(row, size.value) if row.reads_body else [_plain(row)]
+    yield from _sends(size.value)
+    yield from _framings()
+    yield from _reads()
+    yield from _queues()
+    yield from _instances()
+    yield from _sockets(size.value)
+
+
+async def prepare(client: Client, size: Size) -> None:
+    """Topics that the cases read and write: `orders` is small, `wide` has the most partitions, `tiny` the most records
+    in a batch, `large` the most bytes."""
+    for topic, partitions in (("orders", 1), ("wide", PARTITIONS_MAX), ("tiny", 1), ("large", 1), ("busy", 1)):
+        await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":%d}' % partitions, kind="application/json")
+    client.cluster = orjson.loads(await client.send("GET", "/v3/clusters"))["data"][0]["cluster_id"]
+    tiny = bytes(record_batch.encode([Record(None, b"1", 0, ())] * BATCH_RECORDS_MAX))
+    for _ in range(3):
+        await client.send("POST", "/topics/tiny", tiny, kind=BATCH_TYPE)
+    body = _records([{"value": "x" * 1000}] * (size.value // 2048))
+    for _ in range(6 * MiB * 4 // len(body) + 2):
+        await client.send("POST", "/topics/large", body)
+    every = _records([{"value": number, "partition": number % PARTITIONS_MAX} for number in range(RECORDS_MAX)])
+    await client.send("POST", "/topics/wide", every)
+    await client.send("POST", "/topics/busy", _records([{"value": number} for number in range(RECORDS_MAX)]))
+    await client.send("POST", "/consumers/g", b'{"name":"i","format":"json","auto.offset.reset":"earliest"}', kind=V2)
+
+
+def path_of(row: Row, client: Client) -> str:
+    """A path of this route that names what is there."""
+    path = row.path
+    for name, value in {
+        "topic": "orders", "partition": "0", "group": "g", "instance": "i", "cluster": client.cluster, "offset": "0",
+        "schedule": "x", "message_id": "16-0-0", "name": "retention.ms", "broker": "1", "consumer": "i",
+        "file": "mq.js",
+    }.items():  # fmt: skip
+        path = path.replace(f"{{{name}}}", value)
+    return path
+
+
+def _bombs_of(row: Row, size: int) -> Iterator[Case]:
+    size = SMALL_BODY_BYTES_MAX if row.body is Body.SMALL else size
+    kind = _KINDS.get(row.name, JSON)
+    for wrap in ("%s", *WRAPS.get(row.name, ())):
+        for name, bomb in bombs(size - len(wrap)):
+            body = wrap.encode().replace(b"%s", bomb)
+            yield Case(row.name, f"{name} in {wrap[:16]}", _sender(row, body, kind))
+
+
+def _sender(row: Row, body: bytes, kind: str) -> Run:
+    return lambda client: client.outcome(row.method, path_of(row, client), body, kind=kind)
+
+
+def _plain(row: Row) -> Case:
+    async def run(client: Client) -> str:
+        if row.name.startswith("websocket"):
+            return await client.talk(['{"op":"ping","id":1}'], path=f"{row.path}?topic=orders")
+        query = "&".join(f"x{number}={number}" for number in range(600))
+        headers = {f"X-{number}": "1" * 100 for number in range(60)}
+        work = client.outcome(row.method, f"{path_of(row, client)}?{query}", headers=headers)
+        try:
+            return await asyncio.wait_for(work, _STREAM_READ_S)
+        except TimeoutError:
+            return "goes on"
+
+    return Case(row.name, "600 parameters, 60 headers", run)
+
+
+def _records(records: Sequence[Mapping[str, object]]) -> bytes:
+    return orjson.dumps({"records": records})
+
+
+def _request(
+    route: str, name: str, method: str, path: str, body: bytes = b"", kind: str = JSON, **headers: str
+) -> Case:
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    return Case(route, name, lambda client: client.outcome(method, path, body, kind=kind, headers=named))
+
+
+def _sends(size: int) -> Iterator[Case]:
+    """The most records, in every form."""
+    each = max(1, size // RECORDS_MAX - 100)
+    text = base64.b64encode(bytes(each * 3 // 4 // 3 * 3)).decode()
+    numbers = orjson.Fragment(b"[%b]" % b",".join([b"1"] * (each // 2)))
+    headers = [{"key": f"h{number}", "value": "YQ=="} for number in range(HEADER_COUNT_MAX)]
+    many: dict[str, list[dict[str, object]]] = {
+        "records": [{"value": 1}] * RECORDS_MAX,
+        "records over partitions": [{"value": 1, "key": f"k{number}"} for number in range(RECORDS_MAX)],
+        "texts": [{"value": "x" * each}] * RECORDS_MAX,
+        "lists of numbers": [{"value": numbers}] * RECORDS_MAX,
+        "ids": [{"value": 1, "msg_id": f"m{number}"} for number in range(RECORDS_MAX)],
+        "tags and groups": [{"value": 1, "tag": "t", "message_group": "g"}] * RECORDS_MAX,
+        "headers": [{"value": 1, "headers": headers}] * (size // 2048),
+        "delays": [{"value": 1, "delay_ms": 600_000 + number} for number in range(RECORDS_MAX)],
+        "delays with keys": [
+            {"value": 1, "delay_ms": 600_000, "schedule_key": f"s{number}"} for number in range(RECORDS_MAX // 2)
+        ],
+        "one bad at the end": [{"value": 1, "delay_ms": 1 - 2 * (n == RECORDS_MAX - 1)} for n in range(RECORDS_MAX)],
+        "all bad": [{"value": 1, "delay_ms": -1}] * RECORDS_MAX,
+    }
+    for name, records in many.items():
+        yield _request("produce", name, "POST", "/topics/wide", _records(records))
+        yield _request("produce_partition", name, "POST", "/topics/orders/partitions/0", _records(records))
+        yield _request(
+            "produce_lines", name, "POST", "/mq/v1/topics/wide/messages:batch",
+            b"\n".join(map(orjson.dumps, records)), LINES_TYPE,
+        )  # fmt: skip
+    binary = _records([{"key": "a2V5", "value": text}] * RECORDS_MAX)
+    yield _request("produce", "base64", "POST", "/topics/wide", binary, BINARY)
+    yield _request("produce", "one of base64", "POST", "/topics/orders",
+                   _records([{"value": base64.b64encode(bytes(size // 2)).decode()}]), BINARY)  # fmt: skip
+    yield _request("produce", "gzip", "POST", "/topics/wide", gzip.compress(binary), BINARY, Content_Encoding="gzip")
+    squeezed = zstandard.compress(_records(many["records over partitions"]))
+    yield _request("produce", "zstd", "POST", "/topics/wide", squeezed, Content_Encoding="zstd")
+    bomb = gzip.compress(b'{"records":[{"value":[%b]}]}' % (b" " * (size - 100)))
+    yield _request("produce", "gzip of blanks", "POST", "/topics/orders", bomb, Content_Encoding="gzip")
+    typed = {"type": "JSON", "data": 1}
+    yield _request("v3_produce", "records", "POST", "/v3/clusters/CLUSTER/topics/wide/records",
+                   orjson.dumps({"value": typed, "key": typed}) * RECORDS_MAX, "application/json")  # fmt: skip
+    for count in (100, RECORDS_MAX):
+        entries = [{"id": str(number), "value": typed} for number in range(count)]
+        yield _request(
+            "v3_produce_batch", f"{count} entries", "POST", "/v3/clusters/CLUSTER/topics/wide/records:batch",
+            orjson.dumps({"entries": entries}), "application/json",
+        )  # fmt: skip
+    yield _request("produce_raw", "4 MiB", "POST", "/mq/v1/topics/orders/messages", bytes(4 * MiB - 1024), "text/plain")
+    for name, batch in batches():
+        yield _request("produce", name, "POST", "/topics/orders", batch, BATCH_TYPE)
+        yield _request("produce", f"{name}, delayed", "POST", "/topics/orders?delay_ms=600000", batch, BATCH_TYPE)
+
+
+def batches() -> Iterator[tuple[str, bytes]]:
+    """The largest raw batches, plain and compressed, and one that is many."""
+    tiny = [Record(None, b"1", 0, ())] * BATCH_RECORDS_MAX
+    headed = [Record(b"k", b"1", 0, [(f"h{number}", b"1") for number in range(HEADER_COUNT_MAX)])] * 8_000
+    for name, records in (("tiny records", tiny), ("many headers", headed)):
+        plain = record_batch.encode(records)
+        yield f"batch of {name}", bytes(plain)
+        yield f"zstd batch of {name}", bytes(record_batch.zstd_packed(plain, level=3))
+    one = bytes(record_batch.encode([Record(None, b"1", 0, ())]))
+    yield "100,000 batches of one", one * 100_000
+    yield "batch of one large record", bytes(record_batch.encode([Record(None, bytes(4 * MiB - 4096), 0, ())]))
+
+
+def _framings() -> Iterator[Case]:
+    """HTTP that is legal, and cut into pieces that cost more than they hold."""
+    head = b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\n" % JSON.encode()
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * (1 << 20) + b"0\r\n\r\n"
+    yield Case("produce", "chunks of one byte", lambda client: client.bytes_sent(chunked))
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    yield Case("healthz", "20,000 pipelined", lambda client: client.bytes_sent(get * 20_000))
+    nothing = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"a/" * 3_000)
+    yield Case("unmatched", "200 long paths pipelined", lambda client: client.bytes_sent(nothing * 200))
+    lines = (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"a%d: 1\r\n" % number for number in range(700)) + b"\r\n"
+    )
+    yield Case("root", "700 headers, pipelined", lambda client: client.bytes_sent(lines * 100))
+    small = _records([{"value": 1}])
+    one = head + b"Content-Length: %d\r\n\r\n" % len(small) + small
+    yield Case("produce", "10,000 pipelined", lambda client: client.bytes_sent(one * 10_000))
+
+
+def _reads() -> Iterator[Case]:
+    """The largest answers."""
+    most = f"max_bytes={64 * MiB}&max_records=100000"
+    for topic in ("tiny", "large", "busy"):
+        path = f"/topics/{topic}/partitions/0/records?{most}"
+        for accept in (JSON, BINARY, BATCH_TYPE, LINES_TYPE):
+            yield _request("fetch", f"{topic} as {accept[-20:]}", "GET", path, Accept=accept)
+        yield _request("fetch", f"{topic}, filtered", "GET", f"{path}&filter=tag:t", Accept=JSON)
+        yield _request("fetch", f"{topic}, gzip", "GET", path, Accept=JSON, Accept_Encoding="gzip")
+        yield _request("v1_messages", topic, "GET", f"/topics/{topic}/partitions/0/messages?offset=0&count=100000",
+                       Accept="application/vnd.kafka.binary.v1+json")  # fmt: skip
+        yield _request("find_messages", topic, "GET", f"/mq/v1/topics/{topic}/messages?key=none&limit=1000")
+        yield Case("follow_topic", topic, partial(_listened, path=f"/mq/v1/topics/{topic}/sse?from=earliest"))
+        yield _request("read_raw", topic, "GET", f"/mq/v1/topics/{topic}/partitions/0/messages/5")
+    yield _request("find_messages", "of 1,024 partitions", "GET", "/mq/v1/topics/wide/messages?key=none&limit=1000")
+    yield Case(
+        "follow_topic", "all partitions", lambda client: _listened(client, "/mq/v1/topics/wide/sse?from=earliest")
+    )
+    for name, path in (
+        ("topic_offsets", "/mq/v1/topics/wide/offsets?timestamp=1"), ("describe_topic", "/mq/v1/topics/wide"),
+        ("partitions", "/topics/wide/partitions"), ("topic_metadata", "/topics/wide"),
+        ("list_schedules", "/mq/v1/schedules?include=value&limit=1000"), ("list_topics", "/mq/v1/topics"),
+        ("schedule_histogram", "/mq/v1/schedules:histogram?buckets=1000&from=0&to=9999999999999"),
+        ("v3_partitions", "/v3/clusters/CLUSTER/topics/wide/partitions"), ("metrics", "/metrics"),
+        ("openapi", "/openapi.json"), ("group_lag", "/mq/v1/groups/q/lag"),
+        ("v3_lags", "/v3/clusters/CLUSTER/consumer-groups/q/lags"),
+    ):  # fmt: skip
+        yield _request(name, "the largest", "GET", path)
+
+
+async def _listened(client: Client, path: str) -> str:
+    try:
+        return await asyncio.wait_for(client.outcome("GET", path), 2 * _STREAM_READ_S)
+    except TimeoutError:
+        return "goes on"
+
+
+def _queues() -> Iterator[Case]:
+    """Queue mode: the most records at once, and the most partitions."""
+
+    def receive(topics: Sequence[str], group: str) -> Run:
+        body = orjson.dumps(
+            {"topics": topics, "max_messages": RECORDS_MAX, "max_bytes": 64 * MiB, "invisible_ms": 60_000}
+        )
+        path = f"/mq/v1/groups/{group}/messages:receive"
+        return lambda client: client.outcome("POST", path, body, kind="application/json")
+
+    yield Case("receive", "the most records", receive(["busy"], "first"))
+    yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
+    yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"))
+    yield Case("receive", "from them again", receive(["wide"], "third"))
+    for op, more in (("extend", {"invisible_ms": 60_000}), ("nack", {"delay_ms": 1}), ("reject", {}), ("ack", {})):
+        yield Case(op, "the most receipts", _settler(op, more))
+    yield _request("redrive", "the most", "POST", "/mq/v1/groups/reject/dlq:redrive", b"{}", "application/json")
+    yield _request("dead_letters", "the most", "GET", "/mq/v1/groups/reject/dlq?limit=1000")
+    yield _request("reset_offsets", "1,024 partitions", "POST", "/mq/v1/groups/third/offsets:reset",
+                   b'{"topic":"wide","to":"earliest","force":true}', "application/json")  # fmt: skip
+
+
+def _settler(op: str, more: Mapping[str, object]) -> Run:
+    async def run(client: Client) -> str:
+        body = orjson.dumps({"topics": ["busy"], "max_messages": RECORDS_MAX, "invisible_ms": 60_000})
+        path = f"/mq/v1/groups/{op}/messages"
+        received = orjson.loads(await client.send("POST", f"{path}:receive", body, kind="application/json"))
+        receipts = [message["receipt"] for message in received["messages"]]
+        settled = orjson.dumps({"receipts": receipts, **more})
+        return f"{len(receipts)}: " + await client.outcome("POST", f"{path}:{op}", settled, kind="application/json")
+
+    return run
+
+
+def _instances() -> Iterator[Case]:
+    """Consumer instances with the most partitions."""
+    at = "/consumers/g/instances/i"
+    every = [{"topic": "wide", "partition": number} for number in range(PARTITIONS_MAX)]
+    more = [{"topic": "wide", "partition": number % PARTITIONS_MAX} for number in range(RECORDS_MAX)]
+    yield _request("assign", "10,000 partitions", "POST", f"{at}/assignments", orjson.dumps({"partitions": more}), V2)
+    yield _request("assignments", "1,024 partitions", "GET", f"{at}/assignments")
+    yield _request("instance_records", "of 1,024 partitions", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
+    for name, path in (("seek_to_beginning", "positions/beginning"), ("seek_to_end", "positions/end")):
+        yield _request(name, "10,000", "POST", f"{at}/{path}", orjson.dumps({"partitions": more}), V2)
+    offsets = orjson.dumps({"offsets": [{**one, "offset": 0} for one in more]})
+    yield _request("seek", "10,000", "POST", f"{at}/positions", offsets, V2)
+    yield _request("commit_offsets", "10,000", "POST", f"{at}/offsets", offsets, V2)
+    yield _request(
+        "query_committed_offsets", "10,000", "POST", f"{at}/offsets:query", orjson.dumps({"partitions": every}), V2
+    )
+    yield _request("assign", "the largest batch", "POST", f"{at}/assignments",
+                   b'{"partitions":[{"topic":"tiny","partition":0},{"topic":"large","partition":0}]}', V2)  # fmt: skip
+    yield _request("instance_records", "of the largest batch", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
+    yield _request("assign", "nothing", "POST", f"{at}/assignments", b'{"partitions":[]}', V2)
+    yield _request("subscribe", "1,000 topics", "POST", f"{at}/subscription",
+                   orjson.dumps({"topics": [f"t{number}" for number in range(1_000)]}), V2)  # fmt: skip
+    yield _request("subscribe", "by pattern", "POST", f"{at}/subscription", b'{"topic_pattern":".*.*.*x"}', V2)
+
+
+def _talker(frames: Sequence[str | bytes]) -> Run:
+    return lambda client: client.talk(frames)
+
+
+def _sockets(size: int) -> Iterator[Case]:
+    """Every op, with the largest fields it has."""
+    hello = '{"op":"hello","id":0,"binary":true}'
+    subscribe = {"op": "subscribe", "id": 1, "sub": "s", "from": "earliest", "credit": 10_000}
+    many: dict[str, dict[str, object]] = {
+        "hello": {"seen": {f"s{number}": number for number in range(size // 20)}},
+        "auth": {"token": "x" * 8000},
+        "produce": {"topic": "wide", "records": [{"value": 1, "key": f"k{number}"} for number in range(RECORDS_MAX)]},
+        "subscribe": {"sub": "t", "topics": [f"t{number}" for number in range(size // 10)]},
+        "seek": {"sub": "s", "to": {"offsets": {"wide": {str(number): 0 for number in range(PARTITIONS_MAX)}}}},
+        **{op: {"sub": "s", "receipts": ["x" * 200] * RECORDS_MAX} for op in ("ack", "nack", "reject", "extend")},
+        "release": {"sub": "s", "partitions": {"wide": list(range(size // 10))}},
+        **{op: {"sub": "s"} for op in ("permit", "pause", "resume", "unsubscribe", "ping")},
+        "seen": {"subs": {f"s{number}": number for number in range(size // 20)}},
+    }
+    assert many.keys() == PERMISSIONS.keys()
+    for op, fields in many.items():
+        first = [] if op == "hello" else [hello, orjson.dumps({**subscribe, "topics": ["wide"]}).decode()]
+        frame = orjson.dumps({"op": op, "id": 2, **fields}).decode()[:size]
+        yield Case(f"socket {op}", "the largest", _talker([*first, frame]))
+    for name, bomb in bombs(size):
+        text = bomb.decode()
+        wrapped = f'{{"op":"produce","id":1,"topic":"orders","records":[{{"value":{text[: size - 100]}}}]}}'
+        yield Case("socket produce", f"{name} as a frame", _talker([text]))
+        yield Case("socket produce", f"{name} as a value", _talker([wrapped]))
+    pings = "\n".join(['{"op":"ping"}'] * 9_999)
+    yield Case("socket ping", "10,000 in a frame", lambda client: client.talk([pings]))
+    yield Case("socket ping", "10,000 frames", lambda client: client.talk(['{"op":"ping"}'] * 10_000))
+    yield Case("socket produce", "deflated bomb", lambda client: client.talk([hello, " " * (size - 1)], deflate=True))
+    batch = dict(batches())["batch of tiny records"]
+    framed = binary_frame(orjson.dumps({"op": "produce", "id": 1, "topic": "orders", "format": "batch"}), batch)
+    yield Case("socket produce", "the largest batch", lambda client: client.talk([hello, framed]))
+    header = orjson.dumps({"a": 0}) + b" " * (size - 100)
+    yield Case("socket produce", "binary header of blanks",
+               lambda client: client.talk([hello, struct.pack(">I", len(header)) + header]))  # fmt: skip
+    for form in ("json", "binary", "batch"):
+        for topic in ("tiny", "large", "wide"):
+            wanted = orjson.dumps({**subscribe, "topics": [topic], "format": form, "batch": 10_000}).decode()
+            yield Case("socket subscribe", f"{topic} as {form}", _talker([hello, wanted]))
+    for mode in ("stream", "queue"):
+        wanted = orjson.dumps({**subscribe, "topics": ["wide", "tiny"], "mode": mode, "group": f"ws-{mode}"}).decode()
+        yield Case("socket subscribe", mode, _talker([hello, wanted]))

@@ -1,0 +1,118 @@
+"""Runs cases against a server of its own and keeps the longest turn of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+
+from loadtest.turns.cases import Case, Client, Size, cases, prepare
+
+HELD_MS_MAX = 50.0
+"""What no turn may take of its thread's CPU time, whatever a client sends."""
+
+TRIES = 3
+"""A case over the limit is run again: the clock of a thread runs on while a busy machine slows it down."""
+
+_SETTLING_S = 0.03  # what follows an answer is of the same turn
+_START_TIMEOUT_S = 60.0
+_CASE_TIMEOUT_S = 120.0
+
+
+class Turn(NamedTuple):
+    """The longest turn of one case: CPU milliseconds, what the loop was at (as far as it was seen), and what became of
+    the request."""
+
+    route: str
+    case: str
+    ms: float
+    by: str
+    outcome: str
+
+
+def measure(
+    *,
+    size: Size = Size.FULL,
+    wanted: Callable[[Case], bool] = lambda _: True,
+    tell: Callable[[Turn], None] = lambda _: None,
+    directory: Path | None = None,
+) -> list[Turn]:
+    """Run all cases, or those that are `wanted`, on a server in a temporary directory (below `directory`); the longest
+    turn of each, the longest first. `tell` is called with each as it comes. Raises RuntimeError when the server
+    ends."""
+    with tempfile.TemporaryDirectory(dir=directory, prefix="turns-") as data:
+        return asyncio.run(_measure(Path(data), size, wanted, tell))
+
+
+async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None]) -> list[Turn]:
+    turns = []
+    async with _server(data) as (url, longest), aiohttp.ClientSession() as session:
+        client = Client(url, session)
+        await prepare(client, size)
+        for case in cases(size):
+            if wanted(case):
+                turns.append(turn := await _run(client, case, longest))
+                tell(turn)
+        await client.close()
+    return sorted(turns, key=lambda turn: -turn.ms)
+
+
+async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[tuple[float, str]]]) -> Turn:
+    least = Turn(case.route, case.name, float("inf"), "", "")
+    for _ in range(TRIES):
+        await longest()
+        try:
+            async with asyncio.timeout(_CASE_TIMEOUT_S):
+                outcome = await case.run(client)
+        except TimeoutError:
+            outcome = "no answer"
+        except (aiohttp.ClientError, ConnectionError) as error:
+            outcome = type(error).__name__
+        await asyncio.sleep(_SETTLING_S)
+        ms, by = await longest()
+        if ms < least.ms:
+            least = Turn(case.route, case.name, ms, by, outcome)
+        if least.ms <= HELD_MS_MAX:
+            break
+    return least
+
+
+@asynccontextmanager
+async def _server(data: Path) -> AsyncIterator[tuple[str, Callable[[], asyncio.Future[tuple[float, str]]]]]:
+    """The URL of a running server, and what asks it for the longest turn since it was asked last."""
+    with (data / "server.log").open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtest.turns.server", str(data / "data"),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    async def ask() -> tuple[float, str]:
+        stdin.write(b"\n")
+        answer = await stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the server has ended: {(data / 'server.log').read_text()[-4000:]}")
+        ms, by = json.loads(answer)
+        return float(ms), str(by)
+
+    try:
+        url = (await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)).decode().strip()
+        if not url:
+            raise RuntimeError(f"the server did not start: {(data / 'server.log').read_text()}")
+        yield url, lambda: asyncio.ensure_future(ask())
+    finally:
+        stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _START_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,60 @@
+"""A server that says how long the turns of its event loop were: `python -m loadtest.turns.server DATA`.
+
+Its first line of output is its URL. To each line of input it answers with the longest turn since the one before, as
+JSON: milliseconds of CPU time, and what it was at. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+
+import uvloop
+
+from gateway.main import wiring
+from gateway.main.loop_watch import Held, LoopWatch
+from gateway.settings.config import build
+from store.limits import MiB
+
+BEAT_S = 0.002
+HELD_S = 0.005
+
+
+async def serve(data: Path) -> None:
+    """Run until the input ends."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    longest = Held(0.0, 0.0, "")
+
+    def note(held: Held) -> None:
+        nonlocal longest
+        if min(held.length_s, held.cpu_s) > min(longest.length_s, longest.cpu_s):
+            longest = held
+
+    def answer() -> None:
+        nonlocal longest
+        for _ in sys.stdin:
+            held, longest = longest, Held(0.0, 0.0, "")
+            print(json.dumps([1000 * min(held.length_s, held.cpu_s), held.by]), flush=True)
+        loop.call_soon_threadsafe(stopping.set)
+
+    config = build(
+        {
+            "data": data,
+            "port": 0,
+            "store.commit_log_file_bytes": 256 * MiB,
+            "store.disk_floor_bytes": 0,
+            "limits.fetch_records_max": 100_000,
+        }
+    )
+    wiring.calm_collector()
+    with LoopWatch(beat_s=BEAT_S, held_s=HELD_S, on_work=note).running():
+        threading.Thread(target=answer, daemon=True).start()
+        await wiring.run(config, announce=lambda url: print(url, flush=True), stopping=stopping)
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,50 @@
+"""The longest turns of the event loop: every route and op has its cases, and the dearest of them keep within the
+limit.
+
+`python -m loadtest.turns` runs all cases with the largest bodies; here are those that were longest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.main.routes import ROUTES
+from gateway.surfaces.ws.commands import PERMISSIONS
+from loadtest.turns import HELD_MS_MAX, measure
+from loadtest.turns.cases import Case, Size, cases
+
+SHORT = {
+    "produce": ("empty objects in %s", 'objects in {"records":[{"v', 'strings in {"records":%s}', "lists of numbers"),
+    "v3_produce_batch": ('objects in {"entries":[{"i', "1000 entries"),
+    "produce_lines": ("objects in %s", "records", "all bad"),
+    "ack": ('empty lists in {"receipts":%s}', "the most receipts"),
+    "assign": ('empty objects in {"partitions":%s', "10,000 partitions"),
+    "fetch": ("tiny as application/x-ndjson",),
+    "follow_topic": ("tiny",),
+    "receive": ("of the largest batch", "from 1,024 partitions"),
+    "instance_records": ("of the largest batch",),
+    "socket produce": ("objects as a frame", "objects as a value", "the largest batch"),
+    "socket subscribe": ("tiny as json",),
+}
+"""Names of cases begin so."""
+
+
+def test_every_route_and_every_op_has_a_case() -> None:
+    covered = {case.route for case in cases(Size.QUICK)}
+    assert {row.name for row in ROUTES} <= covered
+    assert {f"socket {op}" for op in PERMISSIONS} <= covered
+
+
+def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
+    seen: set[tuple[str, str]] = set()
+
+    def wanted(case: Case) -> bool:
+        for name in SHORT.get(case.route, ()):
+            if name.startswith(case.name) or case.name.startswith(name):
+                seen.add((case.route, name))
+                return True
+        return False
+
+    turns = measure(size=Size.QUICK, wanted=wanted, directory=tmp_path)
+    assert seen == {(route, name) for route, names in SHORT.items() for name in names}
+    assert [turn for turn in turns if turn.ms > HELD_MS_MAX] == []
