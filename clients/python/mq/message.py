@@ -96,6 +96,10 @@ class Message(msgspec.Struct, Generic[T], eq=False):
     _source: Any = None
     _decoded: Any = _UNDECODED
 
+    def __repr__(self) -> str:
+        held = "" if self.receipt is None else f", attempt={self.attempt}"
+        return f"Message({self.id}, key={self.key!r}, value_bytes={self.value_bytes!r}{held})"
+
     @property
     def value(self) -> T:
         """The body as the type asked for; without one: JSON, else text, else bytes; None for a tombstone.

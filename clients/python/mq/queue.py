@@ -19,7 +19,7 @@ from mq.leases import RECEIPTS_PER_COMMAND, RETRY_S, Leases
 from mq.message import Message
 from mq.read import Start, start_field
 from mq.send import Sending
-from mq.subscription import Held, Subscription, What, quietly
+from mq.subscription import Held, Subscription, What
 from mq.values import Decode
 
 T = TypeVar("T")
@@ -29,10 +29,11 @@ PREFETCH = 100
 
 
 class _Gathered:
-    """Messages that are settled in the same way."""
+    """Messages that are settled in the same way. `answered`: the server's word on them has come, or none will."""
 
-    def __init__(self, fields: dict[str, object]) -> None:
+    def __init__(self, fields: dict[str, object], answered: asyncio.Future[None]) -> None:
         self.fields = fields
+        self.answered = answered
         self.messages: list[Message[Any]] = []
         self.waiting: list[Sending[None]] = []
 
@@ -65,7 +66,7 @@ class Queue(Subscription[T]):
         self._on_lost = on_lost
         self._leases = Leases(lease_s, lease_max_s)
         self._gathering: dict[str, _Gathered] = {}
-        self._unanswered: set[Sending[None]] = set()
+        self._unanswered: set[asyncio.Future[None]] = set()
         self._timer: Timer | None = None
         self._items: Iterator[Message[Any]] = iter(())
         self._is_stopped = False
@@ -125,7 +126,7 @@ class Queue(Subscription[T]):
                 self._loop.call_soon(self._settle_gathered)
             elif gathered is not None:
                 self._send(gathered)
-            gathered = self._gathering[key] = _Gathered({"op": op, **fields})
+            gathered = self._gathering[key] = _Gathered({"op": op, **fields}, self._loop.create_future())
         gathered.messages.append(message)
         gathered.waiting.append(settled)
         return settled
@@ -149,7 +150,7 @@ class Queue(Subscription[T]):
 
     def _send(self, gathered: _Gathered) -> None:
         receipts = [message.receipt for message in gathered.messages]
-        self._unanswered.update(gathered.waiting)
+        self._unanswered.add(gathered.answered)
         self._conversation.request(
             {**gathered.fields, "sub": self.sub, "receipts": receipts},
             partial(self._settled, gathered),
@@ -165,12 +166,16 @@ class Queue(Subscription[T]):
                     waiter.set_result(None)
             else:
                 _fail(waiter, self._error_of(message, result))
-        self._unanswered.difference_update(gathered.waiting)
+        self._done(gathered)
 
     def _not_settled(self, gathered: _Gathered, error: Exception) -> None:
         for waiter in gathered.waiting:
             _fail(waiter, error)
-        self._unanswered.difference_update(gathered.waiting)
+        self._done(gathered)
+
+    def _done(self, gathered: _Gathered) -> None:
+        self._unanswered.discard(gathered.answered)
+        gathered.answered.set_result(None)
 
     def _error_of(self, message: Message[Any], result: Result) -> Refused:
         if result.error_code != LEASE_OVER:
@@ -180,7 +185,9 @@ class Queue(Subscription[T]):
 
     async def _settle_all(self) -> None:
         self._settle_gathered()
-        await asyncio.gather(*(quietly(waiter) for waiter in self._unanswered))
+        # Not for the callers' futures: who stopped waiting for an ack has cancelled his.
+        if self._unanswered:
+            await asyncio.wait(self._unanswered)
 
     # -------------------------------------------------------------------------------------------------------- leases
 

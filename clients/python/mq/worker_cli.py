@@ -93,11 +93,12 @@ async def _work(options: argparse.Namespace) -> None:
     task = asyncio.current_task()
     assert task is not None
     signals = 0
+    is_working = False
 
     def stop() -> None:
         nonlocal signals
         signals += 1
-        if signals > 1:
+        if signals > 1 or not is_working:  # nobody to wait for while there is no server
             task.cancel()
         else:
             log.info("stopping: no more messages; %s", "a second signal gives back what is being worked on")
@@ -111,6 +112,7 @@ async def _work(options: argparse.Namespace) -> None:
         loop.add_reader(sys.stdin.fileno(), _parent_is_gone, loop, stop)
     try:
         async with connect(options.url, token=options.token, name=f"mq-worker/{os.getpid()}") as client:
+            is_working = True
             if signals == 0:
                 log.info("working on %s", ", ".join(f"{one.topic} as {one.group}: {one.name}" for one in workers))
                 await asyncio.gather(*(worker.run(client) for worker in workers))

@@ -225,6 +225,25 @@ async def test_at_the_end_what_was_settled_goes_first_and_what_was_not_is_given_
         await consuming
 
 
+async def test_who_stops_waiting_for_an_ack_does_not_disturb_the_end() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        queue = client.group("g").queue("t")
+        await subscribed(peer)
+        peer.link.messages("s1", 1, [0], **lease(peer))
+        message = await queue.get()
+        assert message is not None
+        acking = asyncio.ensure_future(message.ack())
+        ack = await peer.link.take("ack")
+        acking.cancel()
+        closing = asyncio.ensure_future(queue.aclose())
+        await settle()
+        assert not closing.done()
+        answered(peer.link, ack)
+        peer.link.ok(await peer.link.take("unsubscribe"))
+        await closing
+
+
 async def test_several_may_take_from_one_queue() -> None:
     peer = Peer()
     async with connected(peer) as client:

@@ -275,6 +275,7 @@ async def test_calling_a_worker_calls_the_function_and_its_type_is_that_of_the_a
         return message.value.to
 
     message: mq.Message[Mail] = mq.Message("mails", 0, 0, value_bytes=b'{"to":"ann"}')
+    assert repr(message) == 'Message(mails:0:0, key=None, value_bytes=b\'{"to":"ann"}\')'
     message._decoded = Mail("ann")
     assert await send_mail(message) == "ann"
     assert (send_mail.name, send_mail.__doc__, send_mail.topic) == ("send_mail", "Sends it.", "mails")

@@ -87,6 +87,35 @@ async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigte
         assert await client.group("mailers").lag() == 0
 
 
+async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, server: Server) -> None:
+    async with mq.connect(server.url) as client:
+        await client.topics.create("mails", 1)
+        process = await command(tmp_path, server, "app:send_mail", "--watch")
+        await client.send("mails", 1)
+        await until(lambda: len(done(tmp_path)) == 1)
+        (tmp_path / "app.py").write_text(APP.replace("{message.value}", "{message.value + 100}"))
+        async with asyncio.timeout(30):
+            while done(tmp_path)[-1][0] < 100:
+                await client.send("mails", 2)
+                await asyncio.sleep(0.1)
+        assert len({pid for _, pid in done(tmp_path)}) == 2
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            await process.communicate()
+        assert process.returncode == 0
+
+
+async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, server: Server) -> None:
+    await server.kill()
+    process = await command(tmp_path, server, "app:send_mail")
+    assert process.stderr is not None
+    async with asyncio.timeout(20):
+        assert b"trying again" in await process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    assert process.returncode == 0
+
+
 async def test_a_child_whose_parent_was_killed_stops_by_itself(tmp_path: Path, server: Server) -> None:
     async with mq.connect(server.url) as client:
         await client.topics.create("mails", 1)
