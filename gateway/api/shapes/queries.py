@@ -308,13 +308,11 @@ class AuditQuery(Shape):
 
     from_: Since | None = field(default=None, name="from")
     to: Until | None = None
-    principal: Annotated[str, _text("Only what this principal did.", minLength=1)] | None = None
+    principal: Annotated[str, _text("Only what this principal did.")] | None = None
     action: (
         Annotated[
             str,
-            _text(
-                "Only this action, such as `topic.create`, or all of a kind: `topic`.", pattern="^[a-z]+(\\.[a-z]+)?$"
-            ),
+            _text("Only this action, such as `topic.create`, or all of a kind: `topic`."),
         ]
         | None
     ) = None

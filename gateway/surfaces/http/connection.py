@@ -348,14 +348,14 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        address = _address_of(transport)
+        plain = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        address = _address_of(plain)
         if not self._limiter.enter(address):
-            transport.abort()  # there is no telling it why, short of a handshake
+            plain.abort()  # there is no telling it why, short of a handshake
             return
         self._address = address
-        transport.pause_reading()
-        self._shaking = asyncio.get_running_loop().create_task(self._shake(transport))
+        plain.pause_reading()
+        self._shaking = asyncio.get_running_loop().create_task(self._shake(plain))
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

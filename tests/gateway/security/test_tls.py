@@ -19,9 +19,9 @@ from gateway.main.tls import ServerTls
 from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http import connection
 from gateway.surfaces.http.context import Gateway, GatewayStats
+from loadtest.certificates import write_certificate
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
-from tests.gateway.security.certificates import write_certificate
 from tests.gateway.security.kit import served
 from tests.waiting import PATIENCE_S, until
 

@@ -15,7 +15,7 @@ from loadtest.turns.cases import Case, Size, cases
 
 SHORT = {
     "produce": ("empty objects in %s", 'objects in {"records":[{"v', 'strings in {"records":%s}', "lists of numbers"),
-    "v3_produce_batch": ('objects in {"entries":[{"i', "1000 entries"),
+    "v3_produce_batch": ('objects in {"entries":[{"i', "100 entries"),
     "produce_lines": ("objects in %s", "records", "all bad"),
     "ack": ('empty lists in {"receipts":%s}', "the most receipts"),
     "assign": ('empty objects in {"partitions":%s', "10,000 partitions"),
