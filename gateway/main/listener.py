@@ -112,7 +112,7 @@ async def listening(
         )
 
     try:
-        await Site(runner, listener, connect, limiter, ssl_context=_context(tls), backlog=BACKLOG).start()
+        await Site(runner, listener, connect, ssl_context=_context(tls), backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

@@ -13,11 +13,9 @@ lane has one, what follows on the connection waits unparsed, so answers keep the
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from aiohttp import hdrs, web
@@ -34,8 +32,6 @@ from gateway.surfaces.http.context import GatewayStats, RouteStats
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 from store.types import Appended
-
-log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 LINES_BYTES = 16 * KiB
@@ -139,15 +135,11 @@ class Connection(web.RequestHandler):
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
-    def let_in(self, address: str) -> None:
-        """The limiter has counted it already: `connection_lost` takes it off."""
-        self._address = address
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        if self._address is not None:
-            super().connection_made(transport)
-        elif self._limiter.enter(address := _address_of(transport)):
+        peer = transport.get_extra_info("peername")
+        address = counted_as(str(peer[0])) if peer else ""
+        if self._limiter.enter(address):
             self._address = address
             super().connection_made(transport)
         else:
@@ -324,91 +316,16 @@ class _Anonymous(web.Response):
         self.headers.pop(hdrs.SERVER, None)
 
 
-class Handshake(asyncio.Protocol):
-    """A connection until it has agreed on TLS; then a `Connection` has it.
-
-    `create_server(ssl=…)` shows nobody a connection before that: thousands could begin TLS and stall, and take every
-    file handle past all limits. So it comes in plain, is counted, and then asked for TLS.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], Connection],
-        limiter: ConnectionLimiter,
-        context: ssl.SSLContext,
-        is_serving: Callable[[], bool],
-    ) -> None:
-        self._connect = connect
-        self._is_serving = is_serving
-        self._limiter = limiter
-        self._context = context
-        self._address: str | None = None  # None: not let in, or not ours any more
-        self._early: list[bytes] = []  # what the client sent right behind its last word of the handshake
-        self._shaking: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
-        plain = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        address = _address_of(plain)
-        if not self._limiter.enter(address):
-            plain.abort()  # there is no telling it why, short of a handshake
-            return
-        self._address = address
-        plain.pause_reading()
-        self._shaking = asyncio.get_running_loop().create_task(self._shake(plain))
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        self._early.append(data)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """See asyncio.Protocol."""
-        if self._address is not None:
-            self._limiter.leave(self._address)
-            self._address = None
-
-    async def _shake(self, transport: asyncio.Transport) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            secured = await loop.start_tls(
-                transport, self, self._context, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
-            )
-        except OSError as error:  # ssl.SSLError and ConnectionError are, and a timeout
-            log.debug("no TLS error=%r", error)
-            secured = None
-        except BaseException:
-            transport.abort()
-            self.connection_lost(None)
-            raise
-        if secured is None or self._address is None or not self._is_serving():
-            transport.abort()
-            self.connection_lost(None)
-            return
-        connection = self._connect()
-        connection.let_in(self._address)
-        self._address = None
-        secured.set_protocol(connection)
-        connection.connection_made(secured)
-        for data in self._early:
-            connection.data_received(data)
-
-
-def _address_of(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
-    return counted_as(str(peer[0])) if peer else ""
-
-
 class Site(web.BaseSite):
     """Where a runner's connections come in: a bound socket, with TLS or without."""
 
-    __slots__ = ("_connect", "_limiter", "_socket")
+    __slots__ = ("_connect", "_socket")
 
     def __init__(
         self,
         runner: web.BaseRunner,
         bound: socket.socket,
         connect: Callable[[], Connection],
-        limiter: ConnectionLimiter,
         *,
         ssl_context: ssl.SSLContext | None,
         backlog: int,
@@ -416,7 +333,6 @@ class Site(web.BaseSite):
         super().__init__(runner, ssl_context=ssl_context, backlog=backlog)
         self._socket = bound
         self._connect = connect
-        self._limiter = limiter
 
     @property
     def name(self) -> str:
@@ -426,15 +342,13 @@ class Site(web.BaseSite):
     async def start(self) -> None:
         """Accept connections from now on."""
         await super().start()
-        context, connect, limiter = self._ssl_context, self._connect, self._limiter
-        begin: Callable[[], asyncio.Protocol] = connect
-        if context is not None:
-            begin = partial(Handshake, connect, limiter, context, self._is_serving)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(begin, sock=self._socket, backlog=self._backlog)
-
-    def _is_serving(self) -> bool:
-        return self._server is not None and self._server.is_serving()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=self._socket,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._ssl_context else None,
+        )
 
 
 def _refusal() -> bytes:

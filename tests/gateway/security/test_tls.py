@@ -1,6 +1,6 @@
-"""TLS from outside: connections that begin it and stall are counted and cut off, nobody renegotiates.
+"""TLS from outside: what is no handshake, or ends in the middle of one, leaves nothing; nobody renegotiates.
 
-Covers gateway.surfaces.http.connection (Handshake) and gateway.main.tls.
+Covers gateway.surfaces.http.connection and gateway.main.tls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pytest
 
 from gateway.main.tls import ServerTls
 from gateway.settings.tls import TlsConfig
-from gateway.surfaces.http import connection
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from loadtest.certificates import write_certificate
 from tests.clock import FakeClock
@@ -58,37 +57,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Served]:
         yield Served(port, gateway.stats, ssl.create_default_context(cafile=str(cert)))
 
 
-FIRST = {
-    "nothing": b"",
-    "one byte": b"\x16",
-    "half of a hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
-}
-"""What somebody may begin with who does not mean it."""
-
-
-@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
-async def test_connections_that_begin_tls_and_stall_count_and_end(
-    server: Served, monkeypatch: pytest.MonkeyPatch, first: bytes
-) -> None:
-    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 1.0)
-    stalled = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX)]
-    for _, writer in stalled:
-        writer.write(first)
-    await until(lambda: server.stats.connection_count == CONNECTIONS_MAX, pause_s=0.01)
-    # One more is closed before anything of it is read.
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    async with asyncio.timeout(0.7):
-        assert await _ended(reader)
-    writer.close()
-    assert server.stats.connection_refused_count == 1
-    # Their time is over soon, and there is room again.
-    async with asyncio.timeout(PATIENCE_S):
-        for reader, _ in stalled:
-            assert await _ended(reader)
-    await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
-    assert (await server.health()).startswith(b"HTTP/1.1 200")
-    for _, writer in stalled:
-        writer.close()
+HALF_OF_A_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)
 
 
 async def _ended(reader: asyncio.StreamReader) -> bool:
@@ -96,20 +65,6 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return await reader.read() is not None
     except ConnectionError:
         return True
-
-
-async def test_a_handshake_that_trickles_has_no_more_time(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.5)
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    ended = asyncio.ensure_future(_ended(reader))
-    async with asyncio.timeout(5):
-        for byte in FIRST["half of a hello"]:
-            writer.write(bytes((byte,)))
-            if (await asyncio.wait((ended,), timeout=0.05))[0]:
-                break
-        assert await ended
-    writer.close()
-    await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
 
 
 @pytest.mark.parametrize("sent", [HEALTH, b"\x00" * 1000, b"\x15\x03\x03\x00\x02\x02\x28"])
@@ -127,7 +82,7 @@ async def test_what_is_no_handshake_ends_and_leaves_nothing(server: Served, sent
 async def test_who_goes_in_the_middle_of_a_handshake_is_forgotten(server: Served) -> None:
     for _ in range(3 * CONNECTIONS_MAX):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(FIRST["half of a hello"])
+        writer.write(HALF_OF_A_HELLO)
         writer.transport.abort()
         await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
     assert server.stats.connection_refused_count == 0
