@@ -3,8 +3,8 @@
 glibc keeps what was freed for the next who needs it, in an arena for each few threads: after large answers or uploads a
 process stays hundreds of megabytes larger than what it uses, for good. So all threads share one arena, which costs them
 nothing, as Python allocates under its own lock; and `give_back_forever` looks at the size of the process now and then,
-and when that has grown since the last time has the library return its free pages. That takes some milliseconds, in a
-thread. Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
+and when that has grown has the library return its free pages: at once when it grew since the last time, and seldom
+while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread. Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
 
 26 unread JSON fetches, resident MiB before, at most, after:
 
@@ -25,6 +25,8 @@ from store.limits import MiB
 LOOK_S = 5.0
 GROWTH_BYTES = 16 * MiB
 """What a process may have grown before its free pages are looked for."""
+LOOKS_WHILE_LARGE = 4
+"""How many looks apart they are looked for while the process stays that much above the least it ever was."""
 
 _M_ARENA_MAX = -8  # malloc.h
 _STATM = Path("/proc/self/statm")
@@ -58,16 +60,22 @@ class Trimming:
     def __init__(self, trim: Callable[[], object], resident: Callable[[], int] = resident_bytes) -> None:
         self._trim = trim
         self._resident = resident
-        self._least_bytes = resident()
+        self._least_bytes = self._last_bytes = resident()
+        self._looks = 0  # since pages were returned
 
     def look(self) -> bool:
-        """Return free pages if the process has grown; whether it had. Blocks for some milliseconds."""
+        """Return free pages if the process has grown, or has long been large; whether it was so. Blocks for some
+        milliseconds."""
         now_bytes = self._resident()
-        if now_bytes < self._least_bytes + GROWTH_BYTES:
-            self._least_bytes = min(self._least_bytes, now_bytes)
+        self._looks += 1
+        self._least_bytes = min(self._least_bytes, now_bytes)
+        self._last_bytes = min(self._last_bytes, now_bytes)
+        has_grown = now_bytes >= self._last_bytes + GROWTH_BYTES
+        is_large = now_bytes >= self._least_bytes + GROWTH_BYTES
+        if not (has_grown or (is_large and self._looks >= LOOKS_WHILE_LARGE)):
             return False
         self._trim()
-        self._least_bytes = self._resident()
+        self._last_bytes, self._looks = self._resident(), 0
         return True
 
 

@@ -65,6 +65,8 @@ _FIRST = tuple((n >> 1) - 62 for n in range(0x100))
 _SECOND = tuple(n << 6 for n in range(0x80))
 """The same for the loop: what a first octet of two adds, and a second."""
 
+_SHIFT_MAX = 28  # of the fifth octet: a length is an int32
+
 
 def record_starts(buffer: bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
     """Where each record begins, with its length. The counts[i] records of batch i fill buffer[starts[i]:ends[i]].
@@ -100,6 +102,8 @@ def _one_by_one(buffer: bytes, starts: Ints, ends: Ints, counts: Ints) -> Iterat
                 size += (octet - 1) << 7  # - 1: takes the continuation bit of the octet before out of the sum
                 at, shift = at + 1, 14
                 while octet >= 0x80:
+                    if shift > _SHIFT_MAX:
+                        raise MalformedBody("the length of a record has more than five octets")
                     at += 1
                     octet = buffer[at]
                     size += (octet - 1) << shift

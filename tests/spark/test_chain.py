@@ -207,6 +207,11 @@ def test_more_records_than_fit_are_refused_before_room_is_made_for_them() -> Non
         starts_in(buffer, starts, ends, [2**31 - 1])
 
 
+def test_a_length_without_an_end_is_refused_before_it_is_larger_than_an_offset() -> None:
+    with pytest.raises(MalformedBody, match="more than five octets"):
+        starts_in(b"\xff" * 40, [0], [40], [3])
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(1, 5))
 def test_damaged_lengths_give_what_the_loop_gives(seed: int, damaged: int) -> None:

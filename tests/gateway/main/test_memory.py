@@ -8,7 +8,7 @@ import platform
 import pytest
 
 from gateway.main import memory
-from gateway.main.memory import GROWTH_BYTES, Trimming, resident_bytes, trimmer
+from gateway.main.memory import GROWTH_BYTES, LOOKS_WHILE_LARGE, Trimming, resident_bytes, trimmer
 from store.limits import MiB
 
 
@@ -25,6 +25,18 @@ def test_pages_are_returned_when_the_process_has_grown_since_the_last_time() -> 
     trimming = Trimming(lambda: trimmed.append(1), lambda: next(sizes))
     assert [trimming.look() for _ in range(5)] == [False, True, False, False, True]
     assert len(trimmed) == 2
+
+
+def test_a_process_that_stays_large_is_looked_at_again_as_what_held_its_pages_may_be_free_by_now() -> None:
+    size = 100 * MiB
+    trimming = Trimming(lambda: None, lambda: size)
+    size += 2 * GROWTH_BYTES
+    assert [trimming.look() for _ in range(1 + 2 * LOOKS_WHILE_LARGE)] == [
+        True,
+        *([False] * (LOOKS_WHILE_LARGE - 1) + [True]) * 2,
+    ]
+    size = 100 * MiB + GROWTH_BYTES - 1
+    assert not any(trimming.look() for _ in range(2 * LOOKS_WHILE_LARGE))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps free pages")
