@@ -4,7 +4,8 @@ glibc keeps what was freed for the next who needs it, in an arena for each few t
 process stays hundreds of megabytes larger than what it uses, for good. So all threads share one arena, which costs them
 nothing, as Python allocates under its own lock; and `give_back_forever` looks at the size of the process now and then,
 and when that has grown has the library return its free pages: at once when it grew since the last time, and seldom
-while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread. Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
+while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread.
+Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
 
 26 unread JSON fetches, resident MiB before, at most, after:
 
