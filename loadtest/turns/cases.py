@@ -120,6 +120,8 @@ class RequestFailed(Exception):
 
 
 Run = Callable[[Client], Awaitable[str]]
+Make = Callable[[], bytes]
+"""A body, made when it is sent: a thousand cases of 16 MiB take long to make and much room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +133,21 @@ class Case:
     run: Run
 
 
-def bombs(size: int) -> Iterator[tuple[str, bytes]]:
-    """JSON values (one is none) of about so many bytes, each the worst of its kind for a parser or for its objects."""
-    yield "brackets", b"[" * size
-    yield "empty lists", _list(b"[]", size)
-    yield "empty objects", _list(b"{}", size)
-    yield "objects", _list(b'{"a":{}}', size)
-    yield "numbers", _list(b"0", size)
-    yield "floats", _list(b"1.5e300", size)
-    yield "strings", _list(b'"a"', size)
-    yield "digits", b"1" * size
-    yield "escapes", b'"%b"' % (b"\\u0001" * (size // 6))
-    yield "surrogates", b'"%b"' % (b"\\ud83d\\ude00" * (size // 12))
-    yield "keys", b"{%b}" % b",".join(b'"%07d":0' % number for number in range(size // 12))
-    yield "blanks", b" " * size
+BOMBS: dict[str, Callable[[int], bytes]] = {
+    "brackets": lambda size: b"[" * size,
+    "empty lists": lambda size: _list(b"[]", size),
+    "empty objects": lambda size: _list(b"{}", size),
+    "objects": lambda size: _list(b'{"a":{}}', size),
+    "numbers": lambda size: _list(b"0", size),
+    "floats": lambda size: _list(b"1.5e300", size),
+    "strings": lambda size: _list(b'"a"', size),
+    "digits": lambda size: b"1" * size,
+    "escapes": lambda size: b'"%b"' % (b"\\u0001" * (size // 6)),
+    "surrogates": lambda size: b'"%b"' % (b"\\ud83d\\ude00" * (size // 12)),
+    "keys": lambda size: b"{%b}" % b",".join(b'"%07d":0' % number for number in range(size // 12)),
+    "blanks": lambda size: b" " * size,
+}
+"""JSON values (one is none) of about so many bytes, each the worst of its kind for a parser or for its objects."""
 
 
 def _list(item: bytes, size: int) -> bytes:
@@ -196,7 +199,7 @@ async def prepare(client: Client, size: Size) -> None:
     for topic, partitions in (("orders", 1), ("wide", PARTITIONS_MAX), ("tiny", 1), ("large", 1), ("busy", 1)):
         await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":%d}' % partitions, kind="application/json")
     client.cluster = orjson.loads(await client.send("GET", "/v3/clusters"))["data"][0]["cluster_id"]
-    tiny = bytes(record_batch.encode([Record(None, b"1", 0, ())] * BATCH_RECORDS_MAX))
+    tiny = bytes(_tiny())
     for _ in range(3):
         await client.send("POST", "/topics/tiny", tiny, kind=BATCH_TYPE)
     body = _records([{"value": "x" * 1000}] * (size.value // 2048))
@@ -222,15 +225,14 @@ def path_of(row: Row, client: Client) -> str:
 
 def _bombs_of(row: Row, size: int) -> Iterator[Case]:
     size = SMALL_BODY_BYTES_MAX if row.body is Body.SMALL else size
-    kind = _KINDS.get(row.name, JSON)
     for wrap in ("%s", *WRAPS.get(row.name, ())):
-        for name, bomb in bombs(size - len(wrap)):
-            body = wrap.encode().replace(b"%s", bomb)
-            yield Case(row.name, f"{name} in {wrap[:16]}", _sender(row, body, kind))
+        for name, bomb in BOMBS.items():
+            yield Case(row.name, f"{name} in {wrap[:16]}", partial(_throw, row=row, wrap=wrap, bomb=bomb, size=size))
 
 
-def _sender(row: Row, body: bytes, kind: str) -> Run:
-    return lambda client: client.outcome(row.method, path_of(row, client), body, kind=kind)
+async def _throw(client: Client, row: Row, wrap: str, bomb: Callable[[int], bytes], size: int) -> str:
+    body = wrap.encode().replace(b"%s", bomb(size - len(wrap)))
+    return await client.outcome(row.method, path_of(row, client), body, kind=_KINDS.get(row.name, JSON))
 
 
 def _plain(row: Row) -> Case:
@@ -253,48 +255,63 @@ def _records(records: Sequence[Mapping[str, object]]) -> bytes:
 
 
 def _request(
-    route: str, name: str, method: str, path: str, body: bytes = b"", kind: str = JSON, **headers: str
+    route: str, name: str, method: str, path: str, body: bytes | Make = b"", kind: str = JSON, **headers: str
 ) -> Case:
     named = {key.replace("_", "-"): value for key, value in headers.items()}
-    return Case(route, name, lambda client: client.outcome(method, path, body, kind=kind, headers=named))
+
+    async def run(client: Client) -> str:
+        return await client.outcome(method, path, body() if callable(body) else body, kind=kind, headers=named)
+
+    return Case(route, name, run)
 
 
 def _sends(size: int) -> Iterator[Case]:
     """The most records, in every form."""
     each = max(1, size // RECORDS_MAX - 100)
     text = base64.b64encode(bytes(each * 3 // 4 // 3 * 3)).decode()
-    numbers = orjson.Fragment(b"[%b]" % b",".join([b"1"] * (each // 2)))
     headers = [{"key": f"h{number}", "value": "YQ=="} for number in range(HEADER_COUNT_MAX)]
-    many: dict[str, list[dict[str, object]]] = {
-        "records": [{"value": 1}] * RECORDS_MAX,
-        "records over partitions": [{"value": 1, "key": f"k{number}"} for number in range(RECORDS_MAX)],
-        "texts": [{"value": "x" * each}] * RECORDS_MAX,
-        "lists of numbers": [{"value": numbers}] * RECORDS_MAX,
-        "ids": [{"value": 1, "msg_id": f"m{number}"} for number in range(RECORDS_MAX)],
-        "tags and groups": [{"value": 1, "tag": "t", "message_group": "g"}] * RECORDS_MAX,
-        "headers": [{"value": 1, "headers": headers}] * (size // 2048),
-        "delays": [{"value": 1, "delay_ms": 600_000 + number} for number in range(RECORDS_MAX)],
-        "delays with keys": [
+    every = range(RECORDS_MAX)
+    many: dict[str, Callable[[], list[dict[str, object]]]] = {
+        "records": lambda: [{"value": 1}] * RECORDS_MAX,
+        "records over partitions": lambda: [{"value": 1, "key": f"k{number}"} for number in every],
+        "texts": lambda: [{"value": "x" * each}] * RECORDS_MAX,
+        "lists of numbers": lambda: [{"value": orjson.Fragment(_list(b"1", each))}] * RECORDS_MAX,
+        "ids": lambda: [{"value": 1, "msg_id": f"m{number}"} for number in every],
+        "tags and groups": lambda: [{"value": 1, "tag": "t", "message_group": "g"}] * RECORDS_MAX,
+        "headers": lambda: [{"value": 1, "headers": headers}] * (size // 2048),
+        "delays": lambda: [{"value": 1, "delay_ms": 600_000 + number} for number in every],
+        "delays with keys": lambda: [
             {"value": 1, "delay_ms": 600_000, "schedule_key": f"s{number}"} for number in range(RECORDS_MAX // 2)
         ],
-        "one bad at the end": [{"value": 1, "delay_ms": 1 - 2 * (n == RECORDS_MAX - 1)} for n in range(RECORDS_MAX)],
-        "all bad": [{"value": 1, "delay_ms": -1}] * RECORDS_MAX,
+        "one bad at the end": lambda: [{"value": 1, "delay_ms": 1 - 2 * (n == RECORDS_MAX - 1)} for n in every],
+        "all bad": lambda: [{"value": 1, "delay_ms": -1}] * RECORDS_MAX,
     }
     for name, records in many.items():
-        yield _request("produce", name, "POST", "/topics/wide", _records(records))
-        yield _request("produce_partition", name, "POST", "/topics/orders/partitions/0", _records(records))
-        yield _request(
-            "produce_lines", name, "POST", "/mq/v1/topics/wide/messages:batch",
-            b"\n".join(map(orjson.dumps, records)), LINES_TYPE,
-        )  # fmt: skip
-    binary = _records([{"key": "a2V5", "value": text}] * RECORDS_MAX)
+        body = partial(_rendered, records)
+        yield _request("produce", name, "POST", "/topics/wide", body)
+        yield _request("produce_partition", name, "POST", "/topics/orders/partitions/0", body)
+        yield _request("produce_lines", name, "POST", "/mq/v1/topics/wide/messages:batch",
+                       partial(_lines, records), LINES_TYPE)  # fmt: skip
+
+    def binary() -> bytes:
+        return _records([{"key": "a2V5", "value": text}] * RECORDS_MAX)
+
+    def one() -> bytes:
+        return _records([{"value": base64.b64encode(bytes(size // 2)).decode()}])
+
+    def gzipped() -> bytes:
+        return gzip.compress(binary())
+
+    def squeezed() -> bytes:
+        return zstandard.compress(_rendered(many["records over partitions"]))
+
+    def bomb() -> bytes:
+        return gzip.compress(b'{"records":[{"value":[%b]}]}' % (b" " * (size - 100)))
+
     yield _request("produce", "base64", "POST", "/topics/wide", binary, BINARY)
-    yield _request("produce", "one of base64", "POST", "/topics/orders",
-                   _records([{"value": base64.b64encode(bytes(size // 2)).decode()}]), BINARY)  # fmt: skip
-    yield _request("produce", "gzip", "POST", "/topics/wide", gzip.compress(binary), BINARY, Content_Encoding="gzip")
-    squeezed = zstandard.compress(_records(many["records over partitions"]))
+    yield _request("produce", "one of base64", "POST", "/topics/orders", one, BINARY)
+    yield _request("produce", "gzip", "POST", "/topics/wide", gzipped, BINARY, Content_Encoding="gzip")
     yield _request("produce", "zstd", "POST", "/topics/wide", squeezed, Content_Encoding="zstd")
-    bomb = gzip.compress(b'{"records":[{"value":[%b]}]}' % (b" " * (size - 100)))
     yield _request("produce", "gzip of blanks", "POST", "/topics/orders", bomb, Content_Encoding="gzip")
     typed = {"type": "JSON", "data": 1}
     yield _request("v3_produce", "records", "POST", "/v3/clusters/CLUSTER/topics/wide/records",
@@ -306,22 +323,37 @@ def _sends(size: int) -> Iterator[Case]:
             orjson.dumps({"entries": entries}), "application/json",
         )  # fmt: skip
     yield _request("produce_raw", "4 MiB", "POST", "/mq/v1/topics/orders/messages", bytes(4 * MiB - 1024), "text/plain")
-    for name, batch in batches():
+    for name, batch in BATCHES.items():
         yield _request("produce", name, "POST", "/topics/orders", batch, BATCH_TYPE)
         yield _request("produce", f"{name}, delayed", "POST", "/topics/orders?delay_ms=600000", batch, BATCH_TYPE)
 
 
-def batches() -> Iterator[tuple[str, bytes]]:
-    """The largest raw batches, plain and compressed, and one that is many."""
-    tiny = [Record(None, b"1", 0, ())] * BATCH_RECORDS_MAX
-    headed = [Record(b"k", b"1", 0, [(f"h{number}", b"1") for number in range(HEADER_COUNT_MAX)])] * 8_000
-    for name, records in (("tiny records", tiny), ("many headers", headed)):
-        plain = record_batch.encode(records)
-        yield f"batch of {name}", bytes(plain)
-        yield f"zstd batch of {name}", bytes(record_batch.zstd_packed(plain, level=3))
-    one = bytes(record_batch.encode([Record(None, b"1", 0, ())]))
-    yield "100,000 batches of one", one * 100_000
-    yield "batch of one large record", bytes(record_batch.encode([Record(None, bytes(4 * MiB - 4096), 0, ())]))
+def _rendered(records: Callable[[], Sequence[Mapping[str, object]]]) -> bytes:
+    return _records(records())
+
+
+def _lines(records: Callable[[], Sequence[Mapping[str, object]]]) -> bytes:
+    return b"\n".join(map(orjson.dumps, records()))
+
+
+def _tiny() -> bytearray:
+    return record_batch.encode([Record(None, b"1", 0, ())] * BATCH_RECORDS_MAX)
+
+
+def _headed() -> bytearray:
+    headers = [(f"h{number}", b"1") for number in range(HEADER_COUNT_MAX)]
+    return record_batch.encode([Record(b"k", b"1", 0, headers)] * 8_000)
+
+
+BATCHES: dict[str, Make] = {
+    "batch of tiny records": lambda: bytes(_tiny()),
+    "zstd batch of tiny records": lambda: bytes(record_batch.zstd_packed(_tiny(), level=3)),
+    "batch of many headers": lambda: bytes(_headed()),
+    "zstd batch of many headers": lambda: bytes(record_batch.zstd_packed(_headed(), level=3)),
+    "100,000 batches of one": lambda: bytes(record_batch.encode([Record(None, b"1", 0, ())])) * 100_000,
+    "batch of one large record": lambda: bytes(record_batch.encode([Record(None, bytes(4 * MiB - 4096), 0, ())])),
+}
+"""The largest raw batches, plain and compressed, and one that is many."""
 
 
 def _framings() -> Iterator[Case]:
@@ -446,34 +478,41 @@ def _sockets(size: int) -> Iterator[Case]:
     """Every op, with the largest fields it has."""
     hello = '{"op":"hello","id":0,"binary":true}'
     subscribe = {"op": "subscribe", "id": 1, "sub": "s", "from": "earliest", "credit": 10_000}
-    many: dict[str, dict[str, object]] = {
-        "hello": {"seen": {f"s{number}": number for number in range(size // 20)}},
-        "auth": {"token": "x" * 8000},
-        "produce": {"topic": "wide", "records": [{"value": 1, "key": f"k{number}"} for number in range(RECORDS_MAX)]},
-        "subscribe": {"sub": "t", "topics": [f"t{number}" for number in range(size // 10)]},
-        "seek": {"sub": "s", "to": {"offsets": {"wide": {str(number): 0 for number in range(PARTITIONS_MAX)}}}},
-        **{op: {"sub": "s", "receipts": ["x" * 200] * RECORDS_MAX} for op in ("ack", "nack", "reject", "extend")},
-        "release": {"sub": "s", "partitions": {"wide": list(range(size // 10))}},
-        **{op: {"sub": "s"} for op in ("permit", "pause", "resume", "unsubscribe", "ping")},
-        "seen": {"subs": {f"s{number}": number for number in range(size // 20)}},
+    every = range(RECORDS_MAX)
+    settled: dict[str, object] = {"sub": "s", "receipts": ["x" * 200] * RECORDS_MAX}
+    many: dict[str, Callable[[], dict[str, object]]] = {
+        "hello": lambda: {"seen": {f"s{number}": number for number in range(size // 20)}},
+        "auth": lambda: {"token": "x" * 8000},
+        "produce": lambda: {"topic": "wide", "records": [{"value": 1, "key": f"k{number}"} for number in every]},
+        "subscribe": lambda: {"sub": "t", "topics": [f"t{number}" for number in range(size // 10)]},
+        "seek": lambda: {"sub": "s", "to": {"offsets": {"wide": {str(n): 0 for n in range(PARTITIONS_MAX)}}}},
+        **dict.fromkeys(("ack", "nack", "reject", "extend"), lambda: settled),
+        "release": lambda: {"sub": "s", "partitions": {"wide": list(range(size // 10))}},
+        **dict.fromkeys(("permit", "pause", "resume", "unsubscribe", "ping"), lambda: {"sub": "s"}),
+        "seen": lambda: {"subs": {f"s{number}": number for number in range(size // 20)}},
     }
     assert many.keys() == PERMISSIONS.keys()
-    for op, fields in many.items():
+
+    async def command(client: Client, op: str) -> str:
         first = [] if op == "hello" else [hello, orjson.dumps({**subscribe, "topics": ["wide"]}).decode()]
-        frame = orjson.dumps({"op": op, "id": 2, **fields}).decode()[:size]
-        yield Case(f"socket {op}", "the largest", _talker([*first, frame]))
-    for name, bomb in bombs(size):
-        text = bomb.decode()
-        wrapped = f'{{"op":"produce","id":1,"topic":"orders","records":[{{"value":{text[: size - 100]}}}]}}'
-        yield Case("socket produce", f"{name} as a frame", _talker([text]))
-        yield Case("socket produce", f"{name} as a value", _talker([wrapped]))
+        return await client.talk([*first, orjson.dumps({"op": op, "id": 2, **many[op]()}).decode()[:size]])
+
+    async def throw(client: Client, bomb: Callable[[int], bytes], wrap: str) -> str:
+        return await client.talk([wrap.replace("%s", bomb(size - len(wrap)).decode())])
+
+    for op in many:
+        yield Case(f"socket {op}", "the largest", partial(command, op=op))
+    for name, bomb in BOMBS.items():
+        value = '{"op":"produce","id":1,"topic":"orders","records":[{"value":%s}]}'
+        yield Case("socket produce", f"{name} as a frame", partial(throw, bomb=bomb, wrap="%s"))
+        yield Case("socket produce", f"{name} as a value", partial(throw, bomb=bomb, wrap=value))
     pings = "\n".join(['{"op":"ping"}'] * 9_999)
     yield Case("socket ping", "10,000 in a frame", lambda client: client.talk([pings]))
     yield Case("socket ping", "10,000 frames", lambda client: client.talk(['{"op":"ping"}'] * 10_000))
     yield Case("socket produce", "deflated bomb", lambda client: client.talk([hello, " " * (size - 1)], deflate=True))
-    batch = dict(batches())["batch of tiny records"]
-    framed = binary_frame(orjson.dumps({"op": "produce", "id": 1, "topic": "orders", "format": "batch"}), batch)
-    yield Case("socket produce", "the largest batch", lambda client: client.talk([hello, framed]))
+    produce = orjson.dumps({"op": "produce", "id": 1, "topic": "orders", "format": "batch"})
+    yield Case("socket produce", "the largest batch",
+               lambda client: client.talk([hello, binary_frame(produce, bytes(_tiny()))]))  # fmt: skip
     header = orjson.dumps({"a": 0}) + b" " * (size - 100)
     yield Case("socket produce", "binary header of blanks",
                lambda client: client.talk([hello, struct.pack(">I", len(header)) + header]))  # fmt: skip
