@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,9 +34,8 @@ from gateway.codec.records import BATCH_REFUSED, ProduceRecord
 from gateway.codec.tags import (
     MESSAGE_GROUP_HEADER,
     SCHEDULE_KEY_HEADER,
-    SENT_HEADERS,
     TAG_HEADER,
-    batch_tag_hashes,
+    check_sent_batch,
     tag_hash,
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
@@ -614,7 +614,7 @@ class Producer:
             if unseen_bytes > _TURN_BYTES:
                 unseen_bytes = 0
                 await asyncio.sleep(0)
-            header = record_batch.check(batch, limited=True)
+            header, tag_hashes = check_sent_batch(batch)
             if view.config.max_message_bytes is not None:
                 _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
             target = self._selector.next(topic, view.partitions, selector) if partition is None else partition
@@ -628,7 +628,7 @@ class Producer:
                 queue=route.queue,
                 batch=batch,
                 record_count=header.record_count,
-                tag_hashes=batch_tag_hashes(batch, allowed=SENT_HEADERS),
+                tag_hashes=tag_hashes,
                 identity=own,
             )
             parts.append(_Part(_Lane(target, request_indexes), route, append))
@@ -858,13 +858,9 @@ def _not_one_batch() -> RequestError:
 
 def _indexes_by_partition(keys: Sequence[bytes], count: int, selector: Selector) -> dict[int, list[int]]:
     """The indexes of the records that go to each partition by their keys, partitions in the order they are met."""
-    for_key = selector.for_key
-    lanes: dict[int, list[int]] = {}
-    for request_index, target in enumerate([for_key(key, count) for key in keys]):
-        if (request_indexes := lanes.get(target)) is None:
-            lanes[target] = [request_index]
-        else:
-            request_indexes.append(request_index)
+    lanes: defaultdict[int, list[int]] = defaultdict(list)
+    for request_index, target in enumerate(selector.for_keys(keys, count)):
+        lanes[target].append(request_index)
     return lanes
 
 

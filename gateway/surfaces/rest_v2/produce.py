@@ -249,14 +249,18 @@ def _answer(
 
 def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
     """What `rendered_receipts` makes of new records, from the base offsets of whole batches."""
-    items = [""] * count
-    for partition, request_indexes, base_offset, _ in stored:
-        head = f'{{"partition":{partition},"offset":'
-        for request_index, offset in zip(
-            request_indexes, range(base_offset, base_offset + len(request_indexes)), strict=True
-        ):
-            items[request_index] = f'{head}{offset},"error_code":null,"error":null}}'
-    return f'{{"offsets":[{",".join(items)}],"key_schema_id":null,"value_schema_id":null}}'.encode()
+    if len(stored) == 1:  # one template for all, in half the time
+        [(partition, _, base_offset, _)] = stored
+        form = b'{"partition":%d,"offset":%%d,"error_code":null,"error":null}' % partition
+        offsets = b",".join([form] * count) % tuple(range(base_offset, base_offset + count))
+    else:
+        items = [""] * count
+        for partition, request_indexes, base_offset, _ in stored:
+            head = f'{{"partition":{partition},"offset":'
+            for offset, request_index in enumerate(request_indexes, base_offset):
+                items[request_index] = f'{head}{offset},"error_code":null,"error":null}}'
+        offsets = ",".join(items).encode()
+    return b'{"offsets":[%b],"key_schema_id":null,"value_schema_id":null}' % offsets
 
 
 def rendered_receipts(receipts: Sequence[Outcome]) -> bytes:

@@ -73,9 +73,16 @@ async def test_a_group_with_one_flushed_call_flushes_them_all() -> None:
         assert (written.acks, flushed.acks) == (Acks.FLUSHED, Acks.FLUSHED), "the level reached, not the one asked for"
 
 
-@pytest.mark.parametrize(("more_bytes", "operation"), [(0, "pwritev"), (ALIGNMENT, "allocate")])
-async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_allocated_ahead_of_larger_ones(
-    more_bytes: int, operation: str
+@pytest.mark.parametrize(
+    ("more_bytes", "acks", "operation"),
+    [
+        (0, Acks.FLUSHED, "pwritev"),
+        (ALIGNMENT, Acks.FLUSHED, "allocate"),
+        (0, Acks.WRITTEN, "allocate"),
+    ],
+)
+async def test_zeros_are_written_ahead_of_synced_groups_up_to_the_limit_and_space_allocated_ahead_of_others(
+    more_bytes: int, acks: Acks, operation: str
 ) -> None:
     disk = SimDisk()
     extent_bytes = 2 * ZERO_GROUP_BYTES_MAX
@@ -90,7 +97,7 @@ async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_alloc
             value_bytes += 1
         disk.calls.clear()
         for _ in range(2):  # the first one is within what is prepared
-            await store.append([replace(append, batch=bytes(append.batch))])
+            await store.append([replace(append, batch=bytes(append.batch))], acks=acks)
         prepared = store._log.prepared_position
         before = prepared - extent_bytes
         grown = [call for call in disk.calls if "/commitlog/" in call.path and before <= call.position < prepared]
