@@ -15,8 +15,8 @@ from gateway.codec.records import Format, are_json, render_records
 from gateway.codec.tags import TAG_HEADER
 from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts
 from store import record_batch
-from store.record_batch import Record
 from store.limits import MiB
+from store.record_batch import Record
 from store.types import Entry, QueueKey
 
 json_parts = st.sampled_from(
@@ -107,10 +107,10 @@ def test_texts_are_the_objects_written(
     assert orjson.loads(b"[%b]" % b",".join(expected)) == orjson.loads(orjson.dumps(objects))
 
 
-def plain_entry(number: int, *, count: int = KEPT_RECORDS_MIN, queue: QueueKey = QueueKey(16, 1)) -> Entry:
+def plain_entry(number: int, *, count: int = KEPT_RECORDS_MIN, queue_of: int = 16) -> Entry:
     records = [Record(None, b"%d" % number, 5)] * count
     made = entry_of(records, base_offset=number * count, json_values=True)
-    return replace(made, queue=queue)
+    return replace(made, queue=QueueKey(queue_of, 1))
 
 
 def rendered(entry: Entry, cache: TextCache, *, partition: int = 1, stop: int = 10_000, **options: Any) -> bytes:
@@ -138,7 +138,7 @@ def test_whole_entries_are_kept_and_found_again() -> None:
         {"separator": b"\n"},
         {"stop": KEPT_RECORDS_MIN - 1},
         {"start": 1},
-        {"entry": plain_entry(0, queue=QueueKey(17, 1))},
+        {"entry": plain_entry(0, queue_of=17)},
         {"entry": replace(plain_entry(0), position=8)},
         {"entry": plain_entry(1)},
     ],
