@@ -110,8 +110,8 @@ def render_texts(
     tag_filter: TagFilter | None = None,
     cache: TextCache | None = None,
 ) -> list[Texts]:
-    """As `render_records`: the records as JSON without a line break in it. `separator` (one octet, no "%") is between those
-    that are one `Texts`. `has_ids`: each has its `message_id`."""
+    """As `render_records`: the records as JSON without a line break in it. `separator` (one octet, no "%") is between
+    those that are one `Texts`. `has_ids`: each has its `message_id`."""
     texts: list[Texts] = []
     for entry in entries:
         found = None

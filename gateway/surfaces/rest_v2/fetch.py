@@ -401,13 +401,13 @@ async def _texts(
     if pull.tag_filter is not None:
         return texts, next_offset
     while size > room_bytes and next_offset > pull.start + 1:
-        data, count = last_texts = texts.pop()
-        if count > 1:
-            texts += _single_texts(pull, entries, next_offset - count, next_offset)
-            size += sum([one.size for one in texts[-count:]]) - last_texts.size
+        too_many = texts.pop()
+        size -= too_many.size
+        if too_many.count > 1 and (size < room_bytes or not texts):
+            texts += _single_texts(pull, entries, next_offset - too_many.count, next_offset)
+            size += too_many.size
         else:
-            size -= len(data)
-            next_offset -= 1
+            next_offset -= too_many.count
     return texts, next_offset
 
 
