@@ -310,9 +310,11 @@ class Producer:
         self, topic: str, columns: Columns, *, partition: int | None, json_values: bool, acks: Acks | None
     ) -> list[StoredBatch] | None:
         """As `produce`, for records that have nothing but a key and a value, in a third of the time. None, with
-        nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch."""
+        nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch. Once they are
+        encoded the columns are not held any more."""
         view = self._routes.topic(topic)
         keys, values = columns
+        count = len(values)
         if view.config.selector is not None:
             return None
         bytes_max = view.config.max_message_bytes
@@ -327,12 +329,12 @@ class Producer:
             assert keys is not None
             lanes = _indexes_by_partition(keys, view.partitions, self._selector)
         else:
-            lanes = {partition: range(len(values))}
+            lanes = {partition: range(count)}
         now_ms = self._clock.now_ms()
         parts = []
         for target, request_indexes in lanes.items():
             own_keys, own_values = keys, values
-            if len(request_indexes) < len(values):
+            if len(request_indexes) < count:
                 own_keys = None if keys is None else [keys[request_index] for request_index in request_indexes]
                 own_values = [values[request_index] for request_index in request_indexes]
             try:
@@ -344,11 +346,12 @@ class Producer:
             route = self._routes.writable(topic, target)
             append = Append(queue=route.queue, batch=batch, record_count=len(request_indexes), json_values=json_values)
             parts.append(_Part(_Lane(target, request_indexes), route, append))
+        del columns, keys, values, own_keys, own_values
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
             for (lane, route, _), answer in await self._store(parts, self._acks if acks is None else acks)
         ]
-        self._count(topic, len(values))
+        self._count(topic, count)
         return stored
 
     async def _produce_one(

@@ -176,11 +176,16 @@ def _made_texts(
     offsets = range(base + first, base + first + count)
     columns: list[Sequence[object]] = []
 
-    def field(column: Sequence[bytes | None]) -> bytes:
-        """The template of keys or values; nulls are in it where all are."""
+    def field(column: Sequence[bytes | None], is_plain_text: bool = False) -> bytes:
+        """The template of keys or values; what is the same for all is in it."""
         nulls = column.count(None)
         if nulls == count:
             return b"null"
+        if is_plain_text and not nulls:
+            columns.append(column)
+            return b'"%b"'
+        if is_plain_text:
+            column = [None if one is None else b'"%b"' % one for one in column]
         columns.append(column if not nulls else [b"null" if one is None else one for one in column])
         return b"%b"
 
@@ -194,7 +199,7 @@ def _made_texts(
     form = b"".join(
         (
             b'{"topic":', orjson.dumps(topic).replace(b"%", b"%%"),
-            b',"key":', field(_as_json_strings(keys) if entry.raw_keys else keys),
+            b',"key":', field(*_as_json_strings(keys)) if entry.raw_keys else field(keys),
             b',"value":', field(values),
             b',"partition":%d,"offset":' % partition, number(offsets),
             b',"timestamp":', number(list(map(_TIMESTAMP_OF, records))),
@@ -211,10 +216,11 @@ def _made_texts(
     return Texts(separator.join([form] * count) % tuple(row_by_row), count)
 
 
-def _as_json_strings(keys: Sequence[bytes | None]) -> Sequence[bytes | None]:
-    """Keys that are UTF-8 as JSON strings; None stays None."""
+def _as_json_strings(keys: Sequence[bytes | None]) -> tuple[Sequence[bytes | None], bool]:
+    """Keys that are UTF-8 as JSON strings; True and the keys themselves when nothing is missing but the quotes. None
+    stays None."""
     if _ESCAPED.search(b" ".join(filter(None, keys))) is None:
-        return [None if key is None else b'"%b"' % key for key in keys]
+        return keys, True
     # One call for all; no string has a line break in it, so those are between them.
     strings = orjson.dumps([None if key is None else key.decode() for key in keys], option=orjson.OPT_INDENT_2)
-    return [None if one == b"null" else one for one in strings[len(b"[\n  ") : -len(b"\n]")].split(b",\n  ")]
+    return [None if one == b"null" else one for one in strings[len(b"[\n  ") : -len(b"\n]")].split(b",\n  ")], False

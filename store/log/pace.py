@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from store.limits import KiB
 
-INLINE_BYTES_MAX = 128 * KiB
+INLINE_BYTES_MAX = 512 * KiB
 """Bytes the loop writes at most by one call: 50 µs for a checksum and a copy, about what handing them to a thread costs
 the loop."""
 
