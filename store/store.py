@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
 
-INLINE_READ_BYTES_MAX = 256 * KiB
+INLINE_READ_BYTES_MAX = 1024 * KiB
 """Bytes of the log that the event loop reads itself, when the system has them in memory: a thread's turn costs more."""
 
 UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
