@@ -12,6 +12,7 @@ What is at an offset never changes (C3), so the texts of a whole entry can be ke
 from __future__ import annotations
 
 import re
+import string
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
@@ -31,6 +32,7 @@ _KEY_OF = attrgetter("key")
 _VALUE_OF = attrgetter("value")
 _TIMESTAMP_OF = attrgetter("timestamp")
 _ESCAPED = re.compile(rb'["\\\x00-\x1f]')  # what orjson does not copy from a string as it is
+_USUAL = string.ascii_letters.encode() + b"0123456789-_.:/|#@ "  # a third of the time of a look for the others
 
 KEPT_RECORDS_MIN = 16
 """Entries with fewer records are not kept: to render them costs little more than to find them."""
@@ -40,15 +42,15 @@ _KEPT_BYTES = 600
 
 
 class Texts(NamedTuple):
-    """The JSON of `count` records that follow each other, with one octet between each two."""
+    """The JSON of records that follow each other, with one octet between each two."""
 
     data: bytes
-    count: int
+    record_count: int
 
     @property
     def size(self) -> int:
         """Bytes of the records alone."""
-        return len(self.data) - self.count + 1
+        return len(self.data) - self.record_count + 1
 
 
 class _Key(NamedTuple):
@@ -126,7 +128,7 @@ def render_texts(
                 start=start, stop=stop, topic_id=topic_id if has_ids else None, tag_filter=tag_filter,
             )  # fmt: skip
             texts += [Texts(orjson.dumps(one), 1) for one in objects]
-        elif tag_filter is None and found.count:  # tags are headers, and there are none
+        elif tag_filter is None and found.record_count:  # tags are headers, and there are none
             texts.append(found)
     return texts
 
@@ -173,54 +175,51 @@ def _made_texts(
     values: Sequence[bytes | None] = list(map(_VALUE_OF, records))
     if not are_shown_plainly(keys, values, json_values=entry.json_values, raw_keys=entry.raw_keys):
         return None
+    quote = b""
+    if entry.raw_keys:
+        keys, quote = _as_json_strings(keys)
     offsets = range(base + first, base + first + count)
-    columns: list[Sequence[object]] = []
+    times_ms: Sequence[int] = list(map(_TIMESTAMP_OF, records))
+    is_same_time = times_ms[0] == times_ms[-1] and times_ms.count(times_ms[0]) == count
 
-    def field(column: Sequence[bytes | None], is_plain_text: bool = False) -> bytes:
-        """The template of keys or values; what is the same for all is in it."""
-        nulls = column.count(None)
-        if nulls == count:
-            return b"null"
-        if is_plain_text and not nulls:
-            columns.append(column)
-            return b'"%b"'
-        if is_plain_text:
-            column = [None if one is None else b'"%b"' % one for one in column]
-        columns.append(column if not nulls else [b"null" if one is None else one for one in column])
-        return b"%b"
-
-    def number(column: Sequence[int]) -> bytes:
-        if column.count(column[0]) == count:
-            return b"%d" % column[0]
-        columns.append(column)
-        return b"%d"
-
-    # In the order in which the columns are to lie.
-    form = b"".join(
-        (
-            b'{"topic":', orjson.dumps(topic).replace(b"%", b"%%"),
-            b',"key":', field(*_as_json_strings(keys)) if entry.raw_keys else field(keys),
-            b',"value":', field(values),
-            b',"partition":%d,"offset":' % partition, number(offsets),
-            b',"timestamp":', number(list(map(_TIMESTAMP_OF, records))),
-            b',"store_timestamp":%d' % entry.store_time_ms,
+    def rendered(keys: Sequence[bytes | None], values: Sequence[bytes | None], quote: bytes) -> bytes:
+        """Raises TypeError for a null."""
+        is_keyless = not any(keys) and keys.count(None) == count
+        head = b'{"topic":%b,"key":%b,"value":%%b,"partition":%d,"offset":%%d,'
+        form = (head + b'"timestamp":%b,"store_timestamp":%d%b}') % (
+            orjson.dumps(topic).replace(b"%", b"%%"),
+            b"null" if is_keyless else b"%b%%b%b" % (quote, quote),
+            partition,
+            b"%d" % times_ms[0] if is_same_time else b"%d",
+            entry.store_time_ms,
             b"" if topic_id is None
-            else b',"message_id":"%b%b"' % (message_id_prefix(topic_id, partition).encode(), number(offsets)),
-            b"}",
-        )
-    )  # fmt: skip
-    width = len(columns)
-    row_by_row: list[object] = [None] * (width * count)
-    for place, column in enumerate(columns):
-        row_by_row[place::width] = column
-    return Texts(separator.join([form] * count) % tuple(row_by_row), count)
+            else b',"message_id":"%b%%d"' % message_id_prefix(topic_id, partition).encode(),
+        )  # fmt: skip
+        columns: list[Sequence[object]] = [] if is_keyless else [keys]
+        columns += [values, offsets]
+        if not is_same_time:
+            columns.append(times_ms)
+        if topic_id is not None:
+            columns.append(offsets)
+        width = len(columns)
+        rows: list[object] = [None] * (width * count)
+        for place, column in enumerate(columns):
+            rows[place::width] = column
+        return separator.join([form] * count) % tuple(rows)
+
+    try:
+        return Texts(rendered(keys, values, quote), count)
+    except TypeError:  # to look for nulls would take longer than to meet one
+        shown_keys = [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in keys]
+        shown_values = [b"null" if value is None else value for value in values]
+        return Texts(rendered(shown_keys, shown_values, b""), count)
 
 
-def _as_json_strings(keys: Sequence[bytes | None]) -> tuple[Sequence[bytes | None], bool]:
-    """Keys that are UTF-8 as JSON strings; True and the keys themselves when nothing is missing but the quotes. None
-    stays None."""
-    if _ESCAPED.search(b" ".join(filter(None, keys))) is None:
-        return keys, True
-    # One call for all; no string has a line break in it, so those are between them.
-    strings = orjson.dumps([None if key is None else key.decode() for key in keys], option=orjson.OPT_INDENT_2)
-    return [None if one == b"null" else one for one in strings[len(b"[\n  ") : -len(b"\n]")].split(b",\n  ")], False
+def _as_json_strings(keys: Sequence[bytes | None]) -> tuple[Sequence[bytes | None], bytes]:
+    """Keys that are UTF-8 as JSON strings, and what is still to be put around each; None stays None."""
+    present = b"".join(filter(None, keys))
+    if present.translate(None, _USUAL) and _ESCAPED.search(present) is not None:
+        # One call for all; no string has a line break in it, so those are between them.
+        strings = orjson.dumps([None if key is None else key.decode() for key in keys], option=orjson.OPT_INDENT_2)
+        return [None if one == b"null" else one for one in strings[len(b"[\n  ") : -len(b"\n]")].split(b",\n  ")], b""
+    return keys, b'"'

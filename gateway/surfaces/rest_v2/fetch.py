@@ -403,11 +403,11 @@ async def _texts(
     while size > room_bytes and next_offset > pull.start + 1:
         too_many = texts.pop()
         size -= too_many.size
-        if too_many.count > 1 and (size < room_bytes or not texts):
-            texts += _single_texts(pull, entries, next_offset - too_many.count, next_offset)
+        if too_many.record_count > 1 and (size < room_bytes or not texts):
+            texts += _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
             size += too_many.size
         else:
-            next_offset -= too_many.count
+            next_offset -= too_many.record_count
     return texts, next_offset
 
 
@@ -502,7 +502,7 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
             fetched.entries.clear()  # nothing but the lines is held while the client takes them
             if pull.tag_filter is not None:
                 del texts[left_records:]
-            left_records -= sum([one.count for one in texts])
+            left_records -= sum([one.record_count for one in texts])
             lines: list[Buffer] = [one.data for one in texts]
             texts.clear()
             size = sum(map(len, lines)) + len(lines)

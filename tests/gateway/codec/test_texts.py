@@ -99,11 +99,11 @@ def test_texts_are_the_objects_written(
             tag_filter=tag_filter, cache=cache,
         )  # fmt: skip
         assert separator.join([one.data for one in texts]) == separator.join(expected)
-        assert sum(one.count for one in texts) == len(expected)
+        assert sum(one.record_count for one in texts) == len(expected)
         assert sum(one.size for one in texts) == sum(map(len, expected))
         assert not any(b"\n" in one.data.replace(separator, b"") or b"\r" in one.data for one in texts)
         if wanted is not None:
-            assert all(one.count == 1 for one in texts)
+            assert all(one.record_count == 1 for one in texts)
     assert orjson.loads(b"[%b]" % b",".join(expected)) == orjson.loads(orjson.dumps(objects))
 
 
