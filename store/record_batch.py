@@ -336,17 +336,19 @@ def _check_records(
 ) -> None:
     """Decode every record once: bytes that pass here can be read by anyone, for ever."""
     expected = base_offset - 1
-    has_large = limited and len(plain) > RECORD_BYTES_MAX
+    may_be_large = len(plain) > RECORD_BYTES_MAX
+    key_bytes_max = KEY_BYTES_MAX
     try:
         # The codec comes first: it must be asked once more behind the last record, to look for bytes that are left.
         for record, expected in zip(DefaultRecordBatch(plain), range(base_offset, base_offset + count), strict=False):
             if record.offset != expected:
                 raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
             key, headers = record.key, record.headers
-            if headers and on_headers is not None:
-                on_headers(expected - base_offset, headers)
-            if limited and (headers or has_large or (key is not None and len(key) > KEY_BYTES_MAX)):
-                _check_limits(record, expected - base_offset)
+            if headers or may_be_large or (key is not None and len(key) > key_bytes_max):
+                if headers and on_headers is not None:
+                    on_headers(expected - base_offset, headers)
+                if limited:
+                    _check_limits(record, expected - base_offset)
     except StoreError:
         raise
     except Exception as error:  # the C codec reports bad bytes by errors of many types, MemoryError among them

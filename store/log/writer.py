@@ -159,6 +159,7 @@ class Writer:
         self._waiting: list[_Call] = []
         self._group: list[_Call] = []  # under way
         self._waiting_bytes = 0
+        self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         self._stopping = False
         self._failure: StoreError | None = None
@@ -213,7 +214,7 @@ class Writer:
         if self._waiting_bytes + size > self._config.append_bytes_max and self._waiting:
             raise Overloaded(f"{self._waiting_bytes} bytes wait for the disk; send again in a moment")
         base_offsets = [self._take_offsets(append) for append in appends]
-        done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[list[Appended]] = self._loop.create_future()
         self._waiting.append(_Call(appends, topics, base_offsets, sizes, size, acks, done))
         self._waiting_bytes += size
         self._work.set()
