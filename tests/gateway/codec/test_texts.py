@@ -142,7 +142,7 @@ def test_whole_entries_are_kept_and_found_again() -> None:
         {"entry": replace(plain_entry(0), position=8)},
         {"entry": plain_entry(1)},
     ],
-    ids=str,
+    ids=lambda other: next(iter(other)),
 )
 def test_what_is_kept_is_not_given_for_anything_else(other: dict[str, Any]) -> None:
     cache = TextCache(MiB)
