@@ -1,4 +1,4 @@
-"""`mq backup` of a server under load, which is killed meanwhile; `mq restore`; and what had been acknowledged before."""
+"""`mq backup` of a server under load that is killed meanwhile; `mq restore`; and what had been acknowledged before."""
 
 from __future__ import annotations
 
