@@ -4,6 +4,8 @@ output."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import orjson
@@ -167,3 +169,16 @@ def test_only_a_finished_backup_is_restored(data: Path, tmp_path: Path) -> None:
     result = run("restore", data, tmp_path / "restored")
     assert "backup.json" in str(result.exception)
     assert not (tmp_path / "restored").exists()
+
+
+def test_a_backup_that_finds_the_disk_full_leaves_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    result = run("backup", data, tmp_path / "copy")
+    assert isinstance(result.exception, CliError)
+    assert "No space left" in str(result.exception)
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
