@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 BEAT_S = 10.0
 """How often the manager hears of the process where it sets no interval itself."""
@@ -60,20 +60,22 @@ class Notifier:
         with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sender:
             sender.sendto("\n".join(lines).encode(), address)
 
-    @asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
-        """Beat until the end of the block."""
-
-        async def beat_forever() -> None:
-            while True:
-                self.beat()
-                await asyncio.sleep(self.beat_s)
-
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Beat until the end of the block, if there is a manager."""
         if not self._path:
             yield
             return
-        task = asyncio.create_task(beat_forever(), name="service manager")
+        loop = asyncio.get_running_loop()
+        handle: asyncio.TimerHandle
+
+        def beat_again() -> None:
+            nonlocal handle
+            self.beat()
+            handle = loop.call_later(self.beat_s, beat_again)
+
+        beat_again()
         try:
             yield
         finally:
-            task.cancel()
+            handle.cancel()

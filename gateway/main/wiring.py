@@ -120,7 +120,8 @@ async def run(
     auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
     _warn_of_exposure(config)
     manager = Notifier(os.environ)
-    async with manager.beating(), AsyncExitStack() as parts:
+    async with AsyncExitStack() as parts:
+        parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):

@@ -45,7 +45,7 @@ from store.index.counted import NOTHING_KEPT, Row, as_unfinished, encode_counted
 from store.index.opening import FILE_SNAPSHOT, REBUILD_SNAPSHOT, ROCKSDB_DIRECTORY, has_index
 from store.limits import MiB
 from store.log.entry import Blank
-from store.offline.directory import Found, LogFile, NotAStore, Verdict, judge, log_files
+from store.offline.directory import Found, Hole, LogFile, NotAStore, Verdict, judge, log_files
 from store.snapshot import Snapshot, SnapshotFiles, decode_snapshot
 from store.types import Bounds
 
@@ -94,13 +94,13 @@ class _State(NamedTuple):
 
     snapshots: Mapping[str, _Newest]
     segments: Mapping[Path, bytes]  # of ids, by path below the directory
-    index: Snapshot | None
+    partitions: Snapshot | None  # their ends, as an index in files says them
     index_kind: str
 
     @property
     def checkpoint(self) -> int:
         """A position up to which the log is durable."""
-        return 0 if self.index is None else self.index.next_offset
+        return 0 if self.partitions is None else self.partitions.next_offset
 
 
 class _Overtaken(Exception):
@@ -207,7 +207,7 @@ class _HeldLog:
             # By handle: retention may have unlinked the path.
             opened = [file._replace(path=Path(f"/proc/self/fd/{fd}")) for file, fd in held[first:]]
             for file, piece, verdict in judge(opened, checkpoint):
-                if verdict is Verdict.ROT:
+                if isinstance(piece, Hole) and verdict is Verdict.ROT:
                     if piece.position == suspect:
                         raise self._corrupt(piece.position, "these bytes had been durable and are no entry")
                     suspect = piece.position
@@ -247,11 +247,11 @@ def _read_state(root: Path) -> _State:
         try:
             snapshots = {name: _newest(root, name) for name in _names(root)}
             segments = _segments(root, snapshots.get(TOPICS_SNAPSHOT))
-            index, kind = _index(root, snapshots.pop(FILE_SNAPSHOT, None))
+            partitions, kind = _partitions(root, snapshots.pop(FILE_SNAPSHOT, None))
             together = (TOPICS_SNAPSHOT, PRODUCERS_SNAPSHOT)
             was = [snapshots[name].generation for name in together if name in snapshots]
             if was == [_newest(root, name).generation for name in together if name in _names(root)]:
-                return _State(snapshots, segments, index, kind)
+                return _State(snapshots, segments, partitions, kind)
         except (FileNotFoundError, Corrupt, IndexDamaged) as error:
             problem = error
         time.sleep(STATE_WAIT_S)
@@ -293,7 +293,7 @@ def _segments(root: Path, topics: _Newest | None) -> dict[Path, bytes]:
     return found
 
 
-def _index(root: Path, newest: _Newest | None) -> tuple[Snapshot | None, str]:
+def _partitions(root: Path, newest: _Newest | None) -> tuple[Snapshot | None, str]:
     """What the index knows of the ends of partitions, as the snapshot of an index in files that is to be built."""
     if not has_index("rocksdb", root, OsFiles()):
         if newest is None:
@@ -321,8 +321,8 @@ def _write_state(state: _State, stamp: bytes, out: Path) -> None:
     for path, content in state.segments.items():
         (out / path).parent.mkdir(exist_ok=True)
         (out / path).write_bytes(content)
-    if state.index is not None:
-        SnapshotFiles(out, FILE_SNAPSHOT, OsFiles()).save(state.index)
+    if state.partitions is not None:
+        SnapshotFiles(out, FILE_SNAPSHOT, OsFiles()).save(state.partitions)
 
 
 # ---- what is large ---------------------------------------------------------------------------------------------------

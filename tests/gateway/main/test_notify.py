@@ -68,7 +68,7 @@ def test_a_manager_that_has_gone_or_does_not_read_changes_nothing(manager: socke
 async def test_it_beats_while_the_loop_turns(manager: socket.socket) -> None:
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "2000"})
     loop = asyncio.get_running_loop()
-    async with notifier.beating():
+    with notifier.beating():
         for _ in range(3):
             assert (await loop.sock_recv(manager, 1000)).startswith(b"EXTEND_TIMEOUT_USEC=")
         notifier.ready("up")
