@@ -42,7 +42,7 @@ from store.dedup.journal import Segment, segment_path
 from store.errors import Corrupt, FormatTooNew, IndexDamaged, IndexRefused
 from store.files import OsFiles
 from store.index.counted import NOTHING_KEPT, Row, as_unfinished, encode_counted
-from store.index.opening import FILE_SNAPSHOT, REBUILD_SNAPSHOT, ROCKSDB_DIRECTORY, has_index
+from store.index.opening import FILE_SNAPSHOT, ROCKSDB_DIRECTORY, has_index
 from store.limits import MiB
 from store.log.entry import Blank
 from store.offline.directory import Found, Hole, LogFile, NotAStore, Verdict, judge, log_files
@@ -259,8 +259,7 @@ def _read_state(root: Path) -> _State:
 
 
 def _names(root: Path) -> list[str]:
-    names = {path.stem for path in root.glob("*.[01]")}
-    return sorted(names - {REBUILD_SNAPSHOT})
+    return sorted({path.stem for path in root.glob("*.[01]")})
 
 
 def _newest(root: Path, name: str) -> _Newest:

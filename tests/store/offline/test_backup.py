@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from store.errors import Corrupt, FormatTooNew
+from store.files import OsFiles
+from store.index.opening import Rebuild, load_rebuild, remove_index, save_rebuild
 from store.offline import backup as module
 from store.offline.backup import MANIFEST, backup
 from store.offline.directory import NotAStore, log_files
@@ -240,6 +242,15 @@ async def test_an_index_in_rocksdb_is_rebuilt_from_what_the_copy_knows(data: Pat
     copy = await Store.open(replace(config, root=out), clock=FakeClock(), executor=InlineExecutor())
     assert [copy.bounds(queue) for queue in queues] == ends
     await copy.close()
+
+
+async def test_a_rebuild_of_the_index_that_was_cut_off_is_one_in_the_copy_too(data: Path, out: Path) -> None:
+    queues = await make_store(data)
+    rebuild = Rebuild("file", 64, {queue: 7 for queue in queues})
+    save_rebuild(data, OsFiles(), rebuild)
+    remove_index("file", data, OsFiles())
+    backup(data, out)
+    assert load_rebuild(out, OsFiles()) == rebuild
 
 
 async def test_what_is_no_data_directory_and_what_a_newer_program_wrote_are_refused(data: Path, out: Path) -> None:
