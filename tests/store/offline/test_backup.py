@@ -246,7 +246,7 @@ async def test_an_index_in_rocksdb_is_rebuilt_from_what_the_copy_knows(data: Pat
 
 async def test_a_rebuild_of_the_index_that_was_cut_off_is_one_in_the_copy_too(data: Path, out: Path) -> None:
     queues = await make_store(data)
-    rebuild = Rebuild("file", 64, {queue: 7 for queue in queues})
+    rebuild = Rebuild("file", 64, dict.fromkeys(queues, 7))
     save_rebuild(data, OsFiles(), rebuild)
     remove_index("file", data, OsFiles())
     backup(data, out)
