@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple, Protocol
 
@@ -234,10 +234,13 @@ def decode_some(batch: Buffer, starts: Sequence[int], indexes: Sequence[int]) ->
     return iter(DefaultRecordBatch(some))
 
 
-def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
+def check(
+    batch: Buffer, *, limited: bool = False, on_headers: Callable[[int, Headers], None] | None = None
+) -> BatchHeader:
     """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
 
-    With `limited` every record is held to the limits of single ones (store/limits.py), for half as much time again.
+    With `limited` every record is held to the limits of single ones (store/limits.py). `on_headers` is called with the
+    index and the headers of each record that has any, so that who needs them need not decode again; it must not raise.
     Raises MalformedBatch, RecordTooLarge when it breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
@@ -265,7 +268,7 @@ def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
     plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
-    _check_records(plain, base_offset, count, limited=limited)
+    _check_records(plain, base_offset, count, limited, on_headers)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
 
 
@@ -324,25 +327,34 @@ def _compression(batch: Buffer) -> int:
     return codec
 
 
-def _check_records(plain: Buffer, base_offset: int, count: int, *, limited: bool) -> None:
+def _check_records(
+    plain: Buffer,
+    base_offset: int,
+    count: int,
+    limited: bool,
+    on_headers: Callable[[int, Headers], None] | None,
+) -> None:
     """Decode every record once: bytes that pass here can be read by anyone, for ever."""
-    expected = base_offset
-    has_large = limited and len(plain) > RECORD_BYTES_MAX
+    expected = base_offset - 1
+    may_be_large = len(plain) > RECORD_BYTES_MAX
+    key_bytes_max = KEY_BYTES_MAX
     try:
-        for record in DefaultRecordBatch(plain):
+        # The codec comes first: it must be asked once more behind the last record, to look for bytes that are left.
+        for record, expected in zip(DefaultRecordBatch(plain), range(base_offset, base_offset + count), strict=False):
             if record.offset != expected:
                 raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
-            if limited:
-                key = record.key
-                if has_large or record.headers or (key is not None and len(key) > KEY_BYTES_MAX):
+            key, headers = record.key, record.headers
+            if headers or may_be_large or (key is not None and len(key) > key_bytes_max):
+                if headers and on_headers is not None:
+                    on_headers(expected - base_offset, headers)
+                if limited:
                     _check_limits(record, expected - base_offset)
-            expected += 1
     except StoreError:
         raise
     except Exception as error:  # the C codec reports bad bytes by errors of many types, MemoryError among them
-        raise MalformedBatch(f"record {expected - base_offset} does not decode: {error}") from error
-    if expected - base_offset != count:
-        raise MalformedBatch(f"{expected - base_offset} records decode, the header says {count}")
+        raise MalformedBatch(f"record {expected + 1 - base_offset} does not decode: {error}") from error
+    if expected + 1 - base_offset != count:
+        raise MalformedBatch(f"{expected + 1 - base_offset} records decode, the header says {count}")
 
 
 def _check_limits(record: DecodedRecord, index: int) -> None:
