@@ -3,7 +3,7 @@
 A message is one datagram of `NAME=value` lines to the socket that NOTIFY_SOCKET names:
 
     READY=1                   connections are taken and answered
-    WATCHDOG=1                the event loop turns; sent twice in each interval that the manager allows
+    WATCHDOG=1                the event loop turns; sent at least twice in each interval that the manager allows
     EXTEND_TIMEOUT_USEC=…     before READY: it recovers, however long that takes, as long as the event loop turns
     STOPPING=1                a signal has come
     STATUS=…                  a line for `systemctl status`
