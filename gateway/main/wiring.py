@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
 import signal
 import time
@@ -45,6 +46,7 @@ from gateway.main.metrics import (
     timer_metrics,
     trail_metrics,
 )
+from gateway.main.notify import Notifier
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -126,7 +128,9 @@ async def run(
     tls = ServerTls(config.tls) if config.tls.is_on else None
     auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
     _warn_of_exposure(config)
+    manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
+        parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
@@ -162,12 +166,14 @@ async def run(
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)
                 announce(url)
+                manager.ready(url)
                 log.info(
                     "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
                     url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,
                 )  # fmt: skip
                 await stopping.wait()
                 gateway.leaving.set()
+                manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
