@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.coordinator.receipt_key import load_or_make_key
 from gateway.groups.machines.events import Configured, DocumentPut, encode_event
 from gateway.main.identity import cluster_id
@@ -16,6 +15,7 @@ from store.errors import FormatTooNew
 from store.files import OsFiles
 from store.offline.verify import Severity, VerifyReport
 from store.snapshot import Snapshot, SnapshotFiles
+from store.topics import OFFSETS_QUEUE
 from store.types import Bounds
 
 FILES = OsFiles()
