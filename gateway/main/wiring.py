@@ -312,7 +312,7 @@ async def _opened_timer(
             log.error("timer not closed clean error=%s", error)
 
 
-def _pin(store: Store, needed_position: Callable[[], int | None]) -> None:
+def pin(store: Store, needed_position: Callable[[], int | None]) -> None:
     """Have the log kept from a position on; None: from its end on."""
 
     def lowest_needed() -> int:
@@ -324,7 +324,7 @@ def _pin(store: Store, needed_position: Callable[[], int | None]) -> None:
 
 @asynccontextmanager
 async def _opened_recurring(recurring: RecurringSchedules, store: Store) -> AsyncIterator[None]:
-    _pin(store, lambda: recurring.needed_position)  # before they are read: until then all of the log is needed
+    pin(store, lambda: recurring.needed_position)  # before they are read: until then all of the log is needed
     await recurring.start()
     try:
         yield
@@ -334,7 +334,7 @@ async def _opened_recurring(recurring: RecurringSchedules, store: Store) -> Asyn
 
 @asynccontextmanager
 async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -> AsyncIterator[None]:
-    _pin(store, lambda: groups.needed_position)  # likewise
+    pin(store, lambda: groups.needed_position)  # likewise
     await groups.start()
     admin.on_change = groups.topics_changed
     try:

@@ -260,11 +260,10 @@ class RecurringTable:
         return Deleted(self.get(name).name)
 
     @staticmethod
-    def decide_fire(recurring: Recurring, dues_ms: Sequence[int], due_count: int) -> list[Fired]:
-        """The events to write when `due_count` due times have come, the last of them `dues_ms`."""
-        fired = dues_ms[-1:] if recurring.definition.missed == "once" else dues_ms[-MISSED_MAX:]
-        missed_count = due_count - len(fired)
-        return [Fired(recurring.name, due_ms, 0 if number else missed_count) for number, due_ms in enumerate(fired)]
+    def decide_fire(name: str, dues_ms: Sequence[int], due_count: int) -> list[Fired]:
+        """The events to write when `due_count` due times have come, of which the last ones get a record each."""
+        missed_count = due_count - len(dues_ms)
+        return [Fired(name, due_ms, 0 if number else missed_count) for number, due_ms in enumerate(dues_ms)]
 
     def apply(self, event: Event, at: Source) -> None:
         """Change the table. Events of a name that is not there (its first one was lost and repaired) do nothing."""

@@ -272,11 +272,22 @@ class RecurringSchedules:
             names.append(name)
             dues_ms, due_count = await self._passed(recurring, now_ms)
             if dues_ms:
-                events += self.table.decide_fire(recurring, dues_ms, due_count)
+                events += self.table.decide_fire(name, dues_ms, due_count)
         self.table.changed.update(names)  # also when nothing could be written: they are due still
-        await self._write(events)
+        await self._write_fired(events)
         self.stats.missed_count += sum(event.missed_count for event in events)
         return bool(names)
+
+    async def _write_fired(self, events: Sequence[Fired]) -> None:
+        """Write `fired` events, in one entry if the store's are that large: each of them stands for itself."""
+        try:
+            await self._write(events)
+        except RecordTooLarge:
+            if len(events) == 1:
+                raise
+            middle = len(events) // 2
+            await self._write_fired(events[:middle])
+            await self._write_fired(events[middle:])
 
     def _has_place(self, recurring: Recurring) -> bool:
         """Whether its topic is there and takes the record. If not, what is due is due until it is, or missed."""
@@ -292,7 +303,7 @@ class RecurringSchedules:
         return True
 
     async def _passed(self, recurring: Recurring, now_ms: int) -> tuple[Sequence[int], int]:
-        """The last due times behind `from_ms` and up to now, and how many there are."""
+        """The due times behind `from_ms` and up to now that get a record, and how many there are in all."""
         rule = recurring.definition.rule
         kept_count = 1 if recurring.definition.missed == "once" else MISSED_MAX
         due_count = rule.count_between(recurring.from_ms, now_ms)
