@@ -42,6 +42,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
+    "gateway.surfaces.openapi.schemas.recurring": "gateway/surfaces/native/test_recurring.py",
     "gateway.surfaces.rest_v2.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.surfaces.rest_v3.groups": "gateway/surfaces/rest_v3/test_resources.py",
     "gateway.surfaces.ws.commits": "gateway/surfaces/ws/test_stream.py",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.api.shapes.base import Shape, Time, chars, judged, one_of, time_ms, whole
+from gateway.api.shapes.base import TIME_SCHEMA, Shape, chars, judged, one_of, time_ms, whole
 from gateway.api.shapes.schema import Schema
 from gateway.api.shapes.topics import TopicName
 from gateway.errors import INVALID, invalid
@@ -19,6 +19,11 @@ _RECORD: Schema = {
     "allOf": [{"$ref": "#/components/schemas/LineRecord"}],
     "description": "The record that is sent each time, without a time, delay or id of its own: its timestamp is the "
     "due time.",
+}
+
+_ANCHOR: Schema = {
+    "anyOf": [*TIME_SCHEMA["anyOf"], {"type": "null"}],
+    "description": "With every_ms: a due time, from which the others are counted. Without it: as it was, or now.",
 }
 
 Cron = Annotated[
@@ -43,7 +48,7 @@ class RecurringBody(Shape):
     every_ms: (
         Annotated[int, whole(EVERY_MS_MIN, EVERY_MS_MAX, "Milliseconds from one due time to the next.")] | None
     ) = None
-    anchor: Annotated[Time, Meta(description="With every_ms: a due time, from which the others are counted.")] = None
+    anchor: Annotated[object, judged(_ANCHOR)] = None
     cron: Cron | None = None
     tz: Annotated[str, chars(ZONE_CHARS_MAX, "With cron: an IANA time zone; UTC.")] | None = None
     missed: Annotated[

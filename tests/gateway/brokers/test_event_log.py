@@ -86,6 +86,13 @@ async def test_events_are_applied_in_the_order_of_the_calls_and_share_appends() 
     await asyncio.gather(*futures)
     assert machine.applied == [put(str(number), b"") for number in range(50)]
     assert machine.log.append_count < 5
+    places = machine.places
+    assert len(set(places)) == 50, "each has a place of its own in the log"
+    await machine.stop()
+    machine.files.remove(ROOT / "groups.0") if "groups.0" in machine.files.list(ROOT) else None
+    machine.files.remove(ROOT / "groups.1") if "groups.1" in machine.files.list(ROOT) else None
+    await machine.start()
+    assert machine.places == places, "which a start finds again"
     await machine.stop()
 
 
@@ -320,7 +327,7 @@ async def test_what_is_queued_at_a_stop_is_written() -> None:
 async def test_an_event_that_cannot_be_applied_stops_all_further_ones() -> None:
     machine = await started(SimDisk())
 
-    def refuse(_: Event) -> None:
+    def refuse(event: Event, at: Source) -> None:
         raise KeyError("state and log disagree")
 
     machine.log._apply = refuse

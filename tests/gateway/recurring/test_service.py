@@ -13,6 +13,7 @@ from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.recurring.rule import Rule
 from store.errors import DiskFull
 from store.topics import RECURRING_QUEUE
+from store.types import QueueKey
 from tests.clock import START_MS
 from tests.gateway.recurring.world import COUNT_MAX, World, every, world
 from tests.simdisk import Fault
@@ -278,9 +279,10 @@ async def test_running_it_fires_by_itself_and_stops(monkeypatch: pytest.MonkeyPa
         await server.recurring.put("r", every(10, START_MS), None)
         for _ in range(3):
             server.clock.step(10_000)
-            count = len(await server.sent())
-            while len(await server.sent()) == count:
-                await asyncio.sleep(0.001)
+            orders = server.routes.topic("orders").topic_id
+            assert await server.store.wait_for(
+                QueueKey(orders, 0), server.store.bounds(QueueKey(orders, 0)).max_offset, 5_000
+            )
         assert await server.dues() == [10, 20, 30]
         running.cancel()
         await asyncio.wait([running])
