@@ -124,6 +124,28 @@ test("a delayed message is never early; schedules are shown, moved, cancelled an
   await mq.close();
 });
 
+test("a recurring schedule sends by itself, rests, and ends", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("again", 1);
+  const arrived = [];
+  mq.subscribe({ topics: "again", from: "earliest", onMessage: (message) => arrived.push(message) });
+  const put = await mq.http.putRecurring("tick", { topic: "again", record: { key: "k", value: { n: 1 } }, every_ms: 1_000, missed: "all" });
+  assert.equal(put.next_at, put.anchor + 1_000);
+  await until(() => arrived.length >= 2, () => arrived.length);
+  assert.deepEqual(arrived.slice(0, 2).map(({ key, value, deliverAt }) => [key, value, deliverAt]), [
+    ["k", { n: 1 }, put.next_at],
+    ["k", { n: 1 }, put.next_at + 1_000],
+  ]);
+  assert.equal((await mq.http.pauseRecurring("tick")).next_at, null);
+  assert.deepEqual((await mq.http.recurring({ topic: "again" })).recurring.map(({ name }) => name), ["tick"]);
+  assert.deepEqual((await mq.http.recurringSchedule("tick")).record, { key: "k", value: { n: 1 } });
+  assert.equal((await mq.http.resumeRecurring("tick")).paused, false);
+  await mq.http.deleteRecurring("tick");
+  const gone = await mq.http.recurringSchedule("tick").catch((e) => e);
+  assert.ok(gone instanceof Refused && gone.code === 40452, String(gone));
+  await mq.close();
+});
+
 test("queue: attempts, dead letters and back again; helpers of groups", async () => {
   const mq = await connect(server.url);
   await mq.http.createTopic("jobs", 1);
