@@ -8,12 +8,16 @@ import asyncio
 import pytest
 
 from gateway.recurring import service
-from gateway.recurring.definitions import MISSED_MAX, RECURRING_EVENTS, Barrier, Definition, Put, RecurringRecord
+from gateway.recurring.definitions import (
+    MISSED_MAX, RECURRING_EVENTS, Barrier, Definition, Deleted, Delivered, Fired, Paused, Put, RecurringRecord,
+)  # fmt: skip
 from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.recurring.rule import Rule
+from store import record_batch
 from store.errors import DiskFull
+from store.record_batch import Record
 from store.topics import RECURRING_QUEUE
-from store.types import QueueKey
+from store.types import Acks, Append, QueueKey
 from tests.clock import START_MS
 from tests.gateway.recurring.world import COUNT_MAX, World, every, world
 from tests.simdisk import Fault
@@ -318,6 +322,28 @@ async def test_events_that_are_not_understood_are_refused() -> None:
             RECURRING_EVENTS.decode([text])
     event = Barrier()
     assert RECURRING_EVENTS.decode([RECURRING_EVENTS.encode(event)]) == [event]
+
+
+async def test_events_behind_a_lost_one_are_read_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """`mq repair` has put a record without a value where one was destroyed."""
+    async with world() as server:
+        await server.recurring.put("kept", every(10, START_MS), None)
+        lost = record_batch.encode([Record(None, None, START_MS)])
+        await server.store.append([Append(queue=RECURRING_QUEUE, batch=lost, record_count=1)], acks=Acks.FLUSHED)
+        named = [
+            Fired("nobody", START_MS, 0),
+            Delivered("nobody", 1),
+            Paused("nobody", True, START_MS),
+            Deleted("nobody"),
+        ]
+        batch = record_batch.encode([Record(None, RECURRING_EVENTS.encode(event), START_MS) for event in named])
+        append = Append(queue=RECURRING_QUEUE, batch=batch, record_count=len(named))
+        await server.store.append([append], acks=Acks.FLUSHED)
+        await server.kill()
+        assert server.recurring.table.names() == ["kept"]
+        assert "1 events of recurring schedules were lost" in caplog.text
+        await server.pass_ms(10_000)
+        assert await server.dues() == [10]
 
 
 async def test_the_state_is_the_same_from_its_snapshot_and_from_its_events() -> None:
