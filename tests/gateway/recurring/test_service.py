@@ -9,7 +9,16 @@ import pytest
 
 from gateway.recurring import service
 from gateway.recurring.definitions import (
-    MISSED_MAX, RECURRING_EVENTS, Barrier, Definition, Deleted, Delivered, Fired, Paused, Put, RecurringRecord,
+    MISSED_MAX,
+    RECURRING_EVENTS,
+    Barrier,
+    Definition,
+    Deleted,
+    Delivered,
+    Fired,
+    Paused,
+    Put,
+    RecurringRecord,
 )  # fmt: skip
 from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.recurring.rule import Rule
