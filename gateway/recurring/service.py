@@ -41,7 +41,7 @@ from gateway.recurring.errors import NoPlace
 from gateway.recurring.rule import Rule
 from store import record_batch
 from store.clock import Clock
-from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped, UnknownQueue
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.files import Files
 from store.limits import MiB
 from store.record_batch import Record
@@ -259,24 +259,28 @@ class RecurringSchedules:
         now_ms = self._clock.now_ms()
         events: list[Fired] = []
         names: list[str] = []
-        while len(names) < FIRED_PER_STEP and len(events) < MISSED_MAX:
+        looked_count = counted = 0
+        while looked_count < FIRED_PER_STEP and len(events) < MISSED_MAX and counted < COUNTED_MAX:
             next_ms = await self.next_due_ms()
             if next_ms is None or next_ms > now_ms:
                 break
             _, name = heapq.heappop(self._due)
             del self._next_ms[name]
+            looked_count += 1
             recurring = self.table.get(name)
             if not self._has_place(recurring):
                 self._look_again(name, now_ms + _WITHOUT_TOPIC_MS)
                 continue
             names.append(name)
             dues_ms, due_count = await self._passed(recurring, now_ms)
+            if recurring.definition.rule.cron is not None:  # gone through one by one
+                counted += due_count
             if dues_ms:
                 events += self.table.decide_fire(name, dues_ms, due_count)
-        self.table.changed.update(names)  # also when nothing could be written: they are due still
+        self.table.changed.update(names)  # also when nothing can be written: they are due still
         await self._write_fired(events)
         self.stats.missed_count += sum(event.missed_count for event in events)
-        return bool(names)
+        return looked_count > 0
 
     async def _write_fired(self, events: Sequence[Fired]) -> None:
         """Write `fired` events, in one entry if the store's are that large: each of them stands for itself."""
@@ -393,6 +397,7 @@ class RecurringSchedules:
 
     async def _fire_on(self) -> None:
         """Fire until cancelled. When a disk has failed, fire no more, but let reads go on."""
+        trouble = ""
         while True:
             self._wake.clear()
             try:
@@ -400,12 +405,13 @@ class RecurringSchedules:
                     await asyncio.sleep(0)
                     continue
                 is_waiting = bool(self.table.owing)
-            except (Overloaded, DiskFull) as error:
-                log.debug("recurring schedules wait for room: %s", error)
-                is_waiting = True
             except StoreStopped as error:
                 log.error("recurring schedules have stopped until a restart: %s", error)
                 return
+            except StoreError as error:  # a full disk, mostly
+                if str(error) != trouble:
+                    log.warning("recurring schedules wait: %s", trouble := str(error))
+                is_waiting = True
             if is_waiting:
                 await asyncio.sleep(_RETRY_MS / 1000)
                 continue

@@ -303,6 +303,45 @@ async def test_running_it_fires_by_itself_and_stops(monkeypatch: pytest.MonkeyPa
         server._writing = asyncio.create_task(server.recurring._events.run())
 
 
+async def test_what_is_wrong_for_a_while_is_told_once_and_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_RETRY_MS", 1)
+    async with world() as server:
+        await server.recurring.put("r", every(10, START_MS), None)
+        server.clock.step(10_000)
+        write, count = server.recurring._write, 0
+
+        async def refused(events: object, *, flushed: bool = True) -> None:
+            nonlocal count
+            count += 1
+            if count <= 3:
+                raise DiskFull("no room")
+            await write(events, flushed=flushed)  # type: ignore[arg-type]
+
+        server.recurring._write = refused  # type: ignore[method-assign, assignment]
+        firing = asyncio.create_task(server.recurring._fire_on())
+        orders = QueueKey(server.routes.topic("orders").topic_id, 0)
+        assert await server.store.wait_for(orders, 0, 5_000)
+        firing.cancel()
+        await asyncio.wait([firing])
+        assert caplog.text.count("recurring schedules wait: no room") == 1
+        assert await server.dues() == [10]
+
+
+async def test_many_without_a_topic_are_looked_at_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FIRED_PER_STEP", 3)
+    async with world() as server:
+        for number in range(7):
+            await server.recurring.put(f"r{number}", every(10, START_MS, topic="later"), None)
+        server.clock.step(10_000)
+        steps = 0
+        while await server.recurring.step():
+            steps += 1
+        assert steps == 3
+        assert len(server.recurring.troubles) == 7
+
+
 async def test_in_a_store_of_small_files_many_due_times_take_several_entries() -> None:
     server = World(config=SMALL)
     await server.start()
