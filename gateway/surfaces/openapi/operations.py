@@ -409,7 +409,7 @@ _RECURRING: dict[str, Operation] = {
     "get_recurring": Operation(
         tag="Recurring schedules",
         answers={200: _json("The recurring schedule.", ref("Recurring"))},
-        errors=(40452,),
+        errors=(404, 40452),
     ),
     "put_recurring": Operation(
         tag="Recurring schedules",
@@ -418,22 +418,22 @@ _RECURRING: dict[str, Operation] = {
             200: _json("It was there; this is how it is now.", ref("Recurring")),
             201: _json("It is new.", ref("Recurring")),
         },
-        errors=(400, 422, *TOPIC, 40402, 41350, 42250, 42251, 42950, *WRITES),
+        errors=(400, 422, 404, *TOPIC, 40402, 41350, 42250, 42251, 42950, *WRITES),
     ),
     "delete_recurring": Operation(
         tag="Recurring schedules",
         answers={204: _nothing("It is gone.")},
-        errors=(40452, *WRITES),
+        errors=(404, 40452, *WRITES),
     ),
     "pause_recurring": Operation(
         tag="Recurring schedules",
         answers={200: _json("It rests.", ref("Recurring"))},
-        errors=(40452, *WRITES),
+        errors=(404, 40452, *WRITES),
     ),
     "resume_recurring": Operation(
         tag="Recurring schedules",
         answers={200: _json("It goes on.", ref("Recurring"))},
-        errors=(40452, *WRITES),
+        errors=(404, 40452, *WRITES),
     ),
 }
 
