@@ -61,6 +61,7 @@ DELIVERED_PER_STEP = 1_000
 DELIVERED_BYTES = 1 * MiB
 _DUES_PER_TURN = 200
 _NEXT_PER_TURN = 50
+_PASSED_OVER_MAX = 64
 _IDLE_MS_MAX = 500
 _RETRY_MS = 200
 _WITHOUT_TOPIC_MS = 2_000
@@ -212,9 +213,13 @@ class RecurringSchedules:
     async def _in_turn(self) -> AsyncIterator[None]:
         """The turn to decide. What the start has found is noted before anything else is."""
         async with self._turn:
-            if self._found:
-                await self._write(self._found, flushed=False)
+            if found := self._found:
                 self._found = []
+                try:
+                    await self._write(found, flushed=False)
+                except StoreError:
+                    self._found = found
+                    raise
             yield
 
     async def _write(self, events: Sequence[Event], *, flushed: bool = True) -> None:
@@ -253,6 +258,9 @@ class RecurringSchedules:
         elif self._next_ms.get(name) != due_ms:
             self._next_ms[name] = due_ms
             heapq.heappush(self._due, (due_ms, name))
+            if len(self._due) > 2 * len(self._next_ms) + _PASSED_OVER_MAX:
+                self._due = [(ms, one) for one, ms in self._next_ms.items()]
+                heapq.heapify(self._due)
 
     async def _fire(self) -> bool:
         """Write `fired` events of schedules that are due."""

@@ -168,6 +168,15 @@ async def test_deleted_is_gone_and_versions_are_never_used_twice() -> None:
         assert (made.version, is_new) == (2, True)
 
 
+async def test_changes_leave_nothing_behind_in_memory() -> None:
+    async with world() as server:
+        for number in range(500):
+            await server.recurring.put("r", every(10 + number, START_MS), None)
+            await server.recurring.next_due_ms()
+        assert len(server.recurring._due) < 100
+        assert await server.recurring.next_due_ms() == START_MS + 509_000
+
+
 async def test_there_may_be_so_many_and_no_more() -> None:
     async with world() as server:
         for number in range(COUNT_MAX):
