@@ -144,7 +144,7 @@ class RecurringSchedules:
             whole_state=self.table.snapshot,
             run_blocking=run_blocking,
         )
-        self._found: list[Event] = []  # delivered before the start, and not noted yet
+        self._unnoted: list[Delivered] = []  # delivered, but the table does not know
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._next_ms: dict[str, int] = {}
@@ -166,7 +166,7 @@ class RecurringSchedules:
             for name, one in owed:
                 # Delivered in order, and counted off in order.
                 if one.source in delivered:
-                    self._found.append(Delivered(name, 1))
+                    self._unnoted.append(Delivered(name, 1))
         if event_count or len(self.table):
             log.info("recurring schedules read schedules=%s events=%s", len(self.table), event_count)
 
@@ -211,16 +211,19 @@ class RecurringSchedules:
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
-        """The turn to decide. What the start has found is noted before anything else is."""
+        """The turn to decide. What was delivered is noted before anything else is: until then it counts as owed."""
         async with self._turn:
-            if found := self._found:
-                self._found = []
-                try:
-                    await self._write(found, flushed=False)
-                except StoreError:
-                    self._found = found
-                    raise
+            await self._note()
             yield
+
+    async def _note(self) -> None:
+        """Write `delivered` events of what is known to be delivered."""
+        unnoted, self._unnoted = self._unnoted, []
+        try:
+            await self._write(unnoted, flushed=False)
+        except StoreError:
+            self._unnoted = unnoted
+            raise
 
     async def _write(self, events: Sequence[Event], *, flushed: bool = True) -> None:
         """Write events under the turn, and wait until they are applied, even when cancelled meanwhile."""
@@ -345,22 +348,25 @@ class RecurringSchedules:
     async def _deliver(self) -> bool:
         """Deliver owed records durably, some of them; False: there is no room for them now."""
         rows, dropped = self._owed_rows()
-        events: list[Event] = [Delivered(name, count, dropped=True) for name, count in dropped.items()]
+        self._done([Delivered(name, count, dropped=True) for name, count in dropped.items()])
         is_done = True
         for same in _by_target(rows):
             offsets = await self._store(same)
-            events += _delivered_events(same[: len(offsets)], offsets)
+            self._done(_delivered_events(same[: len(offsets)], offsets))
             if len(offsets) < len(same):
                 is_done = False
                 break
-        await self._write(events, flushed=False)
+        await self._note()
+        return is_done
+
+    def _done(self, events: Sequence[Delivered]) -> None:
+        """Remember what was delivered until it is noted, whatever fails meanwhile: it must not be delivered again."""
+        self._unnoted += events
         for event in events:
-            assert isinstance(event, Delivered)
             if event.dropped:
                 self.stats.dropped_count += event.count
             else:
                 self.stats.delivered_count += event.count
-        return is_done
 
     def _owed_rows(self) -> tuple[list[_Row], dict[str, int]]:
         """The next owed records, those of one schedule in order and to one partition; and how many to drop, by name."""

@@ -239,6 +239,30 @@ async def test_on_a_full_disk_it_waits_and_the_rest_is_missed() -> None:
         assert [(one.due_ms - START_MS, one.missed_count) for one in sent] == [(10_000, 0), (40_000, 2)]
 
 
+async def test_what_was_delivered_and_could_not_be_noted_is_not_delivered_again() -> None:
+    async with world(partitions=2) as server:
+        await server.recurring.put("r", every(10, START_MS), None)
+        server.clock.step(10_000)
+        await server.recurring.step()
+        write, is_full = server.recurring._write, True
+
+        async def refused(events: object, *, flushed: bool = True) -> None:
+            if is_full:
+                raise DiskFull("not even for notes")
+            await write(events, flushed=flushed)  # type: ignore[arg-type]
+
+        server.recurring._write = refused  # type: ignore[method-assign, assignment]
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                await server.recurring.step()
+        with pytest.raises(DiskFull):
+            await server.recurring.pause("r", True)
+        is_full = False
+        await server.settle()
+        assert await server.dues() == [10]
+        assert (server.get().delivered_count, server.get().owed) == (1, ())
+
+
 async def test_records_have_their_key_headers_and_tag_and_go_where_sent_ones_go() -> None:
     async with world(partitions=4) as server:
         record = RecurringRecord(key=b"k", value=b"v", headers=(("own", b"1"),), tag="paid", message_group="g")
