@@ -24,7 +24,7 @@ from gateway.surfaces.native import (
     schedules,
     tickets,
     topics,
-)  # fmt: skip
+)
 from gateway.surfaces.openapi import served
 from gateway.surfaces.openapi.table import routes_page
 from gateway.surfaces.rest_v2 import consumers, fetch, produce
