@@ -146,6 +146,54 @@ test("a recurring schedule sends by itself, rests, and ends", async () => {
   await mq.close();
 });
 
+test("frames of six mebibytes go and come", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("large", 1);
+  const size = 3 * 1024 * 1024;
+  const values = [7919, 104_729].map((factor) => new Uint8Array(size).map((_, n) => (n * factor) >> 3));
+  await mq.produce("large", values.map((value) => ({ value }))); // one frame
+  const got = await collect(mq.subscribe({ topics: "large", from: "earliest" }), 2);
+  got.forEach(({ value }, n) => assert.ok(Buffer.from(value).equals(Buffer.from(values[n]))));
+  await mq.close();
+});
+
+test("a topic that was made again is not read on under the old offsets", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("anew", 1);
+  await mq.produce("anew", [1, 2, 3].map((value) => ({ value })));
+  const got = [];
+  const reading = (async () => {
+    for await (const { value } of mq.subscribe({ topics: "anew", from: "earliest" })) {
+      got.push(value);
+      if (got.length === 1) {
+        await mq.http.deleteTopic("anew");
+        await mq.http.createTopic("anew", 1);
+        await mq.produce("anew", [4, 5, 6].map((value) => ({ value })));
+      }
+    }
+  })();
+  const error = await reading.catch((e) => e);
+  assert.ok(error instanceof Refused && [40401, 40953].includes(error.code), String(error));
+  assert.ok(got.every((value) => value <= 3), got.join());
+  await mq.close();
+});
+
+test("a pattern takes in topics and partitions that come later", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("grown-a", 1);
+  await mq.produce("grown-a", { value: "a" });
+  const got = new Set();
+  mq.subscribe({ pattern: "grown-.*", from: "earliest", onMessage: ({ value }) => got.add(value) });
+  await until(() => got.has("a"), () => [...got].join());
+  await mq.http.createTopic("grown-b", 1);
+  await mq.produce("grown-b", { value: "b" });
+  await until(() => got.has("b"), () => [...got].join());
+  await mq.http.call("PATCH", "/mq/v1/topics/grown-a", { partitions: 3 });
+  await mq.produce("grown-a", { value: "c", partition: 2 });
+  await until(() => got.has("c"), () => [...got].join());
+  await mq.close();
+});
+
 test("queue: attempts, dead letters and back again; helpers of groups", async () => {
   const mq = await connect(server.url);
   await mq.http.createTopic("jobs", 1);
