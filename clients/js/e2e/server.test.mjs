@@ -146,6 +146,15 @@ test("a recurring schedule sends by itself, rests, and ends", async () => {
   await mq.close();
 });
 
+test("the level of safety is asked for, and the one that was reached is named", async () => {
+  for (const acks of [undefined, "flushed", "written"]) {
+    const mq = await connect(server.url, { acks });
+    await mq.http.createTopic("levels", 1);
+    assert.equal((await mq.produce("levels", { value: 1 })).acks, acks ?? "flushed");
+    await mq.close();
+  }
+});
+
 test("frames of six mebibytes go and come", async () => {
   const mq = await connect(server.url);
   await mq.http.createTopic("large", 1);
@@ -215,6 +224,7 @@ test("queue: attempts, dead letters and back again; helpers of groups", async ()
   await until(async () => (await mq.http.lag("workers")).total_lag === 0 && attempts.length >= 5, () => JSON.stringify(attempts));
   assert.deepEqual(attempts.filter(([value]) => value === "bad"), [["bad", 1], ["bad", 2]]);
   assert.deepEqual(attempts.filter(([value]) => value === "slow"), [["slow", 1], ["slow", 2]]);
+  assert.ok(JSON.stringify(await mq.http.call("GET", "/mq/v1/groups/workers/dlq")).includes("no such job"));
   isFixed = true;
   await mq.http.redrive("workers");
   await until(() => attempts.filter(([value]) => value === "bad").length === 3, () => JSON.stringify(attempts));

@@ -157,9 +157,7 @@ export class Http {
     const bearer = typeof token === "function" ? await token() : token;
     if (bearer !== undefined) headers["Authorization"] = `Bearer ${bearer}`;
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const request: RequestInit = { method, headers };
-    if (body !== undefined) request.body = JSON.stringify(body);
-    if (signal !== undefined) request.signal = signal;
+    const request = { method, headers, body: JSON.stringify(body), signal } as RequestInit;
     let answer: Response;
     let text: string;
     try {
@@ -185,6 +183,7 @@ function path(strings: TemplateStringsArray, ...names: string[]): string {
 }
 
 function query(parameters: Record<string, unknown>): string {
-  const given = Object.entries(parameters).filter(([, value]) => value !== undefined);
-  return given.length === 0 ? "" : "?" + given.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join("&");
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined) as [string, string][];
+  const text = new URLSearchParams(given).toString();
+  return text && "?" + text;
 }
