@@ -8,8 +8,8 @@ A zone's clocks are put forward and back. What cron means then is what Debian's 
     the clock is put forward (02:00 -> 03:00)   a job at a fixed time inside the gap is due once, at its end: 02:30 at
                                                 03:00
     the clock is put back (03:00 -> 02:00)      a job at a fixed time inside the overlap is due once, in the first pass
-    minute or hour is a wildcard (`*`, `*/5`)   due by elapsed time: nothing for the hour that is not, twice for the
-                                                hour that is there twice
+    minute or hour is a wildcard (`*`, `*/5`)   due by elapsed time: not in the skipped hour, in both passes of the
+                                                repeated one
 
 Due times are computed when they are asked for and never stored, so that a new tzdata counts from the next start on.
 """

@@ -56,8 +56,8 @@ RECURRING = web.AppKey("recurring", RecurringAdmin)
 
 
 async def put_recurring(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Create or replace a recurring schedule: 201, or 200 when there was one. The same again changes nothing; what was
-    due under a rule that is replaced is not missed."""
+    """Create or replace a recurring schedule: 201, or 200 when there was one. The same definition again changes
+    nothing. Due times of a rule that is replaced do not count as missed."""
     check_accept(request)
     name = request.match_info["recurring"]
     if not _NAME.fullmatch(name):
