@@ -24,6 +24,7 @@ from gateway.cli import (
     group,
     index,
     offline,
+    recurring,
     schedule,
     send,
     serve,
@@ -52,6 +53,7 @@ app.command("serve")(serve.serve)
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(recurring.app, name="recurring")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("status")(status.status)
