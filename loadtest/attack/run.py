@@ -150,7 +150,7 @@ class Run:
                 turn_ms=_longest(turns, await watch.turns()), back_bytes=back_bytes, back_s=back_s,
             )  # fmt: skip
             if figures is None:
-                problem = problem or "a health check had no good answer"
+                problem = problem or "a health check, or /metrics, had no good answer"
         except NotMeasured as reason:
             problem = str(reason)
         found = problems_of(figures, self._bounds, keeps=attack.keeps) if figures is not None else []
@@ -170,7 +170,7 @@ class Run:
         health_ms = worst(self.curves.health_ms, since_s, now_s)
         handles = worst(self.curves.handles, since_s, now_s)
         gaps_ms = [*(one.value or 0 for one in steady.gap_ms if one.at_s >= since_s), gap_ms.value or 0]
-        if rss_mib is None or health_ms is None or handles is None:
+        if rss_mib is None or health_ms is None or handles is None or turn_ms is None:
             return None
         return Figures(
             start_bytes=start_bytes,
