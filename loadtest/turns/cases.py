@@ -26,8 +26,9 @@ import zstandard
 from yarl import URL
 
 from gateway.main.routes import ROUTES
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
-from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX, Body, Row
+from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.protocol import binary_frame
 from store import record_batch
@@ -40,7 +41,15 @@ RECORDS_MAX = 10_000
 JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 V2 = "application/vnd.kafka.v2+json"
+GROUPS = 100
 _STREAM_READ_S = 1.0  # how long an endless answer is listened to
+
+
+HELD_MS_MAX = 50.0
+"""What no turn may take of its thread's CPU time, whatever a client sends."""
+
+LOOKED_MS_MAX = 10.0
+"""What a turn may take where many partitions are looked at, or many groups are."""
 
 
 class Size(Enum):
@@ -131,6 +140,7 @@ class Case:
     route: str
     name: str
     run: Run
+    held_ms_max: float = HELD_MS_MAX
 
 
 BOMBS: dict[str, Callable[[int], bytes]] = {
@@ -196,7 +206,14 @@ def cases(size: Size) -> Iterator[Case]:
 async def prepare(client: Client, size: Size) -> None:
     """Topics that the cases read and write: `orders` is small, `wide` has the most partitions, `tiny` the most records
     in a batch, `large` the most bytes."""
-    for topic, partitions in (("orders", 1), ("wide", PARTITIONS_MAX), ("tiny", 1), ("large", 1), ("busy", 1)):
+    for topic, partitions in (
+        ("orders", 1),
+        ("wide", PARTITIONS_MAX),
+        ("empty", PARTITIONS_MAX),
+        ("tiny", 1),
+        ("large", 1),
+        ("busy", 1),
+    ):
         await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":%d}' % partitions, kind="application/json")
     client.cluster = orjson.loads(await client.send("GET", "/v3/clusters"))["data"][0]["cluster_id"]
     tiny = bytes(_tiny())
@@ -224,7 +241,7 @@ def path_of(row: Row, client: Client) -> str:
 
 
 def _bombs_of(row: Row, size: int) -> Iterator[Case]:
-    size = SMALL_BODY_BYTES_MAX if row.body is Body.SMALL else size
+    size = min(size, row.body.bytes_max(Limits()) or size)  # 0: it reads a stream
     for wrap in ("%s", *WRAPS.get(row.name, ())):
         for name, bomb in BOMBS.items():
             yield Case(row.name, f"{name} in {wrap[:16]}", partial(_throw, row=row, wrap=wrap, bomb=bomb, size=size))
@@ -421,8 +438,15 @@ def _queues() -> Iterator[Case]:
         path = f"/mq/v1/groups/{group}/messages:receive"
         return lambda client: client.outcome("POST", path, body, kind="application/json")
 
+    async def many_groups(client: Client) -> str:
+        asked = (receive(["empty"], f"many-{number}")(client) for number in range(1, GROUPS + 1))
+        return ", ".join(set(await asyncio.gather(*asked)))
+
     yield Case("receive", "the most records", receive(["busy"], "first"))
     yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
+    nothing = receive(["empty"], "many-0")
+    yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
+    yield Case("receive", "for 100 groups at once", many_groups, held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"))
     yield Case("receive", "from them again", receive(["wide"], "third"))
     for op, more in (("extend", {"invisible_ms": 60_000}), ("nack", {"delay_ms": 1}), ("reject", {}), ("ack", {})):

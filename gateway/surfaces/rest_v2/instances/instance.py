@@ -146,12 +146,17 @@ class Instance:
         first = self._rotation % len(topic_partitions)
         return topic_partitions[first:] + topic_partitions[:first]
 
-    def partition_of(self, topic: str, partition: int) -> Partition:
-        """The partition by its name. Raises RequestError 409 when it is not the instance's."""
-        for topic_partition in self.positions:
-            if topic_partition.topic == topic and topic_partition.partition == partition:
-                return topic_partition
-        raise _illegal_state(f"no current assignment for partition {partition} of topic {topic}")
+    def partitions_of(self, named: Iterable[TopicPartition]) -> list[Partition]:
+        """The partitions of these names. Raises RequestError 409 when one is not the instance's."""
+        own = self._by_name()
+        try:
+            return [own[one] for one in named]
+        except KeyError as error:
+            topic, partition = error.args[0]
+            raise _illegal_state(f"no current assignment for partition {partition} of topic {topic}") from None
+
+    def _by_name(self) -> dict[TopicPartition, Partition]:
+        return {TopicPartition(one.topic, one.partition): one for one in self.positions}
 
     # How far it is
 
@@ -193,13 +198,11 @@ class Instance:
 
     def committed(self, commits: Iterable[OffsetCommit]) -> None:
         """These are durable. Whoever commits an offset has the records before it."""
-        by_name = {
-            (topic_partition.topic, topic_partition.partition): position
-            for topic_partition, position in self.positions.items()
-        }
+        own = self._by_name()
         for commit in commits:
-            position = by_name.get((commit.topic, commit.partition))
-            if position is not None:
+            named = own.get(TopicPartition(commit.topic, commit.partition))
+            if named is not None:
+                position = self.positions[named]
                 position.committed = commit.offset
                 position.confirmed = max(position.confirmed, min(commit.offset, position.next_offset))
 

@@ -234,10 +234,10 @@ class Instances:
         """Go on at these offsets. Durable on return. Raises RequestError 409/40903 unless all are its partitions."""
         async with self._at(group, name) as live:
             await self._sync(live)
-            topic_partitions = [(live.instance.partition_of(*partition), offset) for partition, offset in offsets]
+            partitions = live.instance.partitions_of(partition for partition, _ in offsets)
             live.instance.is_resumed = False
-            for topic_partition, offset in topic_partitions:
-                live.instance.seek(topic_partition, offset)
+            for partition, (_, offset) in zip(partitions, offsets, strict=True):
+                live.instance.seek(partition, offset)
             await self._keep(live, flushed=True)
 
     # Progress

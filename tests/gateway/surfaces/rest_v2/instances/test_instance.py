@@ -138,10 +138,10 @@ def test_subscribing_and_assigning_exclude_each_other() -> None:
 
 def test_only_own_partitions_have_a_place() -> None:
     instance = subscribed(P0)
-    assert instance.partition_of("orders", 0) == P0
+    assert instance.partitions_of([TopicPartition("orders", 0)] * 2) == [P0, P0]
     for topic, number in (("orders", 1), ("other", 0)):
         with pytest.raises(RequestError) as refused:
-            instance.partition_of(topic, number)
+            instance.partitions_of([TopicPartition("orders", 0), TopicPartition(topic, number)])
         assert refused.value.error_code == ILLEGAL_STATE
 
 
