@@ -11,7 +11,6 @@ A commit names the last record done, and the offset after it is stored; position
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -46,16 +45,13 @@ from gateway.surfaces.http.reading import json_object, partition_in, read_query,
 from gateway.surfaces.http.rights import ended
 from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.rest_v2.fetch import fetch_messages
-from gateway.surfaces.rest_v2.instances.polling import Poll
+from gateway.surfaces.rest_v2.instances.polling import Poll, turn_of_others
 from gateway.surfaces.rest_v2.instances.service import Instances
 from gateway.surfaces.rest_v2.instances.settings import parse_settings
 from store.limits import MiB
 
 READ_BYTES_MAX = 16 * MiB
 """Memory of the answer to one read, which is made as a whole: what does not fit comes with the next one."""
-
-LOOKS_A_TURN = 100
-"""Partitions that are looked at between two turns of the event loop: 25 us each."""
 
 FORMAT_DIFFERS = 40601
 SUBSCRIPTION_CONFLICT = 40903
@@ -265,12 +261,12 @@ async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     await _check_own(request, [topic_partition for topic_partition, _ in (*offsets, *times)])
     reset = request.app[INSTANCES].settings(*_instance(request)).start
     for index, (topic_partition, offset) in enumerate(offsets):
-        await _turn_of_others(index)
+        await turn_of_others(index)
         low, high = await gateway.consumer.bounds(*topic_partition)
         if offset > high:
             offsets[index] = topic_partition, low if reset is Start.FIRST else high
     for index, (topic_partition, at_ms) in enumerate(times):
-        await _turn_of_others(index)
+        await turn_of_others(index)
         offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, at_ms)))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
@@ -291,16 +287,10 @@ async def _seek_to_bound(gateway: Gateway, request: web.Request, body: bytes, bo
     await _check_own(request, topic_partitions)
     offsets = []
     for index, topic_partition in enumerate(topic_partitions):
-        await _turn_of_others(index)
+        await turn_of_others(index)
         offsets.append((topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound]))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
-
-
-async def _turn_of_others(index: int) -> None:
-    """A request may name thousands of partitions, and a look at one need not wait for anything."""
-    if index % LOOKS_A_TURN == LOOKS_A_TURN - 1:
-        await asyncio.sleep(0)
 
 
 async def _check_own(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> None:

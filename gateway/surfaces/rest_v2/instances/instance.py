@@ -80,16 +80,28 @@ class Instance:
     # What is wanted
 
     def subscribe(self, wish: Subscription) -> None:
-        """Replace the subscription. Raises RequestError 409 when partitions are assigned."""
+        """Replace the subscription. Raises RequestError 409 when partitions are assigned, 422 when it is too long to be
+        kept."""
         if self.assigned:
             raise _illegal_state("partitions are assigned to this instance; unassign them before subscribing")
-        self.wish = wish
+        before, self.wish = self.wish, wish
+        try:
+            self._wanted()
+        except RequestError:
+            self.wish = before
+            raise
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Replace the assignment; none ends it. Raises RequestError 409 when the instance subscribes."""
+        """Replace the assignment; none ends it. Raises RequestError 409 when the instance subscribes, 422 when it is
+        too long to be kept."""
         if self.wish is not None:
             raise _illegal_state("this instance subscribes to topics; delete its subscription before assigning")
-        self.assigned = tuple(dict.fromkeys(partitions))
+        before, self.assigned = self.assigned, tuple(dict.fromkeys(partitions))
+        try:
+            self._wanted()
+        except RequestError:
+            self.assigned = before
+            raise
 
     def unsubscribe(self) -> None:
         """Want nothing any more, by subscription or assignment."""
@@ -209,10 +221,17 @@ class Instance:
     # Kept across restarts
 
     def encode(self) -> bytes:
-        """The document. Positions that make it too long are left out: the group's commits then say where to begin.
+        """The document. Positions that make it too long are left out: the group's commits then say where to begin."""
+        document, bare = self._wanted()
+        document["positions"] = [
+            (*topic_partition, position.next_offset, position.confirmed, position.committed)
+            for topic_partition, position in self.positions.items()
+        ]
+        whole = orjson.dumps(document)
+        return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
 
-        Raises RequestError 422 when what is wanted is too long by itself.
-        """
+    def _wanted(self) -> tuple[dict[str, object], bytes]:
+        """The document without positions, and its bytes. Raises RequestError 422 when it is too long."""
         wish = self.wish
         document: dict[str, object] = {
             "version": _DOCUMENT_VERSION,
@@ -226,12 +245,7 @@ class Instance:
         bare = orjson.dumps({**document, "positions": []})
         if len(bare) > DOCUMENT_BYTES_MAX:
             raise invalid(f"the topics of one instance have at most {DOCUMENT_BYTES_MAX} bytes together; use a pattern")
-        document["positions"] = [
-            (*topic_partition, position.next_offset, position.confirmed, position.committed)
-            for topic_partition, position in self.positions.items()
-        ]
-        whole = orjson.dumps(document)
-        return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
+        return document, bare
 
 
 def decode_instance(group: str, name: str, content: bytes) -> Instance:
