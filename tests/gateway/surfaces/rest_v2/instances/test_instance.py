@@ -169,10 +169,18 @@ def test_a_document_that_is_too_long_leaves_out_the_positions_and_then_is_refuse
     content = instance.encode()
     assert len(content) <= DOCUMENT_BYTES_MAX
     assert decode_instance("g", "c", content).positions == {}
-    instance.subscribe(Subscription(frozenset(f"{number:0249}" for number in range(TOPICS_MAX))))
+    before = instance.wish
     with pytest.raises(RequestError) as refused:
-        instance.encode()
+        instance.subscribe(Subscription(frozenset(f"{number:0249}" for number in range(TOPICS_MAX))))
     assert refused.value.error_code == 422
+    assert instance.wish == before
+    instance.unsubscribe()
+    instance.assign([TopicPartition("orders", 0)])
+    with pytest.raises(RequestError) as refused:
+        instance.assign([TopicPartition("orders", number) for number in range(10_000)])
+    assert refused.value.error_code == 422
+    assert instance.assigned == (TopicPartition("orders", 0),)
+    assert instance.encode()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"1", b'{"version": 2}'])
