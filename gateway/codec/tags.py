@@ -35,8 +35,6 @@ DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
 
 _TAG_HEADER_BYTES = TAG_HEADER.encode()
 _PREFIX_BYTES = RESERVED_PREFIX.encode()
-_ATTRIBUTES_AT = 22  # low byte of the batch's attributes; its low bits name the compression
-_COMPRESSED = 0x07
 
 
 @lru_cache(maxsize=4096)
@@ -49,10 +47,11 @@ def batch_tag_hashes(batch: Buffer, *, allowed: frozenset[str] | None = None) ->
     """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag. `allowed`: the
     only headers of ours that its records may have; raises RequestError for another."""
     wanted = _TAG_HEADER_BYTES if allowed is None else _PREFIX_BYTES
-    if not batch[_ATTRIBUTES_AT] & _COMPRESSED and wanted not in bytes(batch):
+    plain = record_batch.plain(batch)
+    if wanted not in bytes(plain):
         return ()  # the usual case, without decoding a record
     hashes = []
-    for record in record_batch.decode(batch):
+    for record in record_batch.decode(plain):
         if allowed is not None and record.headers:
             check_sent(record.headers, allowed)
         hashes.append(_record_tag_hash(record.headers))
