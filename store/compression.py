@@ -4,7 +4,8 @@
     snappy   one raw block (librdkafka), or blocks in the frame of snappy-java (Java, Python, Go clients):
              82 "SNAPPY" 00 · version i32 · compatible version i32 · then for each block its length i32, and the block
 
-A budget is checked before memory is taken. Bytes behind the end are refused: some decoders would ignore them, others not.
+A budget is checked before memory is taken. Bytes behind the end are refused: some decoders would ignore them, others
+not.
 """
 
 from __future__ import annotations

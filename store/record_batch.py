@@ -207,12 +207,9 @@ def decode(batch: Buffer) -> Iterator[DecodedRecord]:
 
     Offsets are absolute: base offset + delta. Raises MalformedBatch if the bytes are not a checked batch.
     """
-    return iter(DefaultRecordBatch(plain(batch)))
-
-
-def plain(batch: Buffer) -> Buffer:
-    """The batch with its records uncompressed: itself, when they are. Raises MalformedBatch, RecordTooLarge."""
-    return _inflate(batch) if _compression(batch) else batch
+    if _compression(batch):
+        batch = _inflate(batch)
+    return iter(DefaultRecordBatch(batch))
 
 
 def record_starts(batch: Buffer) -> Iterator[int]:
@@ -242,10 +239,13 @@ def decode_some(batch: Buffer, starts: Sequence[int], indexes: Sequence[int]) ->
     return iter(DefaultRecordBatch(some))
 
 
-def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
+def check(
+    batch: Buffer, *, limited: bool = False, on_headers: Callable[[int, Headers], None] | None = None
+) -> BatchHeader:
     """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
 
-    With `limited` every record is held to the limits of single ones (store/limits.py), for half as much time again.
+    With `limited` every record is held to the limits of single ones (store/limits.py). `on_headers` is called with the
+    index and the headers of each record that has any, so that who needs them need not decode again; it must not raise.
     Raises MalformedBatch, RecordTooLarge when it breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
@@ -273,7 +273,7 @@ def check(batch: Buffer, *, limited: bool = False) -> BatchHeader:
     plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
-    _check_records(plain, base_offset, count, limited=limited)
+    _check_records(plain, base_offset, count, limited, on_headers)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
 
 
@@ -318,7 +318,8 @@ def record_count(batch: Buffer) -> int:
 
 
 def numbers_of(batch: Buffer) -> tuple[int, int, int]:
-    """The producer id (-1: none), its epoch, and the number of the first record, as an idempotent producer gave them."""
+    """The producer id (-1: none), its epoch, and the number of the first record, as an idempotent producer gave
+    them."""
     numbers: tuple[int, int, int] = _NUMBERS.unpack_from(batch, _NUMBERS_AT)
     return numbers
 
@@ -344,25 +345,34 @@ def _compression(batch: Buffer) -> int:
     return codec
 
 
-def _check_records(plain: Buffer, base_offset: int, count: int, *, limited: bool) -> None:
+def _check_records(
+    plain: Buffer,
+    base_offset: int,
+    count: int,
+    limited: bool,
+    on_headers: Callable[[int, Headers], None] | None,
+) -> None:
     """Decode every record once: bytes that pass here can be read by anyone, for ever."""
-    expected = base_offset
-    has_large = limited and len(plain) > RECORD_BYTES_MAX
+    expected = base_offset - 1
+    may_be_large = len(plain) > RECORD_BYTES_MAX
+    key_bytes_max = KEY_BYTES_MAX
     try:
-        for record in DefaultRecordBatch(plain):
+        # The codec comes first: it must be asked once more behind the last record, to look for bytes that are left.
+        for record, expected in zip(DefaultRecordBatch(plain), range(base_offset, base_offset + count), strict=False):
             if record.offset != expected:
                 raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
-            if limited:
-                key = record.key
-                if has_large or record.headers or (key is not None and len(key) > KEY_BYTES_MAX):
+            key, headers = record.key, record.headers
+            if headers or may_be_large or (key is not None and len(key) > key_bytes_max):
+                if headers and on_headers is not None:
+                    on_headers(expected - base_offset, headers)
+                if limited:
                     _check_limits(record, expected - base_offset)
-            expected += 1
     except StoreError:
         raise
     except Exception as error:  # the C codec reports bad bytes by errors of many types, MemoryError among them
-        raise MalformedBatch(f"record {expected - base_offset} does not decode: {error}") from error
-    if expected - base_offset != count:
-        raise MalformedBatch(f"{expected - base_offset} records decode, the header says {count}")
+        raise MalformedBatch(f"record {expected + 1 - base_offset} does not decode: {error}") from error
+    if expected + 1 - base_offset != count:
+        raise MalformedBatch(f"{expected + 1 - base_offset} records decode, the header says {count}")
 
 
 def _check_limits(record: DecodedRecord, index: int) -> None:

@@ -28,7 +28,7 @@ from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, Stor
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
-from store.limits import KiB
+from store.limits import KiB, MiB
 from store.log.commit_log import CommitLog, Span
 from store.log.entry import Blank, Damage, Header
 from store.log.recovery import Progress, RecoveryReport, recover
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
 
-INLINE_READ_BYTES_MAX = 256 * KiB
+INLINE_READ_BYTES_MAX = 1 * MiB
 """Bytes of the log that the event loop reads itself, when the system has them in memory: a thread's turn costs more."""
 
 UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP

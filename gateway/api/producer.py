@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,9 +34,8 @@ from gateway.codec.records import BATCH_REFUSED, ProduceRecord
 from gateway.codec.tags import (
     MESSAGE_GROUP_HEADER,
     SCHEDULE_KEY_HEADER,
-    SENT_HEADERS,
     TAG_HEADER,
-    batch_tag_hashes,
+    check_sent_batch,
     tag_hash,
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
@@ -324,9 +324,11 @@ class Producer:
         self, topic: str, columns: Columns, *, partition: int | None, json_values: bool, acks: Acks | None
     ) -> list[StoredBatch] | None:
         """As `produce`, for records that have nothing but a key and a value, in a third of the time. None, with
-        nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch."""
+        nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch. Once they are
+        encoded the columns are not held any more."""
         view = self._routes.topic(topic)
         keys, values = columns
+        count = len(values)
         if view.config.selector is not None:
             return None
         bytes_max = view.config.max_message_bytes
@@ -341,12 +343,12 @@ class Producer:
             assert keys is not None
             lanes = _indexes_by_partition(keys, view.partitions, self._selector)
         else:
-            lanes = {partition: range(len(values))}
+            lanes = {partition: range(count)}
         now_ms = self._clock.now_ms()
         parts = []
         for target, request_indexes in lanes.items():
             own_keys, own_values = keys, values
-            if len(request_indexes) < len(values):
+            if len(request_indexes) < count:
                 own_keys = None if keys is None else [keys[request_index] for request_index in request_indexes]
                 own_values = [values[request_index] for request_index in request_indexes]
             try:
@@ -358,11 +360,12 @@ class Producer:
             route = self._routes.writable(topic, target)
             append = Append(queue=route.queue, batch=batch, record_count=len(request_indexes), json_values=json_values)
             parts.append(_Part(_Lane(target, request_indexes), route, append))
+        del columns, keys, values, own_keys, own_values
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
             for (lane, route, _), answer in await self._store(parts, self._acks if acks is None else acks)
         ]
-        self._count(topic, len(values))
+        self._count(topic, count)
         return stored
 
     async def _produce_one(
@@ -636,9 +639,7 @@ class Producer:
             if identity is not None or sequence is not None:
                 own = _Send(view, (), False, acks, identity, sequence, [], False, False).identity_of(request_indexes)
             record_count += count
-            append = Append(
-                queue=route.queue, batch=batch, record_count=count, tag_hashes=tag_hashes, identity=own
-            )
+            append = Append(queue=route.queue, batch=batch, record_count=count, tag_hashes=tag_hashes, identity=own)
             parts.append(_Part(_Lane(target, request_indexes), route, append))
         receipts: dict[int, BatchReceipt] = {}  # by the index of the first record
 
@@ -658,9 +659,9 @@ class Producer:
         return [receipts[part.lane.request_indexes[0]] for part in parts]
 
     def begin_batch(self, topic: str, partition: int, batch: Buffer, *, acks: Acks | None) -> BegunBatch:
-        """Begin to send one raw batch to a partition; `finish_batch` takes the broker's answer. A repeat of a batch that
-        an idempotent producer has numbered stores nothing twice. Raises as `produce_batches`, SequenceGone; nothing was
-        stored then."""
+        """Begin to send one raw batch to a partition; `finish_batch` takes the broker's answer. A repeat of a batch
+        that an idempotent producer has numbered stores nothing twice. Raises as `produce_batches`, SequenceGone;
+        nothing was stored then."""
         view = self._routes.topic(topic)
         _check_partition(view, partition)
         count, tag_hashes = _checked_batch(view, batch)
@@ -843,7 +844,6 @@ KAFKA_PRODUCER = b"kafka\0\0\0"
 """Begins the ids of producers of Kafka's protocol; those of others are hashes."""
 
 
-
 def _shifted(request_indexes: Sequence[int], by: int) -> Sequence[int]:
     """The indexes counted from another one; a range when they follow each other one by one, as they nearly always
     do."""
@@ -910,13 +910,9 @@ def _not_one_batch() -> RequestError:
 
 def _indexes_by_partition(keys: Sequence[bytes], count: int, selector: Selector) -> dict[int, list[int]]:
     """The indexes of the records that go to each partition by their keys, partitions in the order they are met."""
-    for_key = selector.for_key
-    lanes: dict[int, list[int]] = {}
-    for request_index, target in enumerate([for_key(key, count) for key in keys]):
-        if (request_indexes := lanes.get(target)) is None:
-            lanes[target] = [request_index]
-        else:
-            request_indexes.append(request_index)
+    lanes: defaultdict[int, list[int]] = defaultdict(list)
+    for request_index, target in enumerate(selector.for_keys(keys, count)):
+        lanes[target].append(request_index)
     return lanes
 
 
@@ -937,10 +933,10 @@ def _identity_of_numbered(batch: Buffer, count: int) -> Identity | None:
 def _checked_batch(view: TopicView, batch: Buffer) -> tuple[int, Sequence[int]]:
     """The number of records of a raw batch, and their tag hashes. Raises MalformedBatch, RecordTooLarge, IllegalRecord,
     RequestError."""
-    header = record_batch.check(batch, limited=True)
+    header, tag_hashes = check_sent_batch(batch)
     if view.config.max_message_bytes is not None:
         _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
-    return header.record_count, batch_tag_hashes(batch, allowed=SENT_HEADERS)
+    return header.record_count, tag_hashes
 
 
 def _check_partition(view: TopicView, partition: int) -> None:

@@ -26,7 +26,7 @@ def serve(
     kafka_port: Annotated[
         int | None,
         typer.Option(
-            help="Port for Kafka clients; 0 picks a free one. [dim]default: 9092, where only this machine reaches it and it is free[/dim]"
+            help="Port for Kafka clients; 0 picks a free one. [dim]default: 9092, if free, and on loopback only[/dim]"
         ),
     ] = None,
     acks: Annotated[

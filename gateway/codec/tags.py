@@ -34,7 +34,8 @@ DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
 """The same, of records that are delayed."""
 
 _TAG_HEADER_BYTES = TAG_HEADER.encode()
-_PREFIX_BYTES = RESERVED_PREFIX.encode()
+_ATTRIBUTES_AT = 22  # low byte of the batch's attributes; its low bits name the compression
+_COMPRESSED = 0x07
 
 
 @lru_cache(maxsize=4096)
@@ -43,19 +44,38 @@ def tag_hash(tag: str) -> int:
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "big", signed=True) or 1
 
 
-def batch_tag_hashes(batch: Buffer, *, allowed: frozenset[str] | None = None) -> Sequence[int]:
-    """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag. `allowed`: the
-    only headers of ours that its records may have; raises RequestError for another."""
-    wanted = _TAG_HEADER_BYTES if allowed is None else _PREFIX_BYTES
-    plain = record_batch.plain(batch)
-    if wanted not in bytes(plain):
+def batch_tag_hashes(batch: Buffer) -> Sequence[int]:
+    """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag."""
+    if not batch[_ATTRIBUTES_AT] & _COMPRESSED and _TAG_HEADER_BYTES not in bytes(batch):
         return ()  # the usual case, without decoding a record
-    hashes = []
-    for record in record_batch.decode(plain):
-        if allowed is not None and record.headers:
-            check_sent(record.headers, allowed)
-        hashes.append(_record_tag_hash(record.headers))
+    hashes = [_record_tag_hash(record.headers) for record in record_batch.decode(batch)]
     return hashes if any(hashes) else ()
+
+
+def check_sent_batch(
+    batch: Buffer, *, allowed: frozenset[str] = SENT_HEADERS
+) -> tuple[record_batch.BatchHeader, Sequence[int]]:
+    """As `record_batch.check` for a raw batch from a client, each record held to the limits of single ones and its
+    headers to `allowed`; with it the batch's tag hashes, empty when no record has a tag. Decodes once.
+
+    Raises MalformedBatch, RecordTooLarge, IllegalRecord, or RequestError for a header that only the server may set.
+    """
+    hashes: dict[int, int] = {}
+    refusals: list[RequestError] = []
+
+    def look_at(index: int, headers: record_batch.Headers) -> None:
+        if not refusals:
+            try:
+                check_sent(headers, allowed)
+            except RequestError as refusal:
+                refusals.append(refusal)
+        if hash_ := _record_tag_hash(headers):
+            hashes[index] = hash_
+
+    header = record_batch.check(batch, limited=True, on_headers=look_at)
+    if refusals:
+        raise refusals[0]
+    return header, [hashes.get(index, 0) for index in range(header.record_count)] if hashes else ()
 
 
 def check_sent(headers: record_batch.Headers, allowed: frozenset[str]) -> None:

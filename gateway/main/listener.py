@@ -54,8 +54,8 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_kafka_sockets(config: GatewayConfig) -> Iterator[dict[str, socket.socket]]:
-    """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left out,
-    with a warning, when its port is taken. Raises OSError."""
+    """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left
+    out, with a warning, when its port is taken. Raises OSError."""
     with ExitStack() as stack:
         bound: dict[str, socket.socket] = {}
         for listener in config.kafka_listeners:

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.api.producer import Producer
 from gateway.api.trail import TrailStats
+from gateway.codec.texts import TextCache
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
 from store import Store
@@ -146,6 +147,13 @@ def process_metrics(limits: Limits) -> Iterator[Metric]:
     yield GaugeMetricFamily("process_max_fds", "Files and sockets that may be open.", value=max_fds)
     yield GaugeMetricFamily("process_open_fds", "Files and sockets open now.", value=len(os.listdir("/proc/self/fd")))
     yield GaugeMetricFamily("mq_connections_max", "Connections that may be open.", value=limits.connections_max)
+
+
+def text_metrics(texts: TextCache) -> Iterator[Metric]:
+    """What is kept of rendered records."""
+    yield GaugeMetricFamily(
+        "mq_rendered_bytes", "Records rendered as JSON that are kept for others.", value=texts.held_bytes
+    )
 
 
 def trail_metrics(stats: TrailStats) -> Iterator[Metric]:

@@ -26,6 +26,7 @@ from time import monotonic_ns
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.trail import Trail
+from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import BROKER_NAME, LocalAdmin
@@ -35,7 +36,15 @@ from gateway.main.identity import cluster_id
 from gateway.main.listener import BACKLOG, answering_not_ready, bound_kafka_sockets, bound_socket, listening, url_of
 from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
-from gateway.main.metrics import Collector, process_metrics, registry_of, store_metrics, timer_metrics, trail_metrics
+from gateway.main.metrics import (
+    Collector,
+    process_metrics,
+    registry_of,
+    store_metrics,
+    text_metrics,
+    timer_metrics,
+    trail_metrics,
+)
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -197,6 +206,7 @@ def build_gateway(
     """The parts of one gateway over an open store and timer, and the coordinator of its groups, not started."""
     limits = config.limits
     stats = GatewayStats()
+    texts = TextCache(limits.rendered_bytes_max)
     draining = asyncio.Event()
     tail_watcher = TailWatcher(admin.routes)
     groups = Coordinator(
@@ -224,6 +234,7 @@ def build_gateway(
         lambda: timer_metrics(timer),
         lambda: coordinator_metrics(groups),
         lambda: process_metrics(limits),
+        lambda: text_metrics(texts),
         lambda: () if trail is None else trail_metrics(trail.stats),
     )
     gateway = Gateway(
@@ -241,6 +252,7 @@ def build_gateway(
         rates=rates_of(limits),
         trail=trail,
         stats=stats,
+        texts=texts,
         metrics=registry_of(Collector(stats, producer, sources)),
         draining=draining,
     )

@@ -129,6 +129,10 @@ class Selector(Protocol):
         """The partition of a key, of `count`."""
         ...
 
+    def for_keys(self, keys: Sequence[bytes], count: int) -> list[int]:
+        """As `for_key`, for many keys in one call."""
+        ...
+
     def next(self, topic: str, count: int, selector: str | None = None) -> int:
         """The partition of records without a key, of `count`."""
         ...

@@ -66,6 +66,10 @@ class PartitionSelector:
         """The partition of a key among `count`."""
         return zlib.crc32(key) % count
 
+    def for_keys(self, keys: Sequence[bytes], count: int) -> list[int]:
+        """The partition of each key, as `for_key`."""
+        return [hashed % count for hashed in map(zlib.crc32, keys)]
+
     def next(self, topic: str, count: int, selector: str | None = None, *, failed_broker: str | None = None) -> int:
         """A partition for records without key, or of a request that names a selector. `failed_broker` has just failed
         an attempt to send them."""

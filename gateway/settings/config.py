@@ -7,9 +7,9 @@ Later wins: defaults, TOML file, environment, flags. A setting is named `port` o
     environment   MQ_PORT=8082         MQ_STORE_ACKS=written
     flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
 
-The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`, `kafka`. Secrets are never settings:
-settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are refused
-everywhere, so a misspelt setting never passes for its default.
+The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`, `kafka`. Secrets are never
+settings: settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are
+refused everywhere, so a misspelt setting never passes for its default.
 """
 
 from __future__ import annotations

@@ -35,15 +35,16 @@ class KafkaConfig:
     """Off: no port for Kafka clients."""
 
     port: int | None = None
-    """Port for Kafka clients, on `host`; 0 picks a free one. Not set: 9092 on a server that only this machine can reach,
-    with a warning when that port is taken; none on any other server."""
+    """Port for Kafka clients, on `host`; 0 picks a free one. Not set: 9092 on a server that only this machine can
+    reach, with a warning when that port is taken; none on any other server."""
 
     listeners: tuple[str, ...] = ()
     """Several ports in place of `kafka.port`, by name: INTERNAL://0.0.0.0:9092,EXTERNAL://0.0.0.0:9094."""
 
     advertised: tuple[str, ...] = ()
     """What clients of a listener are told to connect to, by the listener's name: EXTERNAL://mq.example.org:9094. A
-    listener that is not here advertises the address by which a client has reached it. `kafka.port` has the name KAFKA."""
+    listener that is not here advertises the address by which a client has reached it. `kafka.port` has the name
+    KAFKA."""
 
     auto_create_topics: bool = True
     """Make a topic, of `partitions_default` partitions, when a client that may create it asks for it by name."""

@@ -57,6 +57,9 @@ class Limits:
     """Bytes of answers in memory that their clients have not taken yet, over all connections; one caller has half of
     them. Near the bound answers with records get smaller; what cannot be smaller is refused."""
 
+    rendered_bytes_max: int = 32 * MiB
+    """Bytes of records rendered as JSON that are kept for others who read the same. 0: none."""
+
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Bytes of one raw batch."""
 

@@ -1,9 +1,10 @@
-"""`python -m loadtest.bench.trees OTHER`: CPU that a record costs the server of this checkout and of another one.
+"""`python -m loadtest.bench.trees OTHER`: CPU that a record costs the server of this checkout and of another one, and
+how many a second both do.
 
-Both servers are up at once and take turns, the first of a round alternating, so that both see the same machine. What is
-compared is the CPU time of the process and of kernel threads beside it, not a rate: on shared machines it varies least.
-A work's line has the mean of the rounds' ratios (this / other, of their logarithms, so that 2 and 1/2 are equally far
-from 1) and its confidence interval of 95 %.
+Both servers are up at once and take turns, the first of a round alternating, so that both see the same machine. The CPU
+time is that of the process and of kernel threads beside it: on shared machines it varies less than a rate does. A
+work's line has the means of the rounds' ratios (this / other, of their logarithms, so that 2 and 1/2 are equally far
+from 1) and their confidence intervals of 95 %.
 
 The other checkout is run with this one's Python and packages. Nothing is written into it.
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -28,6 +31,7 @@ from loadtest.bench.push_work import Subscribing, fill, one_subscriber
 from loadtest.bench.request import LoadClient, Request, RunFailed
 from loadtest.bench.wrk_client import WrkClient
 from loadtest.kernel_cpu import CpuMeter, idle_kernel_cpu_share
+from loadtest.peers import replay
 from loadtest.process import Running, end_when_told, running_server
 from loadtest.stats import mean_ratio
 
@@ -40,8 +44,12 @@ QUEUED = 20_000
 
 PUSHED = 200_000
 PUSHED_SINGLY = 50_000
-STORED, SINGLES = "stored", "singles"
-"""The topics that are read: filled once, the second with a batch a record."""
+STORED, SINGLES, SENT_AS_JSON = "stored", "singles", "sent-as-json"
+"""The topics that are read: filled once, with raw batches, with a batch a record, and with batches of JSON. Rendered,
+the first and the last are larger than what a server keeps of rendered records: a walk through them finds nothing there.
+"""
+
+REPLAYING = 4
 
 CONSUMERS = 8
 RECEIVE_BATCH = 100
@@ -60,6 +68,15 @@ Work = Callable[[Tree, float], Awaitable[float]]
 """Works for about so many seconds; how many records it was."""
 
 
+class Cost(NamedTuple):
+    """What a run has cost, and done."""
+
+    cpu_us: float
+    """Of one record."""
+
+    records_per_s: float
+
+
 def works(client: LoadClient) -> Mapping[str, Work]:
     """What is measured, by its name."""
     sent = {"Content-Type": JSON_TYPE}
@@ -67,9 +84,9 @@ def works(client: LoadClient) -> Mapping[str, Work]:
     for record in delayed["records"]:
         record["delay_ms"] = 86_400_000
 
-    def load(count: int, request: Request) -> Work:
+    def load(count: int, request: Request, connections: int = CONNECTIONS) -> Work:
         async def run(tree: Tree, duration_s: float) -> float:
-            done = await client.drive(tree.server.url, request, connections=CONNECTIONS, duration_s=duration_s)
+            done = await client.drive(tree.server.url, request, connections=connections, duration_s=duration_s)
             if done.error_count or not done.request_count:
                 raise RunFailed(f"{tree.name}: {done.error_count} answers were not 200")
             return float(done.request_count * count)
@@ -97,15 +114,60 @@ def works(client: LoadClient) -> Mapping[str, Work]:
 
         return run
 
+    def walk(topic: str, accept: str, query: str) -> Work:
+        """One connection that reads a topic from end to end, again and again."""
+
+        async def run(tree: Tree, duration_s: float) -> float:
+            url = urlsplit(tree.server.url)
+            assert url.hostname is not None
+            assert url.port is not None
+
+            def ask(offset: int) -> bytes:
+                target = f"/topics/{topic}/partitions/0/records?offset={offset}&{query}"
+                return Request("GET", target, {"Accept": accept}).encode(tree.server.url)
+
+            done = await replay.fetch(
+                url.hostname, url.port,
+                request=ask, whole=replay.http_records, count=PUSHED, duration_s=duration_s, warm_s=0.0,
+            )  # fmt: skip
+            return float(done["records"])
+
+        return run
+
+    def replayed(query: str) -> Work:
+        """Four connections that send the same batch again and again."""
+        load_one = Request("POST", f"/topics/sent/partitions/0{query}", _typed(), raw)
+
+        async def run(tree: Tree, duration_s: float) -> float:
+            url = urlsplit(tree.server.url)
+            assert url.hostname is not None
+            assert url.port is not None
+            done = await replay.replay(
+                url.hostname, url.port,
+                request=load_one.encode(tree.server.url), whole=replay.http_answer, records=RECORDS_PER_BATCH,
+                connections=REPLAYING, duration_s=duration_s, warm_s=0.0,
+            )  # fmt: skip
+            return float(done["records"])
+
+        return run
+
     one, batch = json_body([1]), json_body(range(RECORDS_PER_BATCH))
     raw = raw_batch(range(RECORDS_PER_BATCH))
     return {
         "POST, one record, durable": load(1, Request("POST", "/topics/sent", sent, one)),
         "POST, one record, written": load(1, Request("POST", "/topics/sent?acks=written", sent, one)),
         "POST, 1,000 JSON records": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch)),
+        "POST, 1,000 JSON records, 32 connections": load(
+            RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch), 32
+        ),
         "POST, a raw batch of 1,000": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", _typed(), raw)),
+        "replay, a raw batch of 1,000, durable": replayed(""),
+        "replay, a raw batch of 1,000, written": replayed("?acks=written"),
         "POST, 100 delayed records": load(100, Request("POST", "/topics/sent", sent, orjson.dumps(delayed))),
         "pull, 1,000 JSON records": load(1000, Request("GET", JSON_PULL, {"Accept": JSON_TYPE})),
+        "walk, 1,000 JSON records of raw batches": walk(STORED, JSON_TYPE, "max_records=1000"),
+        "walk, 1,000 JSON records sent as JSON": walk(SENT_AS_JSON, JSON_TYPE, "max_records=1000"),
+        "walk, 1 MiB of raw batches": walk(STORED, BATCH_TYPE, "max_bytes=1048576"),
         "pull, 1 MiB of raw batches": load(10_000, Request("GET", RAW_PULL, {"Accept": BATCH_TYPE})),
         "push, JSON frames of 1,000": push(STORED, "json", PUSHED),
         "push, JSON frames of records sent one by one": push(SINGLES, "json", PUSHED_SINGLY),
@@ -119,63 +181,84 @@ def _typed() -> Mapping[str, str]:
     return {"Content-Type": BATCH_TYPE}
 
 
+async def _fill_with_json(url: str) -> None:
+    async with (
+        aiohttp.ClientSession(headers={"Content-Type": JSON_TYPE}) as session,
+        session.put(f"{url}/mq/v1/topics/{SENT_AS_JSON}", json={"partitions": 1}) as made,
+    ):
+        made.raise_for_status()
+        for first in range(0, PUSHED, RECORDS_PER_BATCH):
+            body = json_body(range(first, first + RECORDS_PER_BATCH))
+            async with session.post(f"{url}/topics/{SENT_AS_JSON}", data=body) as answer:
+                answer.raise_for_status()
+
+
 async def measured(
     trees: Sequence[Tree], chosen: Mapping[str, Work], rounds: int, run_s: float
-) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    """CPU of a record in µs, by work and tree, round by round. Raises RunFailed."""
+) -> Mapping[str, Mapping[str, Sequence[Cost]]]:
+    """What each work costs in each tree, round by round. Raises RunFailed."""
     for tree in trees:
         await fill(tree.server.url, STORED, PUSHED, "raw")
         await fill(tree.server.url, SINGLES, PUSHED_SINGLY, "single")
+        await _fill_with_json(tree.server.url)
         async with (
             aiohttp.ClientSession() as session,
             session.put(f"{tree.server.url}/mq/v1/topics/sent", json={"partitions": 4}) as answer,
         ):
             answer.raise_for_status()
     idle_share = idle_kernel_cpu_share()
-    found: dict[str, dict[str, list[float]]] = {name: {tree.name: [] for tree in trees} for name in chosen}
+    found: dict[str, dict[str, list[Cost]]] = {name: {tree.name: [] for tree in trees} for name in chosen}
     for name, work in chosen.items():
         for tree in trees:
             await work(tree, WARM_UP_S)
         for number in range(rounds):
             for tree in trees if number % 2 else reversed(trees):
-                meter = CpuMeter(tree.server.cpu_s, idle_share)
+                meter, began_s = CpuMeter(tree.server.cpu_s, idle_share), time.perf_counter()
                 count = await work(tree, run_s)
-                found[name][tree.name].append(sum(meter.taken_s()) / count * 1e6)
+                taken_s, cpu_s = time.perf_counter() - began_s, sum(meter.taken_s())
+                found[name][tree.name].append(Cost(cpu_s / count * 1e6, count / taken_s))
         print(_line(name, *(found[name][tree.name] for tree in trees)), flush=True)
     return found
 
 
-def _line(name: str, this: Sequence[float], other: Sequence[float]) -> str:
-    ratio = mean_ratio(this, other)
-    middle = [sorted(values)[len(values) // 2] for values in (this, other)]
-    verdict = "level" if ratio.low <= 1 <= ratio.high else "less" if ratio.high < 1 else "MORE"
-    return (
-        f"| {name} | {middle[0]:.3g} | {middle[1]:.3g} | {ratio.median:.3f} | "
-        f"{ratio.low:.3f} - {ratio.high:.3f} | {verdict} |"
-    )
+def _line(name: str, this: Sequence[Cost], other: Sequence[Cost]) -> str:
+    cells = [name]
+    for field, better in (("cpu_us", "less"), ("records_per_s", "more")):
+        ours, theirs = ([getattr(cost, field) for cost in costs] for costs in (this, other))
+        ratio = mean_ratio(ours, theirs)
+        cells += [f"{sorted(values)[len(values) // 2]:.3g}" for values in (ours, theirs)]
+        is_better = ratio.high < 1 if better == "less" else ratio.low > 1
+        verdict = "level" if ratio.low <= 1 <= ratio.high else better if is_better else "WORSE"
+        cells.append(f"{ratio.median:.3f} ({ratio.low:.3f} - {ratio.high:.3f}) {verdict}")
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Measure, and print a table: CPU in seconds per million records, this tree's and the other's, and their ratio."""
+    """Measure, and print a table: CPU in seconds per million records and records a second, this tree's and the other's
+    (medians), and their ratios."""
     end_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of mq")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those works that are timed")
-    parser.add_argument("--only", default="", help="part of the names of works")
+    parser.add_argument("--only", default="", help="parts of the names of works, with '; ' between them")
     parser.add_argument("--dir", type=Path, help="where the servers' data lies; on a disk, not in memory")
     options = parser.parse_args()
     client = WrkClient.find()
     if client is None:
         sys.exit("wrk is missing: apt-get install wrk")
-    chosen = {name: work for name, work in works(client).items() if options.only in name}
+    chosen = {
+        name: work for name, work in works(client).items() if any(part in name for part in options.only.split("; "))
+    }
     with tempfile.TemporaryDirectory(prefix="mq-trees-", dir=options.dir) as directory, ExitStack() as stack:
         trees = []
         for name, tree in (("this", Path.cwd()), ("other", options.other)):
             running = stack.enter_context(running_server(Path(directory) / name, tree=tree.absolute()))
             trees.append(Tree(name, running))
-        print("| work | this, s of CPU per million records | other | this / other | 95 % | |")
-        print("|---|---:|---:|---:|---:|---|", flush=True)
+        print(
+            "| work | this, CPU s per million records | other | this / other | this, records/s | other | this / other |"
+        )
+        print("|---|---:|---:|---|---:|---:|---|", flush=True)
         uvloop.run(measured(trees, chosen, options.rounds, options.seconds))
 
 

@@ -24,7 +24,7 @@ from loadtest.bench.machine import commit, facts, versions
 from loadtest.peers.compare import compare, directions
 from loadtest.peers.fleet import Fleet
 from loadtest.peers.peer import Durability, Peer, Unavailable
-from loadtest.peers.plan import FLEET_START_S, PARTS, Turn, long_turns, sizes, turns
+from loadtest.peers.plan import FLEET_START_S, PARTS, QUICK_PARTS, Turn, long_turns, sizes, turns
 from loadtest.peers.registry import MODULES, peer_of
 from loadtest.peers.report import write_report
 from loadtest.peers.runs import OtherPlan, Runs
@@ -194,7 +194,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         "--peers", type=_names, default=list(MODULES), help="names, with '; ' between them; all by default"
     )
     parser.add_argument("--rounds", type=int, default=0, help=f"{FULL_ROUNDS} by default, {QUICK_ROUNDS} with --quick")
-    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"of {'; '.join(PARTS)}; all by default")
+    parser.add_argument(
+        "--parts", type=_parts, help=f"of {'; '.join(PARTS)}; all by default, with --quick all but the restart"
+    )
     parser.add_argument("--quick", action="store_true", help="short steps, one round: to see that everything works")
     parser.add_argument("--resume", action="store_true", help="go on: what is in --runs is not run again")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing that would end later")
@@ -205,6 +207,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="docs/benchmarks; artifacts/peers/quick with --quick")
     parser.add_argument("--runs", type=Path, help="artifacts/peers/runs; artifacts/peers/quick-runs with --quick")
     options = parser.parse_args(arguments)
+    options.parts = options.parts or list(QUICK_PARTS if options.quick else PARTS)
     artifacts = REPOSITORY / "artifacts" / "peers"
     options.out = options.out or (artifacts / "quick" if options.quick else REPOSITORY / "docs" / "benchmarks")
     options.runs = options.runs or artifacts / ("quick-runs" if options.quick else "runs")

@@ -6,7 +6,8 @@ machine of what dice do. Overlap alone says little where ranges are wide: the ra
 What was measured once has no range: it is told, not judged.
 
 `directions`, of a whole run and a quick one: both say of each compared row whether mq is ahead. Where the whole run
-does not tell (its range holds 1), the quick one is not judged.
+does not tell (its range holds 1), the quick one is not judged; nor are the long works, whose quick form has another
+size: a restart with 64 MiB says nothing of one with 5 GiB.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from loadtest.peers.plan import PARTS, long_works
 from loadtest.peers.report import LINES, Ratio, limits_of, ratios, rows_of
 from loadtest.stats import Spread, spread
 
@@ -63,11 +65,18 @@ def differences(first: Path, second: Path) -> Iterator[Difference]:
 
 
 def directions_of(full: Path, quick: Path) -> Iterator[Direction]:
-    """Every row that is compared with ours in both files."""
+    """Every row that is compared with ours in both files, at the same size."""
+    other_size = {long_works(part, quick=True).name for part in PARTS[1:]}
     found: list[dict[tuple[str, str], Ratio]] = []
     for document in map(_read, (full, quick)):
         compared = ratios(document["results"], limits_of(document))
-        found.append({(line.title, f"{row.durability}: {row.key}"): ratio for line, row, ratio in compared})
+        found.append(
+            {
+                (line.title, f"{row.durability}: {row.key}"): ratio
+                for line, row, ratio in compared
+                if line.step not in other_size
+            }
+        )
     for (work, row), ratio in found[0].items():
         if (work, row) in found[1]:
             yield Direction(work, row, ratio, found[1][work, row])

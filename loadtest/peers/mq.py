@@ -302,18 +302,13 @@ async def _fetch(url: str, topic: str, options: Options) -> Numbers:
             place.hostname,
             place.port,
             request=ask,
-            whole=_fetched,
+            whole=replay.http_records,
             count=FETCH_RECORDS,
             duration_s=options["duration_s"],
             warm_s=options["warm_s"],
         )
         await client.drop(topic)
     return found
-
-
-def _fetched(buffer: bytearray) -> replay.Fetched | None:
-    size_bytes = replay.http_answer(buffer)
-    return replay.Fetched(size_bytes, int(replay.http_header(buffer, b"Mq-Next-Offset"))) if size_bytes else None
 
 
 def _prebuilt(topic: str) -> Request:

@@ -141,6 +141,12 @@ def http_answer(buffer: bytearray) -> int:
     return size_bytes if len(buffer) >= size_bytes else 0
 
 
+def http_records(buffer: bytearray) -> Fetched | None:
+    """A `whole` of `fetch` for mq's answers with records. Raises WorkFailed unless the status is 200."""
+    size_bytes = http_answer(buffer)
+    return Fetched(size_bytes, int(http_header(buffer, b"Mq-Next-Offset"))) if size_bytes else None
+
+
 def http_header(buffer: bytearray, name: bytes) -> bytes:
     """A field of the answer at the start of the buffer. Raises WorkFailed when it is not there."""
     found = re.search(rb"\r\n%s: *([^\r]*)\r\n" % name, memoryview(buffer)[:HTTP_HEAD_BYTES_MAX], re.IGNORECASE)

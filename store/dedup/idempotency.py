@@ -154,7 +154,9 @@ class Idempotency:
         """The batches with the numbers that their producers' records stand for, as things are now; what is in flight
         counts as stored. Raises SequenceGap, ProducerFenced."""
         return [
-            append if (identity := append.identity) is None or identity.numbers is None else self._resolved(append, now_ms)
+            append
+            if (identity := append.identity) is None or identity.numbers is None
+            else self._resolved(append, now_ms)
             for append in appends
         ]
 

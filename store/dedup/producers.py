@@ -9,9 +9,9 @@ kept) comes too late to keep its place, and is refused rather than taken for a r
 This outlives the window of ids by far: a job that stopped days ago goes on where it was. A producer that has sent
 nothing to a queue for `expiry_ms` is forgotten; from then on its numbers count as new.
 
-Producers of Kafka's protocol number records, not batches, and leave no gap (`RecordNumbers`). The number of such a batch
-is made of its epoch (15 bits) and the number of its last record (31 bits), between them 17 bits that count how often the
-latter has begun anew; so numbers rise, and the rules above hold (`batch_number`):
+Producers of Kafka's protocol number records, not batches, and leave no gap (`RecordNumbers`). The number of such a
+batch is made of its epoch (15 bits) and the number of its last record (31 bits), between them 17 bits that count how
+often the latter has begun anew; so numbers rise, and the rules above hold (`batch_number`):
 
     epoch 0, records 0 to 9                          0<<48 |       9
     epoch 0, records 2,147,483,640 to 2,147,483,647  0<<48 | 2^31 - 1

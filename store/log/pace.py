@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from store.limits import KiB
 
-INLINE_BYTES_MAX = 128 * KiB
-"""Bytes the loop writes at most by one call: 50 µs for a checksum and a copy, about what handing them to a thread costs
-the loop."""
+INLINE_BYTES_MAX = 512 * KiB
+"""Bytes the loop writes at most by one call: some 0.15 ms for a checksum and a copy. To hand them to a thread takes as
+long, and the loop fights it for the interpreter's lock meanwhile."""
 
 INLINE_MS_MAX = 5.0
 """Mean duration of its last writes from which on the loop leaves them to a thread. On a busy machine a write seems to

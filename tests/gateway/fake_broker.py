@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
+from gateway.codec.texts import TextCache
 from gateway.groups.protocol import Groups
 from gateway.main.metrics import Collector, registry_of
 from gateway.routing.base import Selector, TopicView
@@ -304,6 +305,7 @@ def fake_gateway(
         consumer=Consumer(routes),
         groups=NO_GROUPS,
         stats=stats,
+        texts=TextCache(config.limits.rendered_bytes_max),
         metrics=registry_of(Collector(stats, producer)),
         draining=asyncio.Event(),
     )

@@ -21,13 +21,14 @@ it, and has since that generation or an earlier one. Owning ends only with a rel
 only in a later generation (M2), so whoever lost a partition without knowing is refused, though it may own it again.
 Each join begins a generation: an earlier process under the same member id is told from its successor, and refused.
 
-Assignment by a member: where the group has no strategy, and while all members plan, as Kafka's do. After a change of members a generation begins without any target; the shell
-asks the leader (the longest member), which answers through `decide_assign`. Until then members keep what they own and
-may release it (eager protocols do). A leader that does not answer in `drain_timeout_ms` is put out, unless all plan.
-Kafka's join barrier, who has joined again in this generation, is the adapter's (gateway/surfaces/kafka/groups.py), and so
-is how long it waits. A round (`decide_joins` with `is_round`) always begins a generation. What a planner does not get in
-a leader's assignment it has given up before: its clients revoke first and join then, or the leader gives nothing to others
-that has not been revoked. So the assignment releases it. When a member comes that does not plan, the strategy decides.
+Assignment by a member: where the group has no strategy, and while all members plan, as Kafka's do. After a change of
+members a generation begins without any target; the shell asks the leader (the longest member), which answers through
+`decide_assign`. Until then members keep what they own and may release it (eager protocols do). A leader that does not
+answer in `drain_timeout_ms` is put out, unless all plan. Kafka's join barrier, who has joined again in this
+generation, is the adapter's (gateway/surfaces/kafka/groups.py), and so is how long it waits. A round (`decide_joins`
+with `is_round`) always begins a generation. What a planner does not get in a leader's assignment it has given up
+before: its clients revoke first and join then, or the leader gives nothing to others that has not been revoked. So the
+assignment releases it. When a member comes that does not plan, the strategy decides.
 
 `now_ms` is monotonic time everywhere in this file: sessions are lengths of time. At start, events are applied with the
 time of the start, so every member has a whole session to be heard in again; its partitions wait for it.

@@ -14,6 +14,7 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from gateway.errors import RequestError
+from gateway.surfaces.http.buffers_body import BuffersBody
 from gateway.surfaces.http.media import JSON_TYPE, V2_TYPE, json_type
 from gateway.surfaces.http.statuses import status_of
 from store.limits import KiB
@@ -75,10 +76,12 @@ async def packed(request: web.BaseRequest, response: web.Response) -> web.Respon
     """The same answer with its body compressed in a thread, when it is large and the client takes zstd or gzip."""
     accept = request.headers.get(hdrs.ACCEPT_ENCODING)
     body = response.body
-    if accept is None or not isinstance(body, bytes) or len(body) < PACK_BYTES_MIN:
+    if accept is None or not isinstance(body, bytes | BuffersBody) or len(body) < PACK_BYTES_MIN:
         return response
     coding = next((coding for coding in ("zstd", "gzip") if _accepts(accept, coding)), None)
     if coding is not None:
+        if isinstance(body, BuffersBody):
+            body = body.joined()
         pack = zstandard.ZstdCompressor(level=1).compress if coding == "zstd" else _gzip
         response.body = await asyncio.get_running_loop().run_in_executor(None, pack, body)
         response.headers[hdrs.CONTENT_ENCODING] = coding

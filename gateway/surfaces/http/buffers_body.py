@@ -32,7 +32,11 @@ class BuffersBody(Payload):
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """The body as text, for logs."""
-        return b"".join(self._value).decode(encoding, errors)
+        return self.joined().decode(encoding, errors)
+
+    def joined(self) -> bytes:
+        """The body in one piece: a copy."""
+        return b"".join(self._value)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Hand all buffers to the connection, then wait until it has taken them. Only the connection has them then: an

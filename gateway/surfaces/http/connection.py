@@ -192,7 +192,7 @@ class Connection(web.RequestHandler):
         if self._fast_request is not None or self._held:
             self._hold(data)
             return
-        if len(data) > LINES_BYTES and data.count(b"\r\n") > LINES_MAX:
+        if len(data) > LINES_BYTES and has_many_lines(data):
             # Thousands of requests, or of chunks, which the parser would go through in one turn of the event loop.
             self._hold(data[LINES_BYTES:])
             data = data[:LINES_BYTES]
@@ -349,6 +349,17 @@ class Site(web.BaseSite):
             backlog=self._backlog,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._ssl_context else None,
         )
+
+
+def has_many_lines(data: bytes) -> bool:
+    """Whether there are more than LINES_MAX line ends. To look for one octet at a time is fast where there are few: two
+    are counted place by place, which took 0.1 ms of each body of 100 kB."""
+    at = -1
+    for _ in range(LINES_MAX + 1):
+        at = data.find(b"\n", at + 1)
+        if at < 0:
+            return False
+    return data.count(b"\r\n") > LINES_MAX
 
 
 def _refusal() -> bytes:

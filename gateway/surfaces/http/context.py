@@ -17,6 +17,7 @@ from gateway.api.topics import TopicAdmin
 from gateway.api.trail import Trail
 from gateway.auth.authenticator import Anybody, Authenticator
 from gateway.auth.rates import Rates
+from gateway.codec.texts import TextCache
 from gateway.groups.protocol import Groups
 from gateway.routing.base import Routes
 from gateway.settings.config import GatewayConfig
@@ -131,6 +132,9 @@ class Gateway:
     consumer: Consumer
     groups: Groups
     stats: GatewayStats
+    texts: TextCache
+    """Records that were rendered before, for whoever reads them next."""
+
     draining: asyncio.Event
     """Set when the server is about to stop: say so to clients, and begin nothing long."""
 

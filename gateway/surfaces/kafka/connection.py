@@ -1,12 +1,12 @@
 """One connection of a Kafka client: frames in, responses out in the order of their requests.
 
-Produce requests are pipelined: their batches take their place in the log as they come, and each is answered when its own
-append has ended. Any other request has the connection for itself until it is answered, as in Apache Kafka; what comes
-meanwhile waits, at most a frame or two of it, as reading stops. A client that wants to do something while it waits for
-records or for a rebalance uses another connection, and all do.
+Produce requests are pipelined: their batches take their place in the log as they come, and each is answered when its
+own append has ended. Any other request has the connection for itself until it is answered, as in Apache Kafka; what
+comes meanwhile waits, at most a frame or two of it, as reading stops. A client that wants to do something while it
+waits for records or for a rebalance uses another connection, and all do.
 
-Bounds are those of HTTP: connections (in all and by address), bytes of requests that are not answered, bytes of responses
-that are not taken, how long the rest of a request may take, how long a client may take no byte.
+Bounds are those of HTTP: connections (in all and by address), bytes of requests that are not answered, bytes of
+responses that are not taken, how long the rest of a request may take, how long a client may take no byte.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class KafkaConnection(asyncio.Protocol):
         if rates is None:
             return
         while (wait_ms := rates.spend(session.payer, requests=1)) is not None:
-            await asyncio.sleep(wait_ms / 1000)
+            await asyncio.sleep(wait_ms / 1000)  # noqa: ASYNC110 - no event says that it may, but time
         rates.owe(session.payer, bytes_=size)
 
     # ------------------------------------------------------------------------------------------- responses

@@ -1,5 +1,5 @@
-"""What went wrong, as Kafka's error codes. What a client does with a code decides: one that it may retry says that nothing
-was stored, or that the outcome is unknown."""
+"""What went wrong, as Kafka's error codes. What a client does with a code decides: one that it may retry says that
+nothing was stored, or that the outcome is unknown."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Fetch requests and their responses, by hand: stored batches go out as they are, as buffers of one scattered write. Pure.
+"""Fetch requests and their responses, by hand: stored batches go out as they are, as buffers of one scattered write.
+Pure.
 
     request    i32 replica · i32 longest wait · i32 least bytes · i32 most bytes · i8 isolation · i32 session, i32 epoch
-               (from 7) · topics: (name · partitions: (i32 index · i32 leader epoch (from 9) · i64 offset · i32 last epoch
-               (from 12) · i64 log start (from 5) · i32 most bytes)) · forgotten topics (from 7) · rack (from 11)
-    response   i32 throttle time · i16 error, i32 session (from 7) · topics: (name · partitions: (i32 index · i16 error ·
-               i64 high watermark · i64 last stable offset · i64 log start (from 5) · aborted transactions ·
-               i32 preferred replica (from 11) · records))
+               (from 7) · topics: (name · partitions: (i32 index · i32 leader epoch (from 9) · i64 offset · i32 last
+               epoch (from 12) · i64 log start (from 5) · i32 most bytes)) · forgotten topics (from 7) · rack (from 11)
+    response   i32 throttle time · i16 error, i32 session (from 7) · topics: (name · partitions: (i32 index · i16 error
+               · i64 high watermark · i64 last stable offset · i64 log start (from 5) · aborted transactions · i32
+               preferred replica (from 11) · records))
 
 There are no sessions: every response says session 0, so that the client's next request names all its partitions again.
 """

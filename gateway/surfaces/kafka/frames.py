@@ -3,7 +3,8 @@
     frame     i32 size, then so many bytes
     request   i16 api key | i16 version | i32 correlation id | string client id (i16 length) | tagged fields, when the
               version is flexible | the message
-    response  i32 size | i32 correlation id | a byte 0, when the version is flexible (never for ApiVersions) | the message
+    response  i32 size | i32 correlation id | a byte 0, when the version is flexible (never for ApiVersions) | the
+              message
 
 A size is believed only up to a bound, and memory is taken only for bytes that have come.
 """

@@ -1,22 +1,23 @@
 """Kafka's classic group protocol on mq's groups: the join barrier, and what a member is told.
 
-Kafka's members and all others are members of the same groups (gateway/groups): the same offsets, generations and fencing.
-A group is in one of two ways, by who is in it now:
+Kafka's members and all others are members of the same groups (gateway/groups): the same offsets, generations and
+fencing. A group is in one of two ways, by who is in it now:
 
-    planned   all members are Kafka's. A change of members begins a round: everybody joins again, or is put out after the
-              longest rebalance timeout; then a generation begins, its leader computes the assignment (SyncGroup), and
-              each member is told its part
-    assigned  any member is not Kafka's. The server assigns by the group's strategy. A Kafka member's JoinGroup is answered
-              at once, it is never the leader, and SyncGroup answers the server's plan for it. When the plan changes its
-              heartbeat says REBALANCE_IN_PROGRESS: it gives up what it no longer has by joining again
+    planned   all members are Kafka's. A change of members begins a round: everybody joins again, or is put out after
+              the longest rebalance timeout; then a generation begins, its leader computes the assignment (SyncGroup),
+              and each member is told its part
+    assigned  any member is not Kafka's. The server assigns by the group's strategy. A Kafka member's JoinGroup is
+              answered at once, it is never the leader, and SyncGroup answers the server's plan for it. When the plan
+              changes its heartbeat says REBALANCE_IN_PROGRESS: it gives up what it no longer has by joining again
 
-What is kept here is what a restart may lose: rounds, and what was told. A member's Kafka side (protocols, timeouts, names)
-is its `metadata`, which is durable; so after a restart members go on under their generation, and a round that had begun
-begins again.
+What is kept here is what a restart may lose: rounds, and what was told. A member's Kafka side (protocols, timeouts,
+names) is its `metadata`, which is durable; so after a restart members go on under their generation, and a round that
+had begun begins again.
 
     crash                                       what clients see
     while a round waits for members             the former generation; heartbeats go on, or joins are sent again
-    after the round is durable                  a generation whose assignment is awaited: the leader sends it again, or a
+    after the round is durable                  a generation whose assignment is awaited: the leader sends it again, or
+    a
                                                 heartbeat of an older generation makes its member join
     after the assignment is durable             SyncGroup, sent again, answers it
 """
@@ -26,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
@@ -162,7 +164,8 @@ class KafkaGroups:
     # ------------------------------------------------------------------------------------------- JoinGroup
 
     async def join(self, asked: JoinAsked) -> Joined:
-        """Come in, or join again; waits for the other members where they plan. Raises Refused, GroupError, StoreError."""
+        """Come in, or join again; waits for the other members where they plan. Raises Refused, GroupError,
+        StoreError."""
         state = self._states.setdefault(asked.group, _GroupState())
         try:
             members = self._members(asked.group)
@@ -305,20 +308,16 @@ class KafkaGroups:
             for member_id in current.joins.keys() & members.keys():
                 self._keep_alive(group, member_id)
             current.changed.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, LOOK_S)):
                     await current.changed.wait()
-            except TimeoutError:
-                pass
 
     def _keep_alive(self, group: str, member_id: str) -> None:
         """A member that waits in a request sends no heartbeats."""
         state = self._groups.plan_state(group)
-        try:
+        with suppress(GroupError):
             if state is not None:
                 self._groups.heartbeat(group, MemberKey(member_id, state.generation))
-        except GroupError:
-            pass
 
     async def _finish_round(self, group: str, state: _GroupState, current: _Round) -> None:
         members = self._members(group)
@@ -376,10 +375,8 @@ class KafkaGroups:
         waiting.exception()
 
         async def put_out() -> None:
-            try:
+            with suppress(GroupError):
                 await self._groups.leave(group, MemberKey(leader, generation))
-            except GroupError:
-                pass
 
         state.task = asyncio.create_task(put_out(), name="kafka leader expired")
 

@@ -63,10 +63,8 @@ async def metadata(session: Session, version: int, request: Message) -> Message:
 
 async def _named(session: Session, name: str, version: int, *, may_create: bool) -> Message:
     gateway = session.gateway
-    if not session.may(Permission.DESCRIBE, topic=name):
-        # The same whether or not there is such a topic.
-        if not (may_create and session.may(Permission.CREATE, topic=name)):
-            return {"name": name, "error_code": errors.TOPIC_AUTHORIZATION_FAILED}
+    if not session.may(Permission.DESCRIBE, topic=name):  # the same whether or not there is such a topic
+        return {"name": name, "error_code": errors.TOPIC_AUTHORIZATION_FAILED}
     try:
         return _topic(gateway.routes_table.topic(name), version)
     except UnknownQueue:

@@ -1,5 +1,5 @@
-"""Produce requests and their responses, by hand: batches are views of the request, which pass to the store unopened but for
-its own checks. Pure.
+"""Produce requests and their responses, by hand: batches are views of the request, which pass to the store unopened
+but for its own checks. Pure.
 
     request    transactional id · i16 acks · i32 timeout · topics: (name · partitions: (i32 index · records))
     response   topics: (name · partitions: (i32 index · i16 error · i64 base offset · i64 log append time ·

@@ -310,8 +310,8 @@ async def offset_for_leader_epoch(session: Session, version: int, request: Messa
 
 
 async def init_producer_id(session: Session, version: int, request: Message) -> Message:
-    """An id by which an idempotent producer's batches are told from all others'. It is random, so no restart can give it
-    away twice; what it has sent is remembered with the records."""
+    """An id by which an idempotent producer's batches are told from all others'. It is random, so no restart can give
+    it away twice; what it has sent is remembered with the records."""
     if request["transactional_id"] is not None:
         return {"error_code": errors.UNSUPPORTED_VERSION, "producer_id": -1, "producer_epoch": -1}
     if not session.may(Permission.SEND):

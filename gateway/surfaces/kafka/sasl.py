@@ -3,8 +3,9 @@
     PLAIN         password: the token; the user name is not looked at (clients want one)
     OAUTHBEARER   RFC 7628: n,,\\x01auth=Bearer TOKEN\\x01\\x01
 
-Until a client has said who it is, nothing else is served, and its requests may be a few KiB large. A token that ends has
-its time told, so that a client authenticates again on the same connection (KIP-368); when it has ended, the connection has.
+Until a client has said who it is, nothing else is served, and its requests may be a few KiB large. A token that ends
+has its time told, so that a client authenticates again on the same connection (KIP-368); when it has ended, the
+connection has.
 """
 
 from __future__ import annotations

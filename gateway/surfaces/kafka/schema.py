@@ -1,8 +1,8 @@
 """Kafka's messages as dictionaries: one reader and one writer for each message and version. Pure.
 
 The layouts are in messages.json, made from Apache Kafka's message definitions (docs/decisions/0039-kafka-wire.md). A
-layout is compiled to nested functions when a version of it is first used. Produce and Fetch, which carry records, are not
-here (`produce.py`, `fetch.py`).
+layout is compiled to nested functions when a version of it is first used. Produce and Fetch, which carry records, are
+not here (`produce.py`, `fetch.py`).
 
     before a message is flexible                     from its flexible version on
     string   i16 length, bytes; -1: null             unsigned varint length + 1, bytes; 0: null
@@ -12,7 +12,8 @@ here (`produce.py`, `fetch.py`).
 
 Invariants
     K1  no length or count is believed before it is known to fit the bytes that are there
-    K2  a message is decoded to at most ELEMENTS_MAX elements of arrays: a byte on the wire may be a dictionary in memory
+    K2  a message is decoded to at most ELEMENTS_MAX elements of arrays: a byte on the wire may be a dictionary in
+        memory
 """
 
 from __future__ import annotations

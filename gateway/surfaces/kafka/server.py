@@ -33,8 +33,8 @@ async def serving_kafka(
     ssl_context: ssl.SSLContext | None,
     backlog: int,
 ) -> AsyncIterator[None]:
-    """Serve Kafka clients on bound sockets, by the name of their listener. On leaving, accept no more, let requests that
-    are being served end, and close all connections."""
+    """Serve Kafka clients on bound sockets, by the name of their listener. On leaving, accept no more, let requests
+    that are being served end, and close all connections."""
     if not sockets:
         yield
         return

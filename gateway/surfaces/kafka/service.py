@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gateway.surfaces.http.answer_memory import Allowance
-from gateway.surfaces.kafka import group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
+from gateway.surfaces.kafka import group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka.apis import APIS
 from gateway.surfaces.kafka.connection import Answer, Done
 from gateway.surfaces.kafka.frames import Header

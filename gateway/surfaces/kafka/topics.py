@@ -1,8 +1,8 @@
 """Topics and what is chosen for them: CreateTopics, DeleteTopics, CreatePartitions, DescribeConfigs, AlterConfigs,
 IncrementalAlterConfigs. Each act leaves a line in the trail, as by HTTP.
 
-A topic's settings are `retention.ms` and `max.message.bytes` (of one record; docs/kafka.md). Others are shown as they are
-here, so that tools that read them go on, and can be set to nothing else.
+A topic's settings are `retention.ms` and `max.message.bytes` (of one record; docs/kafka.md). Others are shown as they
+are here, so that tools that read them go on, and can be set to nothing else.
 """
 
 from __future__ import annotations

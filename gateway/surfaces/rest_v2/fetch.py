@@ -26,7 +26,8 @@ from gateway.api.read import AtTime, Fetched, OffsetSpec
 from gateway.api.shapes.queries import FetchQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import TagFilter, parse_filter
-from gateway.codec.texts import render_texts
+from gateway.codec.records import render_records
+from gateway.codec.texts import Texts, render_texts
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, WHOLE_BYTES_MAX
@@ -58,6 +59,9 @@ WHOLE_BATCHES_BYTES_MAX = 8 * MiB
 
 PIECE_BYTES = 512 * KiB
 """Of an answer that is sent piece by piece. Each is read when the client has taken the one before."""
+
+SCATTERED_MAX = 16
+"""Texts of one answer that are sent as they are; more of them, which are smaller, are joined first."""
 
 _EXTENT_READ_BYTES = 1 * MiB
 
@@ -129,7 +133,7 @@ async def _answer(
     allowance = allowance_of(gateway, request)
     batch_bytes = 0
     if pull.tag_filter is None:
-        made, next_offset = await _taken(pull, fetched.entries, allowance.room_bytes)
+        made, next_offset = await _taken(gateway, pull, fetched.entries, allowance.room_bytes)
         end = next_offset
         if allowance.is_ample:  # else it is as large as it may be
             end, batch_bytes = await _extent(gateway, pull, fetched, next_offset)
@@ -144,7 +148,7 @@ async def _answer(
             headers[hdrs.CONTENT_LENGTH] = str(batch_bytes)
         answer = StreamedAnswer(gateway, request, content_type=pull.kind.content_type, headers=headers)
         return await _in_pieces(gateway, request, pull, answer, made, next_offset, end)
-    body = body_of(made) if pull.is_raw else b"[%b]" % b",".join(made)
+    body = body_of(made if pull.is_raw else _array(made))
     gateway.stats.fetched_record_count += next_offset - pull.start
     gateway.stats.fetched_byte_count += len(body)
     response = web.Response(body=body, headers=headers)
@@ -180,7 +184,7 @@ async def _in_pieces(
             access_of(request).check(Permission.RECEIVE, topic=pull.topic)
             room_bytes = await answer.allowance.begin(PIECE_BYTES)
             entries = await _next_entries(gateway, pull, end, room_bytes)
-            made, next_offset = await _taken(pull, entries, room_bytes, end=end)
+            made, next_offset = await _taken(gateway, pull, entries, room_bytes, end=end)
             del entries
     except ConnectionError:
         return answer.gone()
@@ -201,6 +205,18 @@ def _joined(made: list[Buffer], between: bytes) -> bytes:
     piece = between.join(made)
     made.clear()
     return piece
+
+
+def _array(texts: list[Buffer]) -> list[Buffer]:
+    """The JSON array of texts, in few buffers: large ones are sent from where they are."""
+    if len(texts) > SCATTERED_MAX:
+        texts = [b",".join(texts)]
+    buffers: list[Buffer] = [b","] * (2 * len(texts) + 1)
+    buffers[1::2] = texts
+    buffers[0] = b"[" if texts else b"[]"
+    if texts:
+        buffers[-1] = b"]"
+    return buffers
 
 
 async def _next_entries(gateway: Gateway, pull: _Pull, end: int, room_bytes: int) -> list[Entry]:
@@ -340,7 +356,7 @@ def _wanted_bytes(pull: _Pull) -> int:
 
 
 async def _taken(
-    pull: _Pull, entries: Sequence[Entry], room_bytes: int, *, end: int | None = None
+    gateway: Gateway, pull: _Pull, entries: Sequence[Entry], room_bytes: int, *, end: int | None = None
 ) -> tuple[list[Buffer], int]:
     """The batches of entries, or the texts of their records, from `start` on until they have `room_bytes` (one at
     least); and the offset behind them. `end`: of the answer, where that is not the pull's own."""
@@ -348,12 +364,16 @@ async def _taken(
     entries = [entry for entry in entries if entry.base_offset < last]
     if pull.is_raw:
         return [entry.batch for entry in entries], entries[-1].next_offset if entries else pull.start
-    return await _texts(pull, entries, last, room_bytes)
+    texts, next_offset = await _texts(gateway, pull, entries, last, room_bytes)
+    return [one.data for one in texts], next_offset
 
 
-async def _texts(pull: _Pull, entries: Sequence[Entry], last: int, room_bytes: int) -> tuple[list[Buffer], int]:
-    """The texts of records from `start` on, as `_taken`. With a filter they may have more than `room_bytes`."""
-    texts: list[Buffer] = []
+async def _texts(
+    gateway: Gateway, pull: _Pull, entries: Sequence[Entry], last: int, room_bytes: int
+) -> tuple[list[Texts], int]:
+    """The texts of records from `start` on, as `_taken`. With a filter they may have more than `room_bytes`, and are of
+    one record each."""
+    texts: list[Texts] = []
     size = 0
     next_offset = pull.start
     stop = min(last, entries[-1].next_offset) if entries else pull.start
@@ -363,22 +383,42 @@ async def _texts(pull: _Pull, entries: Sequence[Entry], last: int, room_bytes: i
             pull.partition,
             covering,
             pull.kind.fmt,
+            separator=b"\n" if pull.kind.is_lines else b",",
             start=low,
             stop=high,
-            topic_id=pull.topic_id if pull.kind.fmt is None else None,
+            topic_id=pull.topic_id,
+            has_ids=pull.kind.fmt is None,
             tag_filter=pull.tag_filter,
+            cache=gateway.texts,
         )
         texts += made
-        size += sum(map(len, made))
+        size += sum([one.size for one in made])
         next_offset = high
         if size > room_bytes:
             break
         if high < stop:
             await asyncio.sleep(0)
-    while size > room_bytes and len(texts) > 1 and pull.tag_filter is None:
-        size -= len(texts.pop())
-        next_offset = pull.start + len(texts)  # offsets are dense
+    if pull.tag_filter is not None:
+        return texts, next_offset
+    while size > room_bytes and next_offset > pull.start + 1:
+        too_many = texts.pop()
+        size -= too_many.size
+        if too_many.record_count > 1 and (size < room_bytes or not texts):
+            texts += _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
+            size += too_many.size
+        else:
+            next_offset -= too_many.record_count
     return texts, next_offset
+
+
+def _single_texts(pull: _Pull, entries: Sequence[Entry], low: int, high: int) -> list[Texts]:
+    """The texts of records that do not all fit, one by one."""
+    covering = [entry for entry in entries if entry.next_offset > low and entry.base_offset < high]
+    topic_id = pull.topic_id if pull.kind.fmt is None else None
+    objects = render_records(
+        pull.topic, pull.partition, covering, pull.kind.fmt, start=low, stop=high, topic_id=topic_id
+    )
+    return [Texts(orjson.dumps(one), 1) for one in objects]
 
 
 async def _taken_filtered(
@@ -456,16 +496,19 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
     try:
         while True:
             stop = pull.stop if pull.tag_filter else min(pull.stop, pull.start + left_records)
-            texts, high = await _texts(pull, fetched.entries, stop, answer.allowance.room_bytes)
+            texts, high = await _texts(gateway, pull, fetched.entries, stop, answer.allowance.room_bytes)
             is_all = not fetched.entries or high >= fetched.entries[-1].next_offset
             next_read = fetched.next_offset if is_all else high
             fetched.entries.clear()  # nothing but the lines is held while the client takes them
-            del texts[left_records:]
-            left_records -= len(texts)
-            size = sum(map(len, texts)) + len(texts)
-            if texts:
-                texts.append(b"")
-                await answer.write(_joined(texts, b"\n"))
+            if pull.tag_filter is not None:
+                del texts[left_records:]
+            left_records -= sum([one.record_count for one in texts])
+            lines: list[Buffer] = [one.data for one in texts]
+            texts.clear()
+            size = sum(map(len, lines)) + len(lines)
+            if lines:
+                lines.append(b"")
+                await answer.write(_joined(lines, b"\n"))
             left_bytes -= size
             stats.fetched_record_count += high - pull.start
             stats.fetched_byte_count += size

@@ -119,19 +119,25 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     else:
         records_max = gateway.limits.records_per_request_max
         is_large = len(body) > STEP_BYTES
-        envelope = await in_turns(parse_in_steps(body, elements_max=records_max)) if is_large else parse_json(body)
-        sent = open_envelope(envelope, records_max=records_max)
-        del envelope
+        sent = await _opened(body, records_max)
         trace = trace_headers(request)
         is_whole = bool(identity or sequence or expected is not None)
         is_plain = not (is_whole or trace or selector or due)
         try:
             if is_plain and (columns := await _columns(sent, fmt, len(body), raw_keys=view.raw_keys)) is not None:
-                stored = await gateway.producer.produce_columns(
+                # What was parsed goes before the records wait for the disk: thousands of objects of each request that
+                # waits would be out of the processor's cache when they are let go, a sixth of what a request costs.
+                if is_large and isinstance(sent, list):
+                    await let_go(sent, len(body))
+                sent, count = None, len(columns.values)
+                sending_columns = gateway.producer.produce_columns(
                     topic, columns, partition=partition, json_values=fmt is Format.JSON, acks=acks
                 )
+                del columns
+                stored = await sending_columns
                 if stored is not None:
-                    return _answer(content_type, rendered_columns(stored, len(columns.values)), stored)
+                    return _answer(content_type, rendered_columns(stored, count), stored)
+                sent = await _opened(body, records_max)
             try:
                 records = delayed(await _parsed(sent, fmt, len(body), raw_keys=view.raw_keys), due)
                 if trace:
@@ -161,6 +167,15 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if identity is not None or sequence is not None:
         mark_replayed(response.headers, [receipt for receipt in receipts if not isinstance(receipt, RequestError)])
     return response
+
+
+async def _opened(body: bytes, records_max: int) -> object:
+    """The `records` of a body as the parser makes them. Raises RequestError."""
+    if len(body) > STEP_BYTES:
+        envelope = await in_turns(parse_in_steps(body, elements_max=records_max))
+    else:
+        envelope = parse_json(body)
+    return open_envelope(envelope, records_max=records_max)
 
 
 async def _columns(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool) -> Columns | None:
@@ -249,14 +264,18 @@ def _answer(
 
 def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
     """What `rendered_receipts` makes of new records, from the base offsets of whole batches."""
-    items = [""] * count
-    for partition, request_indexes, base_offset, _ in stored:
-        head = f'{{"partition":{partition},"offset":'
-        for request_index, offset in zip(
-            request_indexes, range(base_offset, base_offset + len(request_indexes)), strict=True
-        ):
-            items[request_index] = f'{head}{offset},"error_code":null,"error":null}}'
-    return f'{{"offsets":[{",".join(items)}],"key_schema_id":null,"value_schema_id":null}}'.encode()
+    if len(stored) == 1:  # one template for all, in half the time
+        [(partition, _, base_offset, _)] = stored
+        form = b'{"partition":%d,"offset":%%d,"error_code":null,"error":null}' % partition
+        offsets = b",".join([form] * count) % tuple(range(base_offset, base_offset + count))
+    else:
+        items = [""] * count
+        for partition, request_indexes, base_offset, _ in stored:
+            head = f'{{"partition":{partition},"offset":'
+            for offset, request_index in enumerate(request_indexes, base_offset):
+                items[request_index] = f'{head}{offset},"error_code":null,"error":null}}'
+        offsets = ",".join(items).encode()
+    return b'{"offsets":[%b],"key_schema_id":null,"value_schema_id":null}' % offsets
 
 
 def rendered_receipts(receipts: Sequence[Outcome]) -> bytes:

@@ -8,9 +8,10 @@ import zlib
 import pytest
 from crc32c import crc32c
 
-from gateway.codec.tags import DELAYED_HEADERS, SENT_HEADERS, TAG_HEADER, batch_tag_hashes, tag_hash
+from gateway.codec.tags import DELAYED_HEADERS, SENT_HEADERS, TAG_HEADER, batch_tag_hashes, check_sent_batch, tag_hash
 from gateway.errors import RequestError
 from store import record_batch
+from store.errors import MalformedBatch
 from store.record_batch import HEADER_BYTES, Record
 
 B2SUM_OF_PAID = "a3c17cdc93342873"  # printf paid | b2sum -l 64
@@ -69,8 +70,24 @@ def test_headers_of_ours_are_not_for_senders(
     if is_packed:
         batch = bytearray(record_batch.compressed(batch))
     if refused is None:
-        batch_tag_hashes(batch, allowed=allowed)
+        header, hashes = check_sent_batch(batch, allowed=allowed)
+        assert header == record_batch.check(batch)
+        assert hashes == batch_tag_hashes(batch) == ([0, tag_hash("v")] if "mq-tag" in names else ())
     else:
         with pytest.raises(RequestError, match=f'"{refused}" is reserved'):
-            batch_tag_hashes(batch, allowed=allowed)
+            check_sent_batch(batch, allowed=allowed)
     batch_tag_hashes(batch)  # the server's own
+
+
+def test_a_malformed_batch_is_told_before_a_header_of_ours() -> None:
+    batch = record_batch.encode([Record(None, b"v", 5, [("mq-deliver-at", b"1")]), PLAIN])
+    _put(batch, 57, ">i", 3)
+    _put(batch, 23, ">i", 2)
+    with pytest.raises(MalformedBatch):
+        check_sent_batch(batch)
+
+
+def _put(batch: bytearray, at: int, form: str, value: int) -> None:
+    """Change a field of a batch's header, and make its CRC fit."""
+    struct.pack_into(form, batch, at, value)
+    struct.pack_into(">I", batch, 17, crc32c(bytes(batch[21:])))

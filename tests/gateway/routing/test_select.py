@@ -30,6 +30,8 @@ def taken(selector: PartitionSelector, count: int, times: int, *, how: str | Non
 
 def test_a_key_goes_by_its_crc32() -> None:
     assert PartitionSelector().for_key(b"hello", 7) == (0x3610A686 | 0) % 7 == zlib.crc32(b"hello") % 7
+    keys = [b"%d" % number for number in range(100)] + [b""]
+    assert PartitionSelector().for_keys(keys, 7) == [PartitionSelector().for_key(key, 7) for key in keys]
 
 
 def test_without_trouble_each_partition_has_its_turn() -> None:

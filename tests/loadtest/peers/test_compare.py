@@ -13,11 +13,11 @@ from loadtest.peers.report import PROGRAMS
 PEERS = {"mq": {"is_limit": False}, "kafka": {"is_limit": False}, "bare": {"is_limit": True}}
 
 
-def file_of(path: Path, **values: list[float]) -> Path:
+def file_of(path: Path, step: str = "batched", measure: str = "records_per_s", **values: list[float]) -> Path:
     rows = [
         {
             "round": number, "peer": peer, "level": "always", "client": PROGRAMS, "durability": "synced",
-            "step": "batched", "records_per_s": value,
+            "step": step, measure: value,
         }
         for peer, numbers in values.items()
         for number, value in enumerate(numbers)
@@ -78,3 +78,10 @@ def test_a_row_that_is_level_is_listed_and_not_judged(tmp_path: Path, capsys: py
 def test_a_limit_has_no_direction(tmp_path: Path) -> None:
     full = file_of(tmp_path / "full", mq=[1, 1], bare=[2, 2])
     assert directions(full, full) == 1, "nothing was judged"
+
+
+def test_what_a_quick_run_does_at_another_size_is_not_judged(tmp_path: Path) -> None:
+    once = {"mq": [20.0], "kafka": [10.0]}
+    restarts = file_of(tmp_path / "a", step="restart", measure="first_record_ms", **once)
+    assert list(differences(restarts, restarts)), "the rows are there"
+    assert directions(restarts, restarts) == 1, "nothing was judged"

@@ -164,6 +164,7 @@ def test_what_is_not_asked_for_is_everything_and_a_quick_run_leaves_the_document
     assert (plain.peers, plain.parts) == (list(MODULES), list(PARTS))
     assert plain.out.parts[-2:] == ("docs", "benchmarks")
     assert (quick.peers, quick.parts) == (["mq", "kafka"], ["works", "topics"])
+    assert main.options_of(["--quick"]).parts == ["works", "topics", "delayed"], "a restart needs a large log"
     assert "docs" not in quick.out.parts
     assert plain.runs != quick.runs
     with pytest.raises(SystemExit):

@@ -73,9 +73,16 @@ async def test_a_group_with_one_flushed_call_flushes_them_all() -> None:
         assert (written.acks, flushed.acks) == (Acks.FLUSHED, Acks.FLUSHED), "the level reached, not the one asked for"
 
 
-@pytest.mark.parametrize(("more_bytes", "operation"), [(0, "pwritev"), (ALIGNMENT, "allocate")])
-async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_allocated_ahead_of_larger_ones(
-    more_bytes: int, operation: str
+@pytest.mark.parametrize(
+    ("more_bytes", "acks", "operation"),
+    [
+        (0, Acks.FLUSHED, "pwritev"),
+        (ALIGNMENT, Acks.FLUSHED, "allocate"),
+        (0, Acks.WRITTEN, "allocate"),
+    ],
+)
+async def test_zeros_are_written_ahead_of_synced_groups_up_to_the_limit_and_space_allocated_ahead_of_others(
+    more_bytes: int, acks: Acks, operation: str
 ) -> None:
     disk = SimDisk()
     extent_bytes = 2 * ZERO_GROUP_BYTES_MAX
@@ -90,7 +97,7 @@ async def test_zeros_are_written_ahead_of_groups_up_to_the_limit_and_space_alloc
             value_bytes += 1
         disk.calls.clear()
         for _ in range(2):  # the first one is within what is prepared
-            await store.append([replace(append, batch=bytes(append.batch))])
+            await store.append([replace(append, batch=bytes(append.batch))], acks=acks)
         prepared = store._log.prepared_position
         before = prepared - extent_bytes
         grown = [call for call in disk.calls if "/commitlog/" in call.path and before <= call.position < prepared]
@@ -151,7 +158,8 @@ class SlowClock(FakeClock):
 
 
 async def test_the_loop_writes_small_groups_and_leaves_syncs_large_groups_and_growth_to_the_thread() -> None:
-    executor, config = NotingExecutor(), with_settings(commit_log_file_bytes=MiB, extent_bytes=INLINE_BYTES_MAX * 2)
+    executor = NotingExecutor()
+    config = with_settings(commit_log_file_bytes=8 * INLINE_BYTES_MAX, extent_bytes=2 * INLINE_BYTES_MAX)
     store = await Store.open(config, files=SimDisk(), clock=FakeClock(), executor=executor)
     topic, _ = await store.create_topic("t", 1)
     queue = QueueKey(topic.topic_id, 0)
@@ -166,7 +174,7 @@ async def test_the_loop_writes_small_groups_and_leaves_syncs_large_groups_and_gr
     assert await left(10, Acks.FLUSHED) == ["_sync"]
     assert await left(INLINE_BYTES_MAX, Acks.WRITTEN) == ["_write_and_sync"]
     assert await left(INLINE_BYTES_MAX, Acks.FLUSHED) == ["_write_and_sync"]
-    ways = [await left(30_000, Acks.WRITTEN) == [] for _ in range(80)]
+    ways = [await left(INLINE_BYTES_MAX // 4, Acks.WRITTEN) == [] for _ in range(80)]
     assert ways.count(False) >= 2, "rolls to the next file"
     assert ways.count(True) > ways.count(False)
     assert len(await values_of(store, queue)) == 84
@@ -421,10 +429,10 @@ async def test_the_disk_begins_with_a_piece_of_a_large_flushed_group_while_the_n
         frame_bytes = entry_bytes(append_of(queue, [bytes(WRITEOUT_BYTES)]), 1) - WRITEOUT_BYTES
         first = append_of(queue, [bytes(WRITEOUT_BYTES - frame_bytes - missing_bytes)])
         assert entry_bytes(first, 1) == WRITEOUT_BYTES - missing_bytes
-        await store.append([first, append_of(queue, [b"x"])], acks=acks)
+        await store.append([first, append_of(queue, [bytes(INLINE_BYTES_MAX)])], acks=acks)  # too much for the loop
         is_begun = acks is Acks.FLUSHED and not missing_bytes
         assert begun == ([WRITEOUT_BYTES] if is_begun else [])
-        assert [len(value) for value in await values_of(store, queue)][1] == 1
+        assert [len(value) for value in await values_of(store, queue)][1] == INLINE_BYTES_MAX
 
 
 @pytest.mark.parametrize("syncs_beside", [False, True])
@@ -434,7 +442,7 @@ async def test_readers_get_from_memory_what_is_in_the_log_whatever_kind_of_buffe
 ) -> None:
     disk = SimDisk()
     disk.syncs_beside = syncs_beside
-    async with opened(disk, with_settings(commit_log_file_bytes=4 * MiB, extent_bytes=MiB)) as store:
+    async with opened(disk, with_settings(commit_log_file_bytes=16 * INLINE_BYTES_MAX, extent_bytes=MiB)) as store:
         topic, _ = await store.create_topic("t", 1)
         queue = QueueKey(topic.topic_id, 0)
         for value_bytes in (10, 11, COPIED_BYTES_MAX, INLINE_BYTES_MAX // 2, 2 * INLINE_BYTES_MAX):

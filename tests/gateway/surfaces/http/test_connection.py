@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.connection import ConnectionLimiter
+from gateway.surfaces.http.connection import LINES_MAX, ConnectionLimiter, has_many_lines
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
@@ -170,6 +170,22 @@ async def test_what_is_no_http_is_answered_like_everything_else(gateway: Gateway
     assert headers.get("connection", "close") == "close"
     answer = orjson.loads(body)
     assert (answer["error_code"], answer["request_id"], answer["retriable"]) == (400, headers["x-request-id"], False)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_many"),
+    [
+        (b"a\r\n" * LINES_MAX, False),
+        (b"a\r\n" * (LINES_MAX + 1), True),
+        (b"\r\n" * (LINES_MAX + 1), True),
+        (b"a\n" * (10 * LINES_MAX), False),  # lines of a body
+        (b"a\n" * LINES_MAX + b"\r\n" * LINES_MAX, False),
+        (b"a\n" * LINES_MAX + b"\r\n" * (LINES_MAX + 1), True),
+        (b"", False),
+    ],
+)
+def test_more_line_ends_than_one_turn_has_time_for_are_many(data: bytes, is_many: bool) -> None:
+    assert has_many_lines(data) is is_many
 
 
 async def test_thousands_of_requests_at_once_are_answered_in_order_and_in_turns() -> None:

@@ -63,7 +63,7 @@ def _fields(fields: list[dict[str, Any]], common: dict[str, Any]) -> list[list[A
                 _range(field.get("nullableVersions")),
                 field.get("default"),
                 None if inner is None else _fields(inner, common),
-            ]  # fmt: skip
+            ]
         )
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
@@ -106,7 +107,5 @@ def test_mangled_requests_are_refused_and_nothing_else_happens(
         if written:
             written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(written[: data.draw(st.integers(0, len(written)))])
-    try:
+    with suppress(Malformed):
         schema.decode(name, version, cut)
-    except Malformed:
-        pass

@@ -13,7 +13,9 @@ from aiohttp.test_utils import make_mocked_request
 
 from gateway.auth.access import Permission, forbidden
 from gateway.codec.inflate import Inflater
+from gateway.codec.records import Format, render_records
 from gateway.codec.tags import tag_hash
+from gateway.codec.texts import KEPT_RECORDS_MIN
 from gateway.surfaces.http.answers import PACK_BYTES_MIN, packed
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.streaming import PIECE_RECORDS_MAX
@@ -331,6 +333,40 @@ async def test_one_batch_of_many_records_is_cut_between_them(client: Client, bro
     records = orjson.loads(await response.read())
     assert [int(record["value"][:5]) for record in records] == list(range(3, 59_000))
     assert response.headers["Mq-Next-Offset"] == "59000"
+
+
+async def test_texts_end_with_the_last_record_there_is_room_for(gateway: Gateway, broker: FakeBroker) -> None:
+    """Whatever pieces they come in: records from the first on as long as they fit, and at least one."""
+    values = [b"%d" % 10 ** (number % 7) for number in range(60)]
+    for first, last in ((0, 20), (20, 21), (21, 60)):
+        await send(broker, *values[first:last])
+    fetched = await gateway.consumer.fetch("orders", 0, 0, max_bytes=MiB)
+    rendered = render_records("orders", 0, fetched.entries, Format.JSON, start=0, stop=60)
+    sizes = [len(orjson.dumps(one)) for one in rendered]
+    kind = fetch.records_type(JSON["Accept"])
+    for start in (0, 5, 19, 20, 21, 59):
+        for count in range(1, 60 - start + 1):
+            for missing in (0, 1):
+                room_bytes = sum(sizes[start : start + count]) - missing
+                pull = fetch._Pull("orders", 16, 0, kind, start, 60, MiB, 60, 0, None)
+                texts, next_offset = await fetch._texts(gateway, pull, fetched.entries, 60, room_bytes)
+                assert next_offset == max(start + count - missing, start + 1)
+                assert b",".join([one.data for one in texts]) == b",".join(
+                    [orjson.dumps(one) for one in rendered[start:next_offset]]
+                )
+
+
+async def test_what_was_pulled_before_is_not_rendered_again(
+    client: Client, broker: FakeBroker, gateway: Gateway
+) -> None:
+    await send(broker, *[b"1"] * KEPT_RECORDS_MIN)
+    answers = [await (await client.get(PATH, headers=JSON)).read() for _ in range(2)]
+    assert answers[0] == answers[1]
+    held_bytes = gateway.texts.held_bytes
+    assert held_bytes > len(answers[0]) - 2
+    lines = await client.get(PATH, headers={"Accept": "application/x-ndjson"})
+    assert len((await lines.read()).splitlines()) == KEPT_RECORDS_MIN
+    assert gateway.texts.held_bytes > held_bytes  # in another form
 
 
 @pytest.mark.parametrize("query", ["max_bytes=67108864", "max_bytes=1048576", "max_bytes=67108864&filter=*"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,9 @@ class FirstPartition:
 
     def for_key(self, key: bytes, count: int) -> int:
         return zlib.crc32(key) % count
+
+    def for_keys(self, keys: Sequence[bytes], count: int) -> list[int]:
+        return [self.for_key(key, count) for key in keys]
 
     def next(self, topic: str, count: int, selector: str | None = None) -> int:
         return 0
