@@ -57,6 +57,9 @@ class KafkaStats:
     malformed_count: int = 0
     """Connections ended because of what came on them."""
 
+    fetched_record_count: int = 0
+    fetched_byte_count: int = 0
+
     malformed_quiet_until_s: float = 0.0
     """When the next line about them may be logged, monotonic."""
 

@@ -299,8 +299,8 @@ class KafkaConnection(asyncio.Protocol):
         rates = self._gateway.rates
         if rates is None:
             return
-        while (wait_ms := rates.spend(session.payer, requests=1)) is not None:
-            await asyncio.sleep(wait_ms / 1000)  # noqa: ASYNC110 - no event says that it may, but time
+        while (wait_ms := rates.spend(session.payer, requests=1)) is not None:  # noqa: ASYNC110 - time alone says when
+            await asyncio.sleep(wait_ms / 1000)
         rates.owe(session.payer, bytes_=size)
 
     # ------------------------------------------------------------------------------------------- responses

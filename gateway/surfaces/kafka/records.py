@@ -162,7 +162,7 @@ async def fetch(session: Session, header: Header, frame: memoryview, allowance: 
                 await asyncio.sleep(FULL_WAIT_S)
                 topics = [(name, [one._replace(batches=()) for one in found]) for name, found in topics]
             else:
-                gateway.stats.fetched_byte_count += size
+                gateway.stats.kafka.fetched_byte_count += size
             return write_fetched(topics, header.version)
         allowance.release()
         woken = asyncio.Event()
@@ -228,7 +228,7 @@ async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: i
     code = errors.NONE
     if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
         code = errors.OFFSET_OUT_OF_RANGE
-    session.gateway.stats.fetched_record_count += sum(entry.record_count for entry in fetched.entries)
+    session.gateway.stats.kafka.fetched_record_count += sum(entry.record_count for entry in fetched.entries)
     batches = [entry.batch for entry in fetched.entries]
     return PartitionBatches(one.partition, code, fetched.max_offset, fetched.min_offset, batches)
 

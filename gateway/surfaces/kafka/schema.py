@@ -1,6 +1,6 @@
 """Kafka's messages as dictionaries: one reader and one writer for each message and version. Pure.
 
-The layouts are in messages.json, made from Apache Kafka's message definitions (docs/decisions/0039-kafka-wire.md). A
+The layouts are in messages.json, made from Apache Kafka's message definitions (docs/decisions/0044-kafka-wire.md). A
 layout is compiled to nested functions when a version of it is first used. Produce and Fetch, which carry records, are
 not here (`produce.py`, `fetch.py`).
 
