@@ -21,8 +21,6 @@ from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.rest_v2.fast_path import FastPath
 
-log = logging.getLogger(__name__)
-
 BACKLOG = 1024
 LINGERING_S = 5.0
 """How long what a client still sends is read and dropped after it was refused, so that it gets to see the answer."""
@@ -53,11 +51,12 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def bound_kafka_sockets(config: GatewayConfig) -> Iterator[dict[str, socket.socket]]:
+def bound_kafka_sockets(config: GatewayConfig) -> Iterator[tuple[dict[str, socket.socket], list[str]]]:
     """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left
     out, with a warning, when its port is taken. Raises OSError."""
     with ExitStack() as stack:
         bound: dict[str, socket.socket] = {}
+        warnings: list[str] = []
         for listener in config.kafka_listeners:
             try:
                 bound[listener.name] = stack.enter_context(bound_socket(listener.host, listener.port))
@@ -65,11 +64,9 @@ def bound_kafka_sockets(config: GatewayConfig) -> Iterator[dict[str, socket.sock
                 if config.kafka.is_asked_for:
                     reason = error.strerror or str(error)
                     raise OSError(error.errno, f"Kafka listener {listener.host}:{listener.port}: {reason}") from error
-                log.warning(
-                    "no port for Kafka clients: %s:%d: %s; set kafka.port, or kafka.enabled = false",
-                    listener.host, listener.port, error.strerror,
-                )  # fmt: skip
-        yield bound
+                where = f"{listener.host}:{listener.port}: {error.strerror}"
+                warnings.append(f"no port for Kafka clients: {where}; set kafka.port, or kafka.enabled = false")
+        yield bound, warnings
 
 
 def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:

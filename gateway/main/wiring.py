@@ -130,7 +130,7 @@ async def run(
     _warn_of_exposure(config)
     async with AsyncExitStack() as parts:
         listener = parts.enter_context(bound_socket(config.host, config.port))
-        kafka_sockets = parts.enter_context(bound_kafka_sockets(config))
+        kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
@@ -170,6 +170,8 @@ async def run(
             ):
                 url = url_of(config.host, listener, tls)
                 announce(url)
+                for warning in kafka_warnings:
+                    log.warning("%s", warning)
                 for name, bound in kafka_sockets.items():
                     log.info("accepting Kafka clients listener=%s address=%s:%d", name, *bound.getsockname()[:2])
                 log.info(
