@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import tomllib
@@ -268,6 +269,18 @@ def test_packages_that_are_called_typed_say_so_to_type_checkers() -> None:
         packages += [distribution / name for name in names]
     assert len(packages) == len(ROOTS)
     assert [package for package in packages if not (package / "py.typed").exists()] == []
+
+
+def test_whatever_names_the_version_names_the_same() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    python = tomllib.loads((REPOSITORY / "clients" / "python" / "pyproject.toml").read_text())["project"]["version"]
+    package, lock = (
+        json.loads((REPOSITORY / "clients" / "js" / name).read_text()) for name in ("package.json", "package-lock.json")
+    )
+    assert {python, package["version"], lock["version"], lock["packages"][""]["version"]} == {version}
+    headings = re.findall(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased") == version
+    assert f"\n### {version}\n" in (REPOSITORY / "docs" / "upgrade.md").read_text()
 
 
 def test_every_test_directory_is_a_package() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
 import signal
 import time
@@ -45,6 +46,7 @@ from gateway.main.metrics import (
     timer_metrics,
     trail_metrics,
 )
+from gateway.main.notify import Notifier
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -128,7 +130,9 @@ async def run(
     tls = ServerTls(config.tls) if config.tls.is_on else None
     auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
     _warn_of_exposure(config)
+    manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
+        parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config.host, config.port))
         kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
@@ -170,6 +174,7 @@ async def run(
             ):
                 url = url_of(config.host, listener, tls)
                 announce(url)
+                manager.ready(url)
                 for warning in kafka_warnings:
                     log.warning("%s", warning)
                 for name, bound in kafka_sockets.items():
@@ -180,6 +185,7 @@ async def run(
                 )  # fmt: skip
                 await stopping.wait()
                 gateway.leaving.set()
+                manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
