@@ -12,6 +12,8 @@ StoreError
 ├── AlreadyStored    records of an append are known by their identity: names the originals  (409)
 ├── IdentityReused   an id came again with another content: never retry                (422)
 ├── SequenceGone     a producer's sequence number lies behind its newest, unused       (409)
+│   ├── SequenceGap      a batch does not follow the one before of its producer        (409)
+│   └── ProducerFenced   a newer epoch of the producer has sent                        (409)
 ├── OffsetMoved      an append was to get an offset that others have taken by now      (412)
 ├── TooManyIds       the window of ids, or the table of producers, is full             (429)
 ├── UnknownQueue     no such queue (or topic) in this store                            (404)
@@ -95,6 +97,14 @@ class IdentityReused(StoreError):
 
 class SequenceGone(StoreError):
     """A producer's sequence number is below its newest one and was never used. Nothing was stored."""
+
+
+class SequenceGap(SequenceGone):
+    """A batch of numbered records does not follow the last one of its producer. Nothing was stored."""
+
+
+class ProducerFenced(SequenceGone):
+    """A batch is of an older epoch than its producer's last one. Nothing was stored."""
 
 
 class OffsetMoved(StoreError):

@@ -478,27 +478,51 @@ class Store:
         return await self._writer.append(appends, acks)
 
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
-        """As `append`, for batches without an identity; their place among all appends is taken on return. Raises at
-        once UnknownQueue, RecordTooLarge, Overloaded, StoreStopped: nothing was stored."""
+        """As `append`; the place of new batches among all appends is taken on return. Raises at once UnknownQueue,
+        RecordTooLarge, Overloaded, StoreStopped, and for batches with an identity IdentityReused, SequenceGone,
+        TooManyIds: nothing was stored. AlreadyStored is the future's."""
         for append in appends:
-            assert append.identity is None
+            if append.identity is not None:
+                return self._begin_once(appends, acks)
         return self._writer.append(appends, acks)
+
+    def _begin_once(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
+        """As `_append_once`, begun on return when all is new."""
+        idempotency, now_ms = self._idempotency, self._clock.now_ms()
+        new = idempotency.resolved(appends, now_ms)
+        if not idempotency.in_flight(new):
+            try:
+                idempotency.check(new, now_ms)
+            except AlreadyStored:
+                pass  # said by the answer, as it may have to wait for the disk
+            else:
+                outcome = self._writer.append(new, acks)
+                idempotency.begin(new, outcome)
+                return outcome
+        return asyncio.ensure_future(self._append_once(appends, acks))
 
     async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
         """Raise what `append` would raise now for the identities of these batches (AlreadyStored, IdentityReused,
         SequenceGone, TooManyIds), if anything. For who has no room for what is new, and yet answers a repeat."""
+        await self._only_new(appends, acks)
+
+    async def _only_new(self, appends: Sequence[Append], acks: Acks) -> Sequence[Append]:
+        """As `refuse_known`; the batches as they are to be appended in this turn of the event loop."""
         idempotency = self._idempotency
-        while waiters := idempotency.in_flight(appends):
+        new = idempotency.resolved(appends, self._clock.now_ms())
+        while waiters := idempotency.in_flight(new):
             await asyncio.wait(waiters)
+            new = idempotency.resolved(appends, self._clock.now_ms())
         try:
-            idempotency.check(appends, self._clock.now_ms())
+            idempotency.check(new, self._clock.now_ms())
         except AlreadyStored as known:
             if acks is Acks.FLUSHED and known.last_position >= self._log.durable_position:
                 await self._writer.append((), Acks.FLUSHED)  # the originals were only written
             raise
+        return new
 
     async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
-        await self.refuse_known(appends, acks=acks)  # it returns in the turn of its check: nothing comes in between
+        appends = await self._only_new(appends, acks)  # in the turn of its check: nothing comes in between
         outcome = self._writer.append(appends, acks)
         self._idempotency.begin(appends, outcome)
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way

@@ -95,13 +95,25 @@ class ProducerSequence(NamedTuple):
     sequence: int
 
 
+class RecordNumbers(NamedTuple):
+    """The numbers that a producer of Kafka's protocol gave to the records of one batch for one queue: from
+    `first` on, without a gap behind the batch before, from 0 on in each `epoch`. After 2^31 - 1 comes 0."""
+
+    producer_id: bytes
+    epoch: int
+    first: int
+    record_count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """By what a repeated send of a batch is recognised. `message_ids` has one id a record, or NO_ID, or is empty."""
+    """By what a repeated send of a batch is recognised. `message_ids` has one id a record, or NO_ID, or is empty.
+    `numbers` becomes `producer` when the batch is appended: what they mean depends on the batch before."""
 
     message_ids: Sequence[bytes] = ()
     request: RequestPart | None = None
     producer: ProducerSequence | None = None
+    numbers: RecordNumbers | None = None
 
 
 class ScheduleKey(NamedTuple):

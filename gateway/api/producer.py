@@ -53,10 +53,12 @@ from store.types import (
     Acks,
     Append,
     Appended,
+    Buffer,
     Delay,
     Identity,
     Original,
     ProducerSequence,
+    RecordNumbers,
     RequestPart,
 )
 from timer.errors import ScheduleKeyTaken
@@ -120,6 +122,18 @@ class Begun(NamedTuple):
     topic: str
     partition: int
     route: Route
+    batch_bytes: int
+    started_s: float
+
+
+class BegunBatch(NamedTuple):
+    """A raw batch on its way to `partition`; see `Begun`."""
+
+    outcome: asyncio.Future[list[Appended]]
+    topic: str
+    partition: int
+    route: Route
+    record_count: int
     batch_bytes: int
     started_s: float
 
@@ -623,23 +637,15 @@ class Producer:
             if unseen_bytes > _TURN_BYTES:
                 unseen_bytes = 0
                 await asyncio.sleep(0)
-            header, tag_hashes = check_sent_batch(batch)
-            if view.config.max_message_bytes is not None:
-                _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
+            count, tag_hashes = _checked_batch(view, batch)
             target = self._selector.next(topic, view.partitions, selector) if partition is None else partition
             route = self._routes.writable(topic, target)
-            request_indexes = range(record_count, record_count + header.record_count)
+            request_indexes = range(record_count, record_count + count)
             own: Identity | None = None
             if identity is not None or sequence is not None:
                 own = _Send(view, (), False, acks, identity, sequence, [], False, False).identity_of(request_indexes)
-            record_count += header.record_count
-            append = Append(
-                queue=route.queue,
-                batch=batch,
-                record_count=header.record_count,
-                tag_hashes=tag_hashes,
-                identity=own,
-            )
+            record_count += count
+            append = Append(queue=route.queue, batch=batch, record_count=count, tag_hashes=tag_hashes, identity=own)
             parts.append(_Part(_Lane(target, request_indexes), route, append))
         receipts: dict[int, BatchReceipt] = {}  # by the index of the first record
 
@@ -657,6 +663,45 @@ class Producer:
             receipts[lane.request_indexes[0]] = BatchReceipt(lane.partition, offset, append.record_count, answer.acks)
             self._count(topic, append.record_count)
         return [receipts[part.lane.request_indexes[0]] for part in parts]
+
+    def begin_batch(self, topic: str, partition: int, batch: Buffer, *, acks: Acks | None) -> BegunBatch:
+        """Begin to send one raw batch to a partition; `finish_batch` takes the broker's answer. A repeat of a batch
+        that an idempotent producer has numbered stores nothing twice. Raises as `produce_batches`, SequenceGone;
+        nothing was stored then."""
+        view = self._routes.topic(topic)
+        _check_partition(view, partition)
+        count, tag_hashes = _checked_batch(view, batch)
+        route = self._routes.writable(topic, partition)
+        append = Append(
+            queue=route.queue,
+            batch=batch,
+            record_count=count,
+            tag_hashes=tag_hashes,
+            identity=_identity_of_numbered(batch, count),
+        )
+        started_s = perf_counter()
+        outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
+        return BegunBatch(outcome, topic, partition, route, count, len(batch), started_s)
+
+    def finish_batch(self, begun: BegunBatch) -> BatchReceipt:
+        """Where a begun batch is. Raises what the broker's answer raises."""
+        outcome, topic, partition, route, count, batch_bytes, started_s = begun
+        try:
+            (answer,) = outcome.result()
+        except AlreadyStored as known:
+            original = known.originals[0][0]
+            partition, offset = self._routes.locate(topic, route.broker, original.queue, original.offset)
+            self.duplicate_count += count
+            return BatchReceipt(partition, offset, count, self._acks, True)
+        except (StoreStopped, DiskFull, Overloaded) as error:
+            if not isinstance(error, SealedQueue):  # a queue's, not the broker's
+                self._routes.failed(route.broker, perf_counter() * 1000)
+            raise
+        ended_s = perf_counter()
+        self._routes.answered(route.broker, (ended_s - started_s) * 1000, ended_s * 1000)
+        self._count(topic, count)
+        self.byte_count += batch_bytes
+        return BatchReceipt(partition, route.to_logical(answer.base_offset), count, answer.acks)
 
     def _count(self, topic: str, record_count: int) -> None:
         self.record_counts[topic] = self.record_counts.get(topic, 0) + record_count
@@ -799,6 +844,10 @@ def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
 _TAG_OF = attrgetter("tag")
 _MSG_ID_OF = attrgetter("msg_id")
 _SCOPE = struct.Struct(">I")
+_PRODUCER_ID = struct.Struct(">8sq")
+assert _PRODUCER_ID.size == ID_BYTES
+KAFKA_PRODUCER = b"kafka\0\0\0"
+"""Begins the ids of producers of Kafka's protocol; those of others are hashes."""
 
 
 def _shifted(request_indexes: Sequence[int], by: int) -> Sequence[int]:
@@ -877,6 +926,23 @@ def _tag_hashes(records: Sequence[ProduceRecord], request_indexes: Sequence[int]
     """One hash a record of a batch; none when no record of it has a tag."""
     hashes = [0 if (tag := records[request_index].tag) is None else tag_hash(tag) for request_index in request_indexes]
     return hashes if any(hashes) else ()
+
+
+def _identity_of_numbered(batch: Buffer, count: int) -> Identity | None:
+    """The identity of a checked batch whose producer has numbered its records."""
+    producer_id, epoch, first = record_batch.numbers_of(batch)
+    if producer_id < 0 or epoch < 0 or first < 0:
+        return None
+    return Identity(numbers=RecordNumbers(_PRODUCER_ID.pack(KAFKA_PRODUCER, producer_id), epoch, first, count))
+
+
+def _checked_batch(view: TopicView, batch: Buffer) -> tuple[int, Sequence[int]]:
+    """The number of records of a raw batch, and their tag hashes. Raises MalformedBatch, RecordTooLarge, IllegalRecord,
+    RequestError."""
+    header, tag_hashes = check_sent_batch(batch)
+    if view.config.max_message_bytes is not None:
+        _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
+    return header.record_count, tag_hashes
 
 
 def _check_partition(view: TopicView, partition: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.routing.base import TopicView
+from gateway.routing.base import Routes, TopicView
 from store.topics import Changes, KeyForm, TopicConfig
 
 
@@ -43,3 +43,14 @@ class TopicAdmin(Protocol):
     def ready(self) -> Sequence[str]:
         """Why this broker cannot take records now; empty when it can."""
         ...
+
+
+async def delete_before(routes: Routes, topic: str, partition: int, offset: int) -> None:
+    """Give up the records of a partition before an offset, for good: nobody is shown them any more, and their bytes go
+    with the log's files. Durable on return. Raises UnknownQueue."""
+    for segment in routes.chain(topic, partition):
+        before_offset = segment.to_physical(offset)
+        if segment.physical_end is not None:
+            before_offset = min(before_offset, segment.physical_end)
+        if before_offset > segment.physical_start:
+            await segment.broker.expire_queue(segment.queue, before_offset)

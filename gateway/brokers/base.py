@@ -28,7 +28,8 @@ class Broker(Protocol):
         ...
 
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
-        """As `append`, for batches without an identity: begun on return. Raises at once what refuses them."""
+        """As `append`: begun on return, when none of the batches was sent before. Raises at once what refuses them;
+        what was sent before, the future says."""
         ...
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:

@@ -23,6 +23,12 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Port to listen on; 0 picks a free one. [dim]default: 8082[/dim]")
     ] = None,
+    kafka_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port for Kafka clients; 0 picks a free one. [dim]default: 9092, if free, and on loopback only[/dim]"
+        ),
+    ] = None,
     acks: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +67,7 @@ def serve(
         "data": data,
         "host": host,
         "port": port,
+        "kafka.port": kafka_port,
         "store.acks": acks,
         "log_level": log_level,
         "auth.enabled": auth or None,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.membership import Member, Share
+from gateway.groups.machines.membership import Join, Member, PlanState, Share
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import Subscription
 from store.limits import MiB
@@ -266,6 +266,25 @@ class Groups(Protocol):
 
     async def leave(self, group: str, member: MemberKey) -> None:
         """Go; all that was owned is free. Raises UnknownMember, StaleGeneration."""
+        ...
+
+    # Members that plan (Kafka's protocol): one of them computes the assignment while all of them can
+
+    def plan_state(self, group: str) -> PlanState | None:
+        """How the assignment of a group is made now; None: it has no members."""
+        ...
+
+    async def begin_round(self, group: str, joins: Sequence[Join], leaving: Sequence[str]) -> list[Share | Exception]:
+        """Members come in or say again what they want, all in one generation, which begins in any case while all
+        members plan; `leaving` are put out. What each is to know, or why it is refused. Durable on return."""
+        ...
+
+    async def assign(
+        self, group: str, member: MemberKey, shares: Mapping[str, Sequence[TopicPartition]], notes: Mapping[str, bytes]
+    ) -> Share:
+        """The assignment that was asked of the leader; what is not there (any more) is left out. What members owned and
+        do not get is released. `notes`: bytes for members. Durable on return. Raises UnknownMember, StaleGeneration,
+        IllegalRequest."""
         ...
 
     # Progress

@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -32,23 +32,42 @@ MALFORMED_LOG_INTERVAL_S = 60.0
 
 
 @contextmanager
-def bound_socket(config: GatewayConfig) -> Iterator[socket.socket]:
+def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to.
 
     Raises OSError.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except ValueError as error:  # a label that is too long, a null character
-        raise OSError(errno.EINVAL, f"host {config.host[:100]!r} is no host name") from error
+        raise OSError(errno.EINVAL, f"host {host[:100]!r} is no host name") from error
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         yield listener
+
+
+@contextmanager
+def bound_kafka_sockets(config: GatewayConfig) -> Iterator[tuple[dict[str, socket.socket], list[str]]]:
+    """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left
+    out, with a warning, when its port is taken. Raises OSError."""
+    with ExitStack() as stack:
+        bound: dict[str, socket.socket] = {}
+        warnings: list[str] = []
+        for listener in config.kafka_listeners:
+            try:
+                bound[listener.name] = stack.enter_context(bound_socket(listener.host, listener.port))
+            except OSError as error:
+                if config.kafka.is_asked_for:
+                    reason = error.strerror or str(error)
+                    raise OSError(error.errno, f"Kafka listener {listener.host}:{listener.port}: {reason}") from error
+                where = f"{listener.host}:{listener.port}: {error.strerror}"
+                warnings.append(f"no port for Kafka clients: {where}; set kafka.port, or kafka.enabled = false")
+        yield bound, warnings
 
 
 def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
@@ -98,7 +117,11 @@ def _context(tls: ServerTls | None) -> ssl.SSLContext | None:
 
 @asynccontextmanager
 async def listening(
-    application: web.Application, gateway: Gateway, listener: socket.socket, tls: ServerTls | None = None
+    application: web.Application,
+    gateway: Gateway,
+    limiter: ConnectionLimiter,
+    listener: socket.socket,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[None]:
     """Answer requests; on leaving, stop accepting and let running requests finish."""
     config = gateway.config
@@ -106,7 +129,6 @@ async def listening(
     await runner.setup()
     server = runner.server
     assert server is not None
-    limiter = ConnectionLimiter(config.limits, gateway.stats)
     request_ids = RequestIds()
     fast_path = FastPath(gateway, origins_of(config), request_ids)
     protocol_log = _protocol_log(gateway.stats)

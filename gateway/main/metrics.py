@@ -40,6 +40,7 @@ class Collector:
         yield from self._requests()
         yield from self._records()
         yield from self._sockets()
+        yield from self._kafka()
         for source in self._sources:
             yield from source()
 
@@ -58,6 +59,20 @@ class Collector:
             "mq_http_malformed_requests", "Requests that were not HTTP.", value=self._stats.malformed_request_count
         )
 
+    def _kafka(self) -> Iterator[Metric]:
+        stats = self._stats.kafka
+        requests = CounterMetricFamily("mq_kafka_requests", "Requests of Kafka clients answered.", labels=("api",))
+        for name, count in stats.requests.items():
+            requests.add_metric((name,), count)
+        yield requests
+        yield GaugeMetricFamily("mq_kafka_connections", "Kafka clients connected now.", value=stats.connection_count)
+        yield CounterMetricFamily(
+            "mq_kafka_malformed", "Connections ended because of what came on them.", value=stats.malformed_count
+        )
+        yield CounterMetricFamily(
+            "mq_kafka_fetched_bytes", "Bytes fetched by Kafka clients.", value=stats.fetched_byte_count
+        )
+
     def _records(self) -> Iterator[Metric]:
         producer = self._producer
         records = CounterMetricFamily("mq_produce_records", "Records accepted, delayed ones too.", labels=("topic",))
@@ -73,6 +88,7 @@ class Collector:
         consumed = CounterMetricFamily("mq_consume_records", "Records handed to clients.", labels=("way",))
         consumed.add_metric(("http",), stats.fetched_record_count)
         consumed.add_metric(("socket",), stats.ws_sent_message_count)
+        consumed.add_metric(("kafka",), stats.kafka.fetched_record_count)
         yield consumed
         yield CounterMetricFamily("mq_fetch_records", "Records pulled over HTTP.", value=stats.fetched_record_count)
         yield CounterMetricFamily("mq_fetch_bytes", "Bytes pulled over HTTP.", value=stats.fetched_byte_count)

@@ -35,7 +35,7 @@ from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
-from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
+from gateway.main.listener import BACKLOG, answering_not_ready, bound_kafka_sockets, bound_socket, listening, url_of
 from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import (
@@ -60,8 +60,10 @@ from gateway.routing.tail_watcher import TailWatcher
 from gateway.settings.config import GatewayConfig
 from gateway.surfaces.http.admission import rates_of
 from gateway.surfaces.http.application import uses_c_parser
+from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress
+from gateway.surfaces.kafka.server import serving_kafka
 from gateway.surfaces.native.recurring import RECURRING
 from gateway.surfaces.native.schedules import SCHEDULES
 from gateway.surfaces.rest_v2.consumers import install_instances
@@ -135,7 +137,8 @@ async def run(
     manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
         parts.enter_context(manager.beating())
-        listener = parts.enter_context(bound_socket(config))
+        listener = parts.enter_context(bound_socket(config.host, config.port))
+        kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
@@ -172,10 +175,19 @@ async def run(
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
                 tasks.create_task(give_back_forever(), name="memory"),
             ]
-            async with listening(application, gateway, listener, tls):
+            limiter = ConnectionLimiter(config.limits, gateway.stats)
+            ssl_context = None if tls is None else tls.context
+            async with (
+                listening(application, gateway, limiter, listener, tls),
+                serving_kafka(gateway, limiter, kafka_sockets, ssl_context=ssl_context, backlog=BACKLOG),
+            ):
                 url = url_of(config.host, listener, tls)
                 announce(url)
                 manager.ready(url)
+                for warning in kafka_warnings:
+                    log.warning("%s", warning)
+                for name, bound in kafka_sockets.items():
+                    log.info("accepting Kafka clients listener=%s address=%s:%d", name, *bound.getsockname()[:2])
                 log.info(
                     "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
                     url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,

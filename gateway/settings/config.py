@@ -7,9 +7,9 @@ Later wins: defaults, TOML file, environment, flags. A setting is named `port` o
     environment   MQ_PORT=8082         MQ_STORE_ACKS=written
     flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
 
-The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`. Secrets are never settings:
-settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are refused
-everywhere, so a misspelt setting never passes for its default.
+The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`, `kafka`. Secrets are never
+settings: settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are
+refused everywhere, so a misspelt setting never passes for its default.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from gateway.auth.config import AuthConfig
 from gateway.auth.operator_files import SETTINGS_BYTES_MAX, parse_toml, read_file
+from gateway.settings.kafka import KafkaConfig, KafkaListener
 from gateway.settings.limits import Limits
 from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
@@ -120,6 +121,7 @@ class GatewayConfig:
     timer: TimerConfig
     auth: AuthConfig
     tls: TlsConfig = field(default_factory=TlsConfig)
+    kafka: KafkaConfig = field(default_factory=KafkaConfig)
     limits: Limits = field(default_factory=Limits)
     """`delay_ms_max` among them is the timer's `delay_max_ms`."""
 
@@ -143,11 +145,22 @@ class GatewayConfig:
                 f"host {self.host} can be reached from other machines, and nobody is asked who they are: "
                 "use 127.0.0.1, or auth.enabled, or set insecure_no_auth when that is what you want"
             )
+        exposed = [one.host for one in self.kafka_listeners if not _is_loopback(one.host)]
+        if exposed and not (self.auth.enabled or self.insecure_no_auth):
+            raise ConfigError(
+                f"kafka.listeners: {exposed[0]} can be reached from other machines, and nobody is asked who they are: "
+                "use auth.enabled, or set insecure_no_auth when that is what you want"
+            )
         for origin in self.allowed_origins:
             try:
                 check_origin_text(origin)
             except ValueError as error:
                 raise ConfigError(f"allowed_origins: {error}") from error
+
+    @property
+    def kafka_listeners(self) -> list[KafkaListener]:
+        """Where Kafka clients are listened for."""
+        return self.kafka.listening_on(self.host, is_loopback=self.is_loopback)
 
     @property
     def is_loopback(self) -> bool:
@@ -215,6 +228,7 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
             timer=timer,
             auth=AuthConfig(data=data, **section("auth")),
             tls=TlsConfig(**section("tls")),
+            kafka=KafkaConfig(**section("kafka")),
             limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
             **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]
         )
@@ -249,7 +263,7 @@ def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, o
     return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
 
 
-SECTIONS = frozenset(("store", "timer", "auth", "tls", "limits"))
+SECTIONS = frozenset(("store", "timer", "auth", "tls", "kafka", "limits"))
 
 _KNOWN: dict[str, object] = {
     **_settings_of(GatewayConfig, "", SECTIONS),
@@ -257,6 +271,7 @@ _KNOWN: dict[str, object] = {
     **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
     **_settings_of(AuthConfig, "auth.", frozenset(("data",))),
     **_settings_of(TlsConfig, "tls.", frozenset()),
+    **_settings_of(KafkaConfig, "kafka.", frozenset()),
     **_settings_of(Limits, "limits.", frozenset(("delay_ms_max",))),
 }
 

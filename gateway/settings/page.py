@@ -16,6 +16,7 @@ from typing import Literal, get_args, get_origin
 
 from gateway.auth.config import AuthConfig
 from gateway.settings.config import GatewayConfig, known_settings, variable_of
+from gateway.settings.kafka import KafkaConfig
 from gateway.settings.limits import Limits
 from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
@@ -49,6 +50,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "timer": (TimerConfig, "Delayed records: `[timer]`"),
     "auth": (AuthConfig, "Authentication: `[auth]`"),
     "tls": (TlsConfig, "TLS: `[tls]`"),
+    "kafka": (KafkaConfig, "Kafka clients: `[kafka]`"),
     "limits": (Limits, "Limits: `[limits]`"),
 }
 

@@ -20,13 +20,14 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
 from store.dedup.ids import DedupIndex, Row, row_of
 from store.dedup.journal import DedupJournal, JournalDamaged, Segment
-from store.dedup.producers import ProducerTable, Table, decode_table, encode_table
+from store.dedup.producers import ProducerTable, Table, batch_number, decode_table, encode_table
 from store.errors import AlreadyStored, Corrupt
 from store.files import Files
 from store.log.commit_log import CommitLog
@@ -148,6 +149,27 @@ class Idempotency:
                 self._producers_changed = True
 
     # ---- sending -------------------------------------------------------------------------------------------------
+
+    def resolved(self, appends: Sequence[Append], now_ms: int) -> Sequence[Append]:
+        """The batches with the numbers that their producers' records stand for, as things are now; what is in flight
+        counts as stored. Raises SequenceGap, ProducerFenced."""
+        return [
+            append
+            if (identity := append.identity) is None or identity.numbers is None
+            else self._resolved(append, now_ms)
+            for append in appends
+        ]
+
+    def _resolved(self, append: Append, now_ms: int) -> Append:
+        identity = append.identity
+        assert identity is not None
+        assert identity.numbers is not None
+        producer_id = identity.numbers.producer_id
+        newest = self._producers.newest(append.queue, producer_id, now_ms)
+        if (sequences := self._producers_in_flight.get((producer_id, append.queue))) is not None:
+            newest = max(sequences) if newest is None else max(newest, *sequences)
+        producer = ProducerSequence(producer_id, batch_number(identity.numbers, newest))
+        return replace(append, identity=replace(identity, producer=producer, numbers=None))
 
     def in_flight(self, appends: Sequence[Append]) -> set[Waiter]:
         """The calls under way that must be answered before it can be said whether these batches are known."""

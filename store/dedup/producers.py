@@ -9,6 +9,15 @@ kept) comes too late to keep its place, and is refused rather than taken for a r
 This outlives the window of ids by far: a job that stopped days ago goes on where it was. A producer that has sent
 nothing to a queue for `expiry_ms` is forgotten; from then on its numbers count as new.
 
+Producers of Kafka's protocol number records, not batches, and leave no gap (`RecordNumbers`). The number of such a
+batch is made of its epoch (15 bits) and the number of its last record (31 bits), between them 17 bits that count how
+often the latter has begun anew; so numbers rise, and the rules above hold (`batch_number`):
+
+    epoch 0, records 0 to 9                          0<<48 |       9
+    epoch 0, records 2,147,483,640 to 2,147,483,647  0<<48 | 2^31 - 1
+    epoch 0, records 0 to 4                          0<<48 |     1<<31 | 4
+    epoch 1, records 0 to 4                          1<<48 |       4
+
 Invariants
     S1  a batch is stored only if its number is higher than every stored one of its producer and queue
     S2  `add` takes every entry, in the order of the log; the same entries give the same table, and an entry it knows
@@ -26,14 +35,42 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from store.errors import SequenceGone, TooManyIds
-from store.types import Entry, Original, ProducerSequence, QueueKey
+from store.errors import ProducerFenced, SequenceGap, SequenceGone, TooManyIds
+from store.types import Entry, Original, ProducerSequence, QueueKey, RecordNumbers
 
 SEQUENCES_KEPT = 5
 """Batches of one producer and queue that are remembered with their offsets."""
 
 _ROW = struct.Struct(">16sIIB")
 _SENT = struct.Struct(">qqqq")
+
+
+_EPOCH_SHIFT = 48
+_NUMBER_MAX = 2**31 - 1
+
+
+def batch_number(numbers: RecordNumbers, newest: int | None) -> int:
+    """The number of a batch whose producer's last batch for the queue has the number `newest`; None: it has none.
+
+    A number up to `newest` is of a repeat. Raises SequenceGap, ProducerFenced.
+    """
+    _, epoch, first, count = numbers
+    last = (first + count - 1) & _NUMBER_MAX
+    if newest is None:  # unknown, or forgotten: a producer may begin anywhere
+        return epoch << _EPOCH_SHIFT | last
+    newest_epoch = newest >> _EPOCH_SHIFT
+    if epoch < newest_epoch:
+        raise ProducerFenced(f"epoch {epoch} of a producer that has sent in epoch {newest_epoch}")
+    if epoch > newest_epoch:
+        if first:
+            raise SequenceGap(f"epoch {epoch} begins with record {first}, not 0")
+        return epoch << _EPOCH_SHIFT | last
+    if first == (newest + 1) & _NUMBER_MAX:
+        return newest + count
+    repeated = newest - ((newest - last) & _NUMBER_MAX)
+    if newest - repeated > _NUMBER_MAX // 2 or repeated >> _EPOCH_SHIFT != epoch:
+        raise SequenceGap(f"record {first} of a producer follows record {newest & _NUMBER_MAX}")
+    return repeated
 
 
 class Sent(NamedTuple):
@@ -79,6 +116,11 @@ class ProducerTable:
                 f"sequence {producer.sequence} was not used before {sent[-1].sequence} was; numbers must rise"
             )
         return Original(queue, None, sent[0].position, sent[0].store_time_ms)
+
+    def newest(self, queue: QueueKey, producer_id: bytes, now_ms: int) -> int | None:
+        """The highest number of a stored batch; None when none is known."""
+        sent = self._alive(producer_id, queue, now_ms)
+        return sent[-1].sequence if sent else None
 
     def _alive(self, producer_id: bytes, queue: QueueKey, now_ms: int) -> tuple[Sent, ...]:
         sent = self._all((producer_id, queue))

@@ -179,6 +179,7 @@ class Coordinator:
         # The methods of `Groups` that a part does (those of receiving and settling: see `start`).
         self.join, self.heartbeat, self.share_changed = stream.join, stream.heartbeat, stream.share_changed
         self.release, self.leave = stream.release, stream.leave
+        self.begin_round, self.assign, self.plan_state = stream.begin_round, stream.assign, stream.plan_state
         self.committed, self.start_offset, self.commit = offsets.committed, offsets.start_offset, offsets.commit
         self.lag, self.reset = offsets.lag, offsets.reset
         self.redrive = self.dead_letters.redrive

@@ -36,7 +36,7 @@ from gateway.groups.machines.events import (
     MembershipEvent,
     Rebalanced,
 )
-from gateway.groups.machines.membership import ASSIGNED_BYTES, MEMBER_BYTES, TOPIC_BYTES, Join, Share
+from gateway.groups.machines.membership import ASSIGNED_BYTES, MEMBER_BYTES, TOPIC_BYTES, Join, PlanState, Share
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, document_bytes
@@ -128,14 +128,35 @@ class StreamMode:
                     outcomes.append(error)
             return outcomes
 
-    async def _join_some(self, name: str, joins: Sequence[Join]) -> list[Share | Exception]:
+    async def begin_round(self, group: str, joins: Sequence[Join], leaving: Sequence[str]) -> list[Share | Exception]:
+        """See `Groups.begin_round`."""
+        check_group_name(group)
+        context = self._context
+        async with context.whole_group(group):
+            if context.table.config(group).mode == BROADCAST:
+                raise IllegalRequest(f"group={group} is broadcasting: no member can plan for others")
+            return await self._join_some(group, joins, leaving, is_round=True)
+
+    def plan_state(self, group: str) -> PlanState | None:
+        """See `Groups.plan_state`."""
+        table = self._context.table
+        if group not in table or not (membership := table.get(group).membership).members():
+            return None
+        return membership.plan_state()
+
+    async def _join_some(
+        self, name: str, joins: Sequence[Join], leaving: Sequence[str] = (), *, is_round: bool = False
+    ) -> list[Share | Exception]:
         """The turn of the group is the caller's."""
         context = self._context
         state = context.table.get_or_new(name)
         if state.leased_count(context.clock.now_ms()):
             raise GroupActive(f"group={name} has records on lease in queue mode; use another group to stream")
         topics = context.routes.topics()
-        events, errors = await self._decided(topics, lambda: state.membership.decide_joins(joins, topics))
+        events, errors = await self._decided(
+            topics,
+            lambda: state.membership.decide_joins(joins, topics, leaving=leaving, is_round=is_round),
+        )
         wishes: list[DocumentPut] = []
         known = dict(state.documents)
         try:
@@ -150,7 +171,10 @@ class StreamMode:
             if len(joins) == 1:
                 return [error]
             half = len(joins) // 2
-            return [*await self._join_some(name, joins[:half]), *await self._join_some(name, joins[half:])]
+            return [
+                *await self._join_some(name, joins[:half], leaving, is_round=is_round),
+                *await self._join_some(name, joins[half:], is_round=is_round),
+            ]
         membership = context.table.get(name).membership
         outcomes: list[Share | Exception] = []
         for join, refusal in zip(joins, errors, strict=True):
@@ -202,13 +226,25 @@ class StreamMode:
             await context.write([*events, *_offsets_of_nameless(name)])
 
     async def assign(
-        self, group: str, member: MemberKey, shares: Mapping[str, Sequence[Partition]], notes: Mapping[str, bytes]
+        self, group: str, member: MemberKey, shares: Mapping[str, Sequence[TopicPartition]], notes: Mapping[str, bytes]
     ) -> Share:
-        """The assignment that the leader computed, where the group has no strategy."""
+        """See `Groups.assign`."""
         context = self._context
         async with context.turns.of_group(group):
             membership = context.table.get(group).membership
-            await context.write(membership.decide_assign(*member, shares, context.routes.topics(), notes=notes))
+            topics = context.routes.topics()
+            views = {view.name: view for view in topics}
+            planned = {
+                member_id: [
+                    Partition(topic, views[topic].topic_id, number)
+                    for topic, number in share
+                    if topic in views and 0 <= number < views[topic].partitions
+                ]
+                for member_id, share in shares.items()
+            }
+            events = membership.decide_assign(*member, planned, topics, notes=notes)
+            with context.room.for_bytes(group, _added_bytes(context.table.get(group), (), events)):
+                await context.write(events)
             return membership.share(member.member_id)
 
     def decide_evict(self, group: str) -> list[MembershipEvent]:

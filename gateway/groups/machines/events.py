@@ -38,6 +38,8 @@ class MemberJoined:
     since_generation: int
     metadata: bytes = b""
     visible: Visible | None = None
+    plans: bool = False
+    """See `Member.plans`. Written only when it is true, so that servers from before it read what they know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +274,8 @@ def encode_event(event: Event) -> bytes:
     written: dict[str, Any] = {"event": _NAMES[kind]}
     for name, write in _WRITERS[kind]:
         value = getattr(event, name)
+        if name == "plans" and not value:
+            continue
         written[name] = value if write is None else write(value)
     return orjson.dumps(written)
 

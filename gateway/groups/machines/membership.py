@@ -21,10 +21,14 @@ it, and has since that generation or an earlier one. Owning ends only with a rel
 only in a later generation (M2), so whoever lost a partition without knowing is refused, though it may own it again.
 Each join begins a generation: an earlier process under the same member id is told from its successor, and refused.
 
-Assignment by a member (`strategy=None`). After a change of members a generation begins without any target; the shell
-asks the leader (the longest member), which answers through `decide_assign`. Until then members keep what they own and
-may release it (eager protocols do). A leader that does not answer in `drain_timeout_ms` is put out. Kafka's join
-barrier, who has joined again in this generation, is the adapter's.
+Assignment by a member: where the group has no strategy, and while all members plan, as Kafka's do. After a change of
+members a generation begins without any target; the shell asks the leader (the longest member), which answers through
+`decide_assign`. Until then members keep what they own and may release it (eager protocols do). A leader that does not
+answer in `drain_timeout_ms` is put out, unless all plan. Kafka's join barrier, who has joined again in this
+generation, is the adapter's (gateway/surfaces/kafka/groups.py), and so is how long it waits. A round (`decide_joins`
+with `is_round`) always begins a generation. What a planner does not get in a leader's assignment it has given up
+before: its clients revoke first and join then, or the leader gives nothing to others that has not been revoked. So the
+assignment releases it. When a member comes that does not plan, the strategy decides.
 
 `now_ms` is monotonic time everywhere in this file: sessions are lengths of time. At start, events are applied with the
 time of the start, so every member has a whole session to be heard in again; its partitions wait for it.
@@ -64,6 +68,7 @@ from gateway.groups.machines.events import (
     Rebalanced,
 )
 from gateway.groups.machines.strategies.base import IllegalAssignment, Partition, Strategy, allocate, check
+from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
 from gateway.routing.base import TopicView
 
@@ -86,6 +91,7 @@ REPLACED = "replaced"
 SESSION_EXPIRED = "session_expired"
 DRAIN_EXPIRED = "drain_expired"
 ASSIGNMENT_EXPIRED = "assignment_expired"
+ROUND_EXPIRED = "round_expired"
 FORCED = "forced"
 
 
@@ -99,6 +105,10 @@ class Member:
     metadata: bytes
     since_generation: int
     """Who calls with an earlier one is a former process under this member id."""
+
+    plans: bool = False
+    """It can compute the assignment for all members, as members of Kafka's protocol can, and does while all of them
+    can."""
 
     @property
     def size_bytes(self) -> int:
@@ -114,6 +124,16 @@ class Join(NamedTuple):
     generation: int | None = None
     session_timeout_ms: int | None = None
     metadata: bytes = b""
+    plans: bool = False
+
+
+class PlanState(NamedTuple):
+    """How the assignment of a group is made: `is_planned` by its members; `is_asked`: it is awaited from `leader`."""
+
+    generation: int
+    is_planned: bool
+    is_asked: bool
+    leader: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +243,11 @@ class Membership:
 
         Raises UnknownMember, or StaleGeneration when one of them is another's, or was in between.
         """
-        self._caller(member_id, generation)
+        member = self._caller(member_id, generation)
         for partition in partitions:
             owner = self._owned.get(partition)
+            if owner is None and member.plans:  # it was released by an assignment, and nobody has it since
+                continue
             if owner is None or owner.member_id != member_id or generation < owner.generation:
                 raise StaleGeneration(
                     f"group={self.group} member={member_id} does not own partition {partition.partition} of topic "
@@ -235,8 +257,23 @@ class Membership:
     def next_deadline_ms(self) -> int | None:
         """When `decide_expiry` may next have something to do, if nobody is heard until then."""
         sessions = [heard + self._members[member].session_timeout_ms for member, heard in self._heard_ms.items()]
-        waits = self._revoking_since_ms.values() if self._asked is None else [self._asked_since_ms]
+        if self._asked is None:
+            waits: Iterable[int] = self._revoking_since_ms.values()
+        else:
+            waits = () if self._members[self._asked].plans else (self._asked_since_ms,)
         return min(sessions + [since + self._config.drain_timeout_ms for since in waits], default=None)
+
+    @property
+    def _leader_plans(self) -> bool:
+        """Whether a member computes the assignment."""
+        planning_count = sum(member.plans for member in self._members.values())
+        if not planning_count:
+            return self._strategy is None
+        return planning_count == len(self._members)
+
+    def plan_state(self) -> PlanState:
+        """How the assignment is made."""
+        return PlanState(self._generation, self._leader_plans, self._asked is not None, self._asked)
 
     def heartbeat(self, member_id: str, generation: int, now_ms: int) -> Share:
         """Any sign of life of a member; begins its session anew. Raises UnknownMember, StaleGeneration."""
@@ -270,11 +307,20 @@ class Membership:
         return events
 
     def decide_joins(
-        self, joins: Sequence[Join], topics: Sequence[TopicView]
+        self,
+        joins: Sequence[Join],
+        topics: Sequence[TopicView],
+        *,
+        leaving: Iterable[str] = (),
+        is_round: bool = False,
     ) -> tuple[list[MembershipEvent], list[GroupError | None]]:
         """Several at once, each of another member id, with one rebalance: a thousand members that come together would
-        else share out everything a thousand times. What is wrong with each, in order, as `decide_join` raises it."""
-        events: list[MembershipEvent] = []
+        else share out everything a thousand times. What is wrong with each, in order, as `decide_join` raises it.
+        `leaving`: who is put out because it has not joined again in time. `is_round`: a generation begins in any
+        case."""
+        events: list[MembershipEvent] = [
+            MemberLeft(self.group, member_id, ROUND_EXPIRED) for member_id in leaving if member_id in self._members
+        ]
         errors: list[GroupError | None] = []
         new_count = 0
         for join in joins:
@@ -286,11 +332,13 @@ class Membership:
                 errors.append(None)
                 events += decided
                 new_count += join.member_id not in self._members
-        return self._followed_by_rebalance(events, topics) if events else [], errors
+        if not events and not is_round:
+            return [], errors
+        return self._followed_by_rebalance(events, topics, is_round=is_round), errors
 
     def _decide_join(self, join: Join, new_count: int) -> list[MembershipEvent]:
         config = self._config
-        member_id, subscription, generation, session_timeout_ms, metadata = join
+        member_id, subscription, generation, session_timeout_ms, metadata, plans = join
         timeout_ms = config.session_timeout_ms if session_timeout_ms is None else session_timeout_ms
         if not config.session_timeout_ms_min <= timeout_ms <= config.session_timeout_ms_max:
             low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
@@ -308,7 +356,7 @@ class Membership:
             since_generation = self._caller(member_id, generation).since_generation
         elif known is not None:
             before.append(MemberLeft(self.group, member_id, REPLACED))
-        member = Member(member_id, subscription, timeout_ms, metadata, since_generation)
+        member = Member(member_id, subscription, timeout_ms, metadata, since_generation, plans)
         return [] if member == known else [*before, self._joined(member)]
 
     def decide_leave(self, member_id: str, generation: int, topics: Sequence[TopicView]) -> list[MembershipEvent]:
@@ -348,7 +396,7 @@ class Membership:
         reasons: dict[str, str] = {}
         timeout_ms = self._config.drain_timeout_ms
         if self._asked is not None:  # nobody knows yet what is to be drained
-            if now_ms - self._asked_since_ms > timeout_ms:
+            if now_ms - self._asked_since_ms > timeout_ms and not self._members[self._asked].plans:
                 reasons[self._asked] = ASSIGNMENT_EXPIRED
         else:
             for partition, since_ms in self._revoking_since_ms.items():
@@ -370,7 +418,7 @@ class Membership:
         """
         events: list[MembershipEvent] = []
         generation, target = self._generation, self._target
-        if self._strategy is None:
+        if self._leader_plans:
             if self._has_changed:
                 generation, target = generation + 1, {}
                 leader = next(iter(self._members), None)
@@ -380,7 +428,7 @@ class Membership:
                     else AssignmentAsked(self.group, generation, leader)
                 )
         else:
-            target = self._wanted(self._strategy, topics)
+            target = self._wanted(self._strategy or Sticky(), topics)
             if self._has_changed or target != self._target:
                 generation += 1
                 events.append(Rebalanced(self.group, generation, _by_member(target)))
@@ -415,9 +463,17 @@ class Membership:
         except IllegalAssignment as error:
             raise IllegalRequest(str(error)) from error
         target = {partition: member for member, share in shares.items() for partition in share}
+        released = {
+            partition: owner.member_id
+            for partition, owner in self._owned.items()
+            if self._members[owner.member_id].plans and target.get(partition) != owner.member_id
+        }
         return [
             Rebalanced(self.group, generation, _by_member(target), dict(notes)),
-            *self._assigned(generation, target),
+            *(PartitionsReleased(self.group, member, freed) for member, freed in _by_member(released).items()),
+            *self._given(
+                generation, {p: member for p, member in target.items() if p not in self._owned or p in released}
+            ),
         ]
 
     def check_deletable(self) -> None:
@@ -455,7 +511,12 @@ class Membership:
                 if (known := self._members.get(event.member_id)) is not None:
                     self._members_bytes -= known.size_bytes
                 member = self._members[event.member_id] = Member(
-                    event.member_id, subscription, event.session_timeout_ms, event.metadata, event.since_generation
+                    event.member_id,
+                    subscription,
+                    event.session_timeout_ms,
+                    event.metadata,
+                    event.since_generation,
+                    event.plans,
                 )
                 self._members_bytes += member.size_bytes
                 self._heard_ms[event.member_id] = now_ms
@@ -531,15 +592,18 @@ class Membership:
             member.since_generation,
             member.metadata,
             wish.visible,
+            member.plans,
         )
 
     def _followed_by_rebalance(
-        self, events: list[MembershipEvent], topics: Sequence[TopicView]
+        self, events: list[MembershipEvent], topics: Sequence[TopicView], *, is_round: bool = False
     ) -> list[MembershipEvent]:
         """The events of a change and of the rebalance after it, worked out on a copy: they are written together."""
         after = self._copy()
         for event in events:
             after.apply(event, 0)
+        if is_round and after._leader_plans:
+            after._has_changed = True
         return events + after.decide_rebalance(topics)
 
     def _copy(self) -> Membership:

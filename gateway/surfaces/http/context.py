@@ -45,6 +45,30 @@ class RouteStats:
 
 
 @dataclass(slots=True)
+class KafkaStats:
+    """Counters of Kafka's protocol."""
+
+    requests: dict[str, int] = field(default_factory=dict)
+    """Answered requests, by their name in Kafka's protocol."""
+
+    connection_count: int = 0
+    """Open now; they are among the gateway's."""
+
+    malformed_count: int = 0
+    """Connections ended because of what came on them."""
+
+    fetched_record_count: int = 0
+    fetched_byte_count: int = 0
+
+    malformed_quiet_until_s: float = 0.0
+    """When the next line about them may be logged, monotonic."""
+
+    def answered(self, name: str) -> None:
+        """Count one answer."""
+        self.requests[name] = self.requests.get(name, 0) + 1
+
+
+@dataclass(slots=True)
 class GatewayStats:
     """Counters of the gateway, plain integers on the event loop; `/metrics` reads them."""
 
@@ -94,6 +118,8 @@ class GatewayStats:
     ws_sent_byte_count: int = 0
     ws_slow_close_count: int = 0
     """Sockets closed because their peer took no bytes."""
+
+    kafka: KafkaStats = field(default_factory=KafkaStats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

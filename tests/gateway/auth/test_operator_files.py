@@ -163,5 +163,5 @@ def test_the_largest_number_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["x" * 100, "a\0b", "ä..b"])
 def test_a_host_that_is_no_name_is_an_error_of_the_system(tmp_path: Path, host: str) -> None:
     config = build({"data": tmp_path, "host": host, "insecure_no_auth": True, "port": 0})
-    with pytest.raises(OSError, match=r".+"), bound_socket(config):
+    with pytest.raises(OSError, match=r".+"), bound_socket(config.host, config.port):
         pass

@@ -18,6 +18,7 @@ from gateway.main.application import build_application
 from gateway.main.listener import listening
 from gateway.main.tls import ServerTls
 from gateway.surfaces.http.admission import rates_of
+from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.routes import Row
 from tests.clock import START_MS, FakeClock
@@ -77,7 +78,7 @@ async def serving(
     """As `served`, for an application of one's own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        async with listening(application, gateway, listener, tls):
+        async with listening(application, gateway, ConnectionLimiter(gateway.limits, gateway.stats), listener, tls):
             yield listener.getsockname()[1]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from store.dedup.producers import SEQUENCES_KEPT, ProducerTable, decode_table, encode_table
-from store.errors import SequenceGone, TooManyIds
-from store.types import Entry, Original, ProducerSequence, QueueKey
+from store.dedup.producers import SEQUENCES_KEPT, ProducerTable, batch_number, decode_table, encode_table
+from store.errors import ProducerFenced, SequenceGap, SequenceGone, TooManyIds
+from store.types import Entry, Original, ProducerSequence, QueueKey, RecordNumbers
 
 EXPIRY_MS = 1000
 QUEUE, OTHER_QUEUE = QueueKey(16, 0), QueueKey(16, 1)
@@ -130,3 +130,39 @@ def test_the_table_comes_back_as_it_was() -> None:
     loaded.restore(decode_table(encode_table(known.copy())))
     assert loaded.copy() == known.copy()
     assert list(loaded.copy()) == list(known.copy())
+
+
+# ---- producers of Kafka's protocol
+
+
+def _numbers(first: int, count: int, epoch: int = 0) -> RecordNumbers:
+    return RecordNumbers(b"p" * 16, epoch, first, count)
+
+
+def test_numbers_of_records_become_rising_numbers_of_batches() -> None:
+    newest = batch_number(_numbers(0, 10), None)
+    assert newest == 9
+    newest = batch_number(_numbers(10, 5), newest)
+    assert newest == 14
+    assert batch_number(_numbers(10, 5), newest) == 14  # a repeat of the last one
+    assert batch_number(_numbers(0, 10), newest) == 9  # and of the one before
+    assert batch_number(_numbers(0, 3, epoch=1), newest) == (1 << 48) + 2
+
+
+def test_a_gap_an_older_epoch_and_a_new_one_in_the_middle_are_refused() -> None:
+    for numbers in (_numbers(11, 1), _numbers(15, 5), _numbers(5, 1, epoch=1), _numbers(5, 10)):
+        with pytest.raises(SequenceGap):
+            batch_number(numbers, 9)
+    with pytest.raises(ProducerFenced):
+        batch_number(_numbers(10, 1), (1 << 48) + 9)
+
+
+def test_numbers_begin_anew_after_the_largest() -> None:
+    last = 2**31 - 1
+    newest = batch_number(_numbers(last - 4, 5), None)
+    assert newest == last
+    assert batch_number(_numbers(0, 5), newest) == 2**31 + 4
+    newest = batch_number(_numbers(last - 1, 4), last - 2)  # a batch across the end
+    assert newest == last + 2
+    assert batch_number(_numbers(2, 1), newest) == last + 3
+    assert batch_number(_numbers(last - 1, 4), last + 3) == last + 2  # its repeat

@@ -1,0 +1,367 @@
+"""The requests about groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, OffsetFetch, DescribeGroups,
+ListGroups, DeleteGroups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.auth.access import Permission
+from gateway.errors import RequestError
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.machines.errors import GroupActive, GroupError, UnknownGroup
+from gateway.groups.machines.subscription import Subscription
+from gateway.groups.protocol import (
+    CommittedPosition,
+    GroupDescription,
+    MemberKey,
+    MemberView,
+    OffsetCommit,
+    TopicPartition,
+)
+from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.errors import code_of
+from gateway.surfaces.kafka.groups import (
+    CONSUMER,
+    NO_TOPICS,
+    JoinAsked,
+    KafkaMember,
+    Refused,
+    assignment_of,
+    kafka_member,
+    subscription_bytes,
+    subscription_of,
+)
+from gateway.surfaces.kafka.schema import Malformed, Message
+from gateway.surfaces.kafka.session import Session
+from store.errors import StoreError, UnknownQueue
+
+_NO_GENERATION = -1
+_STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "PreparingRebalance"}
+_NOT_ASKED = -(2**31)
+_Errors = (Refused, GroupError, StoreError, RequestError, Malformed)
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, Refused):
+        return error.code
+    if isinstance(error, Malformed):
+        return errors.INCONSISTENT_PROTOCOL
+    code = code_of(error)
+    return errors.COORDINATOR_NOT_AVAILABLE if code in (errors.STORAGE_ERROR, errors.NOT_ENOUGH_REPLICAS) else code
+
+
+def _check(session: Session, group: str, permission: Permission = Permission.RECEIVE) -> None:
+    if not group:
+        raise Refused(errors.INVALID_GROUP_ID)
+    if not session.may(permission, group=group):
+        raise Refused(errors.GROUP_AUTHORIZATION_FAILED)
+
+
+# ------------------------------------------------------------------------------------------------------ members
+
+
+async def join_group(session: Session, version: int, request: Message) -> Message:
+    """Come into a group, or join again; waits for the other members while all of them are Kafka's."""
+    try:
+        joined = await session.groups.join(_asked(session, version, request))
+    except _Errors as error:
+        member_id = error.member_id if isinstance(error, Refused) and error.member_id else request["member_id"]
+        return {
+            "error_code": _code(error), "generation_id": _NO_GENERATION, "protocol_type": None,
+            "protocol_name": None if version >= 7 else "", "leader": "", "member_id": member_id, "members": [],
+        }  # fmt: skip
+    members = [
+        {"member_id": member_id, "group_instance_id": instance_id, "metadata": metadata}
+        for member_id, instance_id, metadata in joined.members
+    ]
+    return {
+        "generation_id": joined.generation, "protocol_type": joined.protocol_type,
+        "protocol_name": joined.protocol_name, "leader": joined.leader, "member_id": joined.member_id,
+        "members": members,
+    }  # fmt: skip
+
+
+def _asked(session: Session, version: int, request: Message) -> JoinAsked:
+    group = request["group_id"]
+    _check(session, group)
+    limits = GroupConfig()
+    session_ms = request["session_timeout_ms"]
+    if not limits.session_timeout_ms_min <= session_ms <= limits.session_timeout_ms_max:
+        raise Refused(errors.INVALID_SESSION_TIMEOUT)
+    protocol_type = request["protocol_type"]
+    protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
+    topics, owned = subscription_of(protocol_type, next(iter(protocols.values()), b""))
+    # Partitions of a topic that it may not read are nobody's loss but the group's, so it is not given any.
+    wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
+    rebalance_ms = request.get("rebalance_timeout_ms", -1)
+    member = KafkaMember(
+        client_id=session.client_id[:200],
+        client_host=session.address,
+        instance_id=request.get("group_instance_id"),
+        rebalance_timeout_ms=session_ms if rebalance_ms < 0 else min(rebalance_ms, limits.session_timeout_ms_max),
+        protocol_type=protocol_type,
+        protocols=protocols,
+    )
+    subscription = Subscription(wanted) if wanted else Subscription(pattern=NO_TOPICS)
+    return JoinAsked(group, request["member_id"], session_ms, member, subscription, owned, needs_id=version >= 4)
+
+
+async def sync_group(session: Session, version: int, request: Message) -> Message:
+    """Tell the assignment (the leader), and be told one's own part of it."""
+    try:
+        _check(session, request["group_id"])
+        assignment = await session.groups.sync(
+            request["group_id"],
+            MemberKey(request["member_id"], request["generation_id"]),
+            request.get("group_instance_id"),
+            {one["member_id"]: one["assignment"] for one in request["assignments"]},
+        )
+    except _Errors as error:
+        return {"error_code": _code(error), "assignment": b"", "protocol_type": None, "protocol_name": None}
+    return {
+        "assignment": assignment,
+        "protocol_type": request.get("protocol_type"),
+        "protocol_name": request.get("protocol_name"),
+    }
+
+
+async def heartbeat(session: Session, version: int, request: Message) -> Message:
+    """A sign of life; the answer says whether to join again."""
+    try:
+        _check(session, request["group_id"])
+        member = MemberKey(request["member_id"], request["generation_id"])
+        session.groups.heartbeat(request["group_id"], member, request.get("group_instance_id"))
+    except _Errors as error:
+        return {"error_code": _code(error)}
+    return {}
+
+
+async def leave_group(session: Session, version: int, request: Message) -> Message:
+    """Go, one member or several."""
+    group = request["group_id"]
+    leaving = request["members"] if version >= 3 else [{"member_id": request["member_id"], "group_instance_id": None}]
+    answers = []
+    for one in leaving:
+        code = errors.NONE
+        try:
+            _check(session, group)
+            await session.groups.leave(group, one["member_id"], one["group_instance_id"])
+        except _Errors as error:
+            code = _code(error)
+        answers.append(
+            {"member_id": one["member_id"], "group_instance_id": one["group_instance_id"], "error_code": code}
+        )
+    if version < 3:
+        return {"error_code": answers[0]["error_code"]}
+    return {"members": answers}
+
+
+# ------------------------------------------------------------------------------------------------------ offsets
+
+
+async def offset_commit(session: Session, version: int, request: Message) -> Message:
+    """Commit offsets, all that name a partition that there is; durable when answered."""
+    group, member_id, generation = (
+        request["group_id"],
+        request["member_id"],
+        request.get("generation_id_or_member_epoch", -1),
+    )
+    group_code = errors.NONE
+    commits: list[OffsetCommit] = []
+    codes: dict[TopicPartition, int] = {}
+    try:
+        _check(session, group)
+        for topic in request["topics"]:
+            code = errors.NONE
+            count = 0
+            if not session.may(Permission.RECEIVE, topic=topic["name"]):
+                code = errors.TOPIC_AUTHORIZATION_FAILED
+            else:
+                try:
+                    count = session.gateway.routes_table.topic(topic["name"]).partitions
+                except UnknownQueue:
+                    code = errors.UNKNOWN_TOPIC_OR_PARTITION
+            for one in topic["partitions"]:
+                number, offset = one["partition_index"], one["committed_offset"]
+                own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
+                if not own and offset < 0:
+                    own = errors.INVALID_REQUEST
+                codes[TopicPartition(topic["name"], number)] = own
+                if not own:
+                    commits.append(OffsetCommit(topic["name"], number, offset, one["committed_metadata"] or ""))
+        if commits:
+            member = MemberKey(member_id, generation) if member_id or generation >= 0 else None
+            await session.gateway.groups.commit(group, commits, member)
+    except GroupActive:
+        group_code = errors.UNKNOWN_MEMBER_ID  # somebody without a membership, in a group that has members
+    except _Errors as error:
+        group_code = _code(error)
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": one["partition_index"],
+                        "error_code": codes.get(TopicPartition(topic["name"], one["partition_index"]), 0) or group_code,
+                    }
+                    for one in topic["partitions"]
+                ],
+            }
+            for topic in request["topics"]
+        ]
+    }
+
+
+async def offset_fetch(session: Session, version: int, request: Message) -> Message:
+    """What is committed: in the partitions that are named, or in all."""
+    if version >= 8:
+        groups = []
+        for one in request["groups"]:
+            code, topics = await _committed(session, one["group_id"], one["topics"])
+            groups.append({"group_id": one["group_id"], "topics": topics, "error_code": code})
+        return {"groups": groups}
+    code, topics = await _committed(session, request["group_id"], request["topics"])
+    answer: Message = {"topics": topics}
+    if version >= 2:
+        answer["error_code"] = code
+    return answer
+
+
+async def _committed(session: Session, group: str, wanted: Sequence[Message] | None) -> tuple[int, list[Message]]:
+    groups = session.gateway.groups
+    try:
+        if not session.may(Permission.DESCRIBE, group=group):
+            _check(session, group)
+        if wanted is None:
+            try:
+                names: Sequence[str] = groups.describe(group).view.topics
+            except UnknownGroup:
+                names = ()
+            wanted = [
+                {"name": name, "partition_indexes": range(session.gateway.routes_table.topic(name).partitions)}
+                for name in names
+                if session.may(Permission.DESCRIBE, topic=name)
+            ]
+            return errors.NONE, [
+                topic
+                for topic in [await _committed_in(session, group, one, leave_out=True) for one in wanted]
+                if topic["partitions"]
+            ]
+        return errors.NONE, [await _committed_in(session, group, one, leave_out=False) for one in wanted]
+    except _Errors as error:
+        return _code(error), []
+
+
+async def _committed_in(session: Session, group: str, topic: Message, *, leave_out: bool) -> Message:
+    """What is committed in partitions of a topic; `leave_out` those where nothing is."""
+    name, numbers = topic["name"], topic["partition_indexes"]
+    positions: dict[int, CommittedPosition] = {}
+    code = errors.NONE
+    if not session.may(Permission.DESCRIBE, topic=name):
+        code = errors.TOPIC_AUTHORIZATION_FAILED
+    else:
+        try:
+            count = session.gateway.routes_table.topic(name).partitions
+            there = [TopicPartition(name, number) for number in numbers if 0 <= number < count]
+            positions = {one.partition: one for one in await session.gateway.groups.committed(group, there)}
+        except UnknownQueue:
+            code = errors.UNKNOWN_TOPIC_OR_PARTITION
+    partitions = []
+    for number in numbers:
+        position = positions.get(number)
+        offset = None if position is None else position.offset
+        if offset is None and leave_out:
+            continue
+        partitions.append(
+            {
+                "partition_index": number,
+                "committed_offset": -1 if offset is None else offset,
+                "metadata": "" if position is None else position.metadata,
+                "error_code": code,
+            }
+        )
+    return {"name": name, "partitions": partitions}
+
+
+# ------------------------------------------------------------------------------------------------------ groups
+
+
+async def describe_groups(session: Session, version: int, request: Message) -> Message:
+    """Members of groups, and what they have."""
+    found = []
+    for group in request["groups"]:
+        answer: Message = {
+            "group_id": group, "group_state": "", "protocol_type": "", "protocol_data": "", "members": [],
+            "authorized_operations": _NOT_ASKED,
+        }  # fmt: skip
+        try:
+            _check(session, group, Permission.DESCRIBE)
+            answer |= _described(session.gateway.groups.describe(group))
+        except UnknownGroup:
+            answer["group_state"] = "Dead"
+        except _Errors as error:
+            answer["error_code"] = _code(error)
+        found.append(answer if version >= 3 else {k: v for k, v in answer.items() if k != "authorized_operations"})
+    return {"groups": found}
+
+
+def _described(description: GroupDescription) -> Message:
+    members = [_member(view) for view in description.members]
+    kafka = [kafka for view in description.members if (kafka := kafka_member(view.member)) is not None]
+    is_consumer = all(one.protocol_type == CONSUMER for one in kafka)
+    protocol = next(iter(kafka[0].protocols)) if len(kafka) == len(members) and kafka else "mq"
+    return {
+        "group_state": _STATES[description.view.state],
+        "protocol_type": CONSUMER if is_consumer else kafka[0].protocol_type,
+        "protocol_data": protocol if members else "",
+        "members": members,
+    }
+
+
+def _member(view: MemberView) -> Message:
+    """A member as Kafka's tools read it, whatever it is."""
+    member = view.member
+    kafka = kafka_member(member)
+    if kafka is not None:
+        metadata = next(iter(kafka.protocols.values()), b"")
+    else:
+        metadata = subscription_bytes(sorted(member.subscription.topics))
+    consumer = kafka is None or kafka.protocol_type == CONSUMER
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": None if kafka is None else kafka.instance_id,
+        "client_id": member.member_id if kafka is None else kafka.client_id,
+        "client_host": "" if kafka is None else f"/{kafka.client_host}",
+        "member_metadata": metadata,
+        "member_assignment": assignment_of(view.share.assigned) if consumer else view.share.note,
+    }
+
+
+async def list_groups(session: Session, version: int, request: Message) -> Message:
+    """The groups that the client may describe."""
+    states = request.get("states_filter") or ()
+    groups = []
+    for view in session.gateway.groups.groups():
+        state = _STATES[view.state]
+        if session.may(Permission.DESCRIBE, group=view.group) and (not states or state in states):
+            groups.append({"group_id": view.group, "protocol_type": CONSUMER, "group_state": state})
+    return {"groups": groups}
+
+
+async def delete_groups(session: Session, version: int, request: Message) -> Message:
+    """Forget groups without members; durable when answered."""
+    results = []
+    for group in request["groups_names"]:
+        code = errors.NONE
+        try:
+            _check(session, group, Permission.DELETE)
+            await session.gateway.groups.delete(group)
+            for told in session.gateway.on_group_deleted:
+                told(group)
+        except GroupActive:
+            code = errors.NON_EMPTY_GROUP
+        except _Errors as error:
+            code = _code(error)
+        results.append({"group_id": group, "error_code": code})
+    return {"results": results}

@@ -1,0 +1,131 @@
+"""What there is and where: ApiVersions, Metadata, DescribeCluster, FindCoordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+
+from gateway.auth.access import Permission
+from gateway.errors import RequestError
+from gateway.routing.base import TopicView
+from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
+from gateway.surfaces.kafka.errors import code_of
+from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
+from gateway.surfaces.kafka.session import NODE_ID, Session
+from store.errors import StoreError, UnknownQueue
+from store.topics import RESERVED_PREFIXES
+
+TOPICS_PER_TURN = 200
+
+_GROUP, _TRANSACTION = 0, 1
+_NOT_ASKED = -(2**31)
+
+
+def api_versions(version: int) -> tuple[int, Message]:
+    """The version to answer a request for the served versions in, and the answer. A version that is not served is
+    answered in version 0, which every client reads; a connection that were closed instead would be opened again and
+    again."""
+    api = APIS[API_VERSIONS]
+    is_known = api.min_version <= version <= api.max_version
+    keys = [{"api_key": one.key, "min_version": 0, "max_version": one.max_version} for one in APIS.values()]
+    code = errors.NONE if is_known else errors.UNSUPPORTED_VERSION
+    return version if is_known else 0, {"error_code": code, "api_keys": keys}
+
+
+async def metadata(session: Session, version: int, request: Message) -> Message:
+    """Topics, their partitions, and the one node, at the address that is advertised to this client. A topic that is
+    asked for by name and not there is made, where that is allowed."""
+    gateway = session.gateway
+    wanted = request["topics"]
+    topics: list[Message] = []
+    if wanted is None or (version == 0 and not wanted):
+        for number, view in enumerate(gateway.routes_table.topics()):
+            if session.may(Permission.DESCRIBE, topic=view.name):
+                topics.append(_topic(view, version))
+            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+                await asyncio.sleep(0)
+    else:
+        may_create = request.get("allow_auto_topic_creation", True) and gateway.config.kafka.auto_create_topics
+        for number, topic in enumerate(wanted):
+            topics.append(await _named(session, topic["name"], version, may_create=may_create))
+            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+                await asyncio.sleep(0)
+    advertised = session.advertised
+    return {
+        "brokers": [{"node_id": NODE_ID, "host": advertised.host, "port": advertised.port, "rack": None}],
+        "cluster_id": gateway.cluster_id,
+        "controller_id": NODE_ID,
+        "topics": topics,
+        "cluster_authorized_operations": _NOT_ASKED,
+    }
+
+
+async def _named(session: Session, name: str, version: int, *, may_create: bool) -> Message:
+    gateway = session.gateway
+    if not session.may(Permission.DESCRIBE, topic=name):  # the same whether or not there is such a topic
+        return {"name": name, "error_code": errors.TOPIC_AUTHORIZATION_FAILED}
+    try:
+        return _topic(gateway.routes_table.topic(name), version)
+    except UnknownQueue:
+        if not may_create or not session.may(Permission.CREATE, topic=name):
+            return {"name": name, "error_code": errors.UNKNOWN_TOPIC_OR_PARTITION}
+    try:
+        return _topic(await gateway.admin.create_topic(name, gateway.config.partitions_default), version)
+    except (StoreError, RequestError) as error:
+        code = code_of(error)
+        return {"name": name, "error_code": errors.INVALID_TOPIC if code == errors.INVALID_REQUEST else code}
+
+
+def _topic(view: TopicView, version: int) -> Message:
+    return {
+        "name": view.name,
+        "is_internal": view.name.startswith(RESERVED_PREFIXES),
+        "partitions": _partitions(view.partitions, version),
+        "topic_authorized_operations": _NOT_ASKED,
+    }
+
+
+@lru_cache(maxsize=64)
+def _partitions(count: int, version: int) -> Encoded:
+    """So many partitions of one node: the same bytes for every topic, encoded once."""
+    partitions = [
+        {
+            "partition_index": number, "leader_id": NODE_ID, "leader_epoch": 0,
+            "replica_nodes": [NODE_ID], "isr_nodes": [NODE_ID],
+        }
+        for number in range(count)
+    ]  # fmt: skip
+    return encode_array("MetadataResponse", version, ("topics", "partitions"), partitions)
+
+
+async def describe_cluster(session: Session, version: int, request: Message) -> Message:
+    """The one node."""
+    advertised = session.advertised
+    return {
+        "cluster_id": session.gateway.cluster_id,
+        "controller_id": NODE_ID,
+        "brokers": [{"broker_id": NODE_ID, "host": advertised.host, "port": advertised.port, "rack": None}],
+        "error_message": None,
+        "cluster_authorized_operations": _NOT_ASKED,
+    }
+
+
+async def find_coordinator(session: Session, version: int, request: Message) -> Message:
+    """The node that keeps a group: this one. There is none for transactions, which are not served."""
+    advertised = session.advertised
+    kind = request.get("key_type", _GROUP)
+
+    def found(group: str) -> Message:
+        code = errors.NONE
+        if kind != _GROUP:
+            code = errors.UNSUPPORTED_VERSION if kind == _TRANSACTION else errors.INVALID_REQUEST
+        elif not session.may(Permission.DESCRIBE, group=group) and not session.may(Permission.RECEIVE, group=group):
+            code = errors.GROUP_AUTHORIZATION_FAILED
+        if code:
+            return {"error_code": code, "node_id": -1, "host": "", "port": -1}
+        return {"error_code": code, "node_id": NODE_ID, "host": advertised.host, "port": advertised.port}
+
+    if version >= 4:
+        return {"coordinators": [{"key": group, **found(group)} for group in request["coordinator_keys"]]}
+    return found(request["key"])

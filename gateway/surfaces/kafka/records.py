@@ -1,0 +1,352 @@
+"""Records in and out: Produce, Fetch, ListOffsets, InitProducerId, DeleteRecords, OffsetForLeaderEpoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from secrets import randbits
+from time import monotonic
+
+from gateway.api.producer import BegunBatch
+from gateway.api.read import Tail
+from gateway.api.tasks import is_set_within, when_set
+from gateway.api.topics import delete_before
+from gateway.auth.access import Permission
+from gateway.surfaces.http.answer_memory import Allowance
+from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.errors import code_of
+from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, read_fetch, write_fetched
+from gateway.surfaces.kafka.frames import Header
+from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_produce, write_produced
+from gateway.surfaces.kafka.schema import Message
+from gateway.surfaces.kafka.session import Session
+from store import record_batch
+from store.limits import MiB
+from store.types import Acks, Appended, Buffer, ReadStatus
+
+TURN_BYTES = 1 * MiB
+"""Bytes of batches that are checked between two turns of the event loop."""
+
+PARTITIONS_PER_TURN = 64
+
+AHEAD_MS = 10_000
+"""How far a record's own time may lie ahead of the server's clock and still be found by it."""
+
+SCAN_BYTES = 1 * MiB
+"""Bytes of one read of a search by record time."""
+
+FULL_WAIT_S = 0.1
+"""How long a response without records waits when there is no memory for one with records."""
+
+_NO_OFFSET = -1
+_LATEST, _EARLIEST = -1, -2
+_HIGH_WATERMARK = -1
+_ALL, _NONE = -1, 0
+_ACKS: dict[int, Acks | None] = {_ALL: None, _NONE: Acks.WRITTEN, 1: Acks.WRITTEN}
+"""What an acknowledgement says: `all` is the server's own level, which is durable unless it is configured otherwise."""
+
+
+# ------------------------------------------------------------------------------------------------------ Produce
+
+
+class Producing:
+    """One Produce request under way. `done` gets the response's buffers, or None where the client wants no response."""
+
+    def __init__(
+        self, session: Session, header: Header, frame: memoryview, done: Callable[[Iterable[Buffer] | None], None]
+    ) -> None:
+        """Raises Malformed."""
+        self._session = session
+        self._version = header.version
+        self._done = done
+        self._request = request = read_produce(frame, header.at, header.version)
+        self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
+        self._open_count = 1  # the one is for having begun all
+        self.is_large = sum(len(one.records or b"") for _, parts in request.topics for one in parts) > TURN_BYTES
+
+    def begin(self) -> None:
+        """Begin all appends, in their order."""
+        for _ in self._steps():
+            pass
+
+    async def begin_in_turns(self) -> None:
+        """As `begin`, with others' turns in between."""
+        unseen_bytes = 0
+        for size in self._steps():
+            unseen_bytes += size
+            if unseen_bytes > TURN_BYTES:
+                unseen_bytes = 0
+                await asyncio.sleep(0)
+
+    def _steps(self) -> Iterator[int]:
+        request = self._request
+        refusal = errors.NONE
+        if request.is_transactional:
+            refusal = errors.UNSUPPORTED_VERSION
+        elif request.acks not in _ACKS:
+            refusal = errors.INVALID_REQUIRED_ACKS
+        for (topic, partitions), (_, answers) in zip(request.topics, self._answers, strict=True):
+            topic_refusal = refusal
+            if not refusal and not self._session.may(Permission.SEND, topic=topic):
+                topic_refusal = errors.TOPIC_AUTHORIZATION_FAILED
+            for number, one in enumerate(partitions):
+                if topic_refusal:
+                    answers.append(Produced(one.partition, topic_refusal, _NO_OFFSET, _NO_OFFSET, None))
+                else:
+                    self._begin_one(topic, one, answers, number)
+                    yield len(one.records or b"")
+        self._end_one()
+
+    def _begin_one(self, topic: str, one: PartitionRecords, answers: list[Produced], number: int) -> None:
+        producer = self._session.gateway.producer
+        acks = _ACKS[self._request.acks]
+        try:
+            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks)
+        except Exception as error:
+            answers.append(_refused(one.partition, error))
+            return
+        answers.append(Produced(one.partition, errors.NONE, _NO_OFFSET, _NO_OFFSET, None))
+        self._open_count += 1
+
+        def ended(outcome: asyncio.Future[list[Appended]]) -> None:
+            answers[number] = self._answer(begun, outcome)
+            self._end_one()
+
+        begun.outcome.add_done_callback(ended)
+
+    def _answer(self, begun: BegunBatch, outcome: asyncio.Future[list[Appended]]) -> Produced:
+        if outcome.cancelled():
+            return Produced(begun.partition, errors.STORAGE_ERROR, _NO_OFFSET, _NO_OFFSET, None)
+        try:
+            receipt = self._session.gateway.producer.finish_batch(begun)
+        except Exception as error:
+            return _refused(begun.partition, error)
+        if receipt.offset is None:  # a repeat of a batch so old that its offset is forgotten
+            return Produced(begun.partition, errors.DUPLICATE_SEQUENCE, _NO_OFFSET, _NO_OFFSET, None)
+        return Produced(begun.partition, errors.NONE, receipt.offset, _NO_OFFSET, None)
+
+    def _end_one(self) -> None:
+        self._open_count -= 1
+        if not self._open_count:
+            if self._request.acks == _NONE:
+                self._done(None)
+            else:
+                self._done((write_produced(self._answers, self._version),))
+
+
+def _refused(partition: int, error: Exception) -> Produced:
+    code = code_of(error)
+    message = None if code in (errors.UNKNOWN, errors.STORAGE_ERROR) else str(error)
+    return Produced(partition, code, _NO_OFFSET, _NO_OFFSET, message)
+
+
+# ------------------------------------------------------------------------------------------------------ Fetch
+
+
+async def fetch(session: Session, header: Header, frame: memoryview, allowance: Allowance) -> Iterable[Buffer]:
+    """The response to a Fetch request: at once when there are `min_bytes` or something is wrong, else when there are,
+    or after the longest wait. Raises Malformed."""
+    gateway = session.gateway
+    request = read_fetch(frame, header.at, header.version)
+    if request.session_id:
+        return write_fetched((), header.version, error_code=errors.FETCH_SESSION_ID_NOT_FOUND)
+    wait_ms = min(max(0, request.max_wait_ms), gateway.limits.timeout_ms_max)
+    until_s = monotonic() + wait_ms / 1000
+    while True:
+        room_bytes = allowance.reserve(max(1, min(request.max_bytes, gateway.limits.fetch_bytes_max)))
+        topics, size, has_error, tails = await _read_all(session, request, room_bytes)
+        left_s = until_s - monotonic()
+        is_over = size >= request.min_bytes or has_error or left_s <= 0 or gateway.draining.is_set()
+        if is_over or session.access.is_over:
+            if not allowance.hold(size):  # others' responses fill the memory: the client asks again
+                await asyncio.sleep(FULL_WAIT_S)
+                topics = [(name, [one._replace(batches=()) for one in found]) for name, found in topics]
+            else:
+                gateway.stats.kafka.fetched_byte_count += size
+            return write_fetched(topics, header.version)
+        allowance.release()
+        woken = asyncio.Event()
+        gateway.stats.long_poll_count += 1
+        try:
+            with gateway.consumer.watching(tails, woken.set), when_set(gateway.draining, woken.set):
+                await is_set_within(woken, left_s)
+        finally:
+            gateway.stats.long_poll_count -= 1
+
+
+_Topics = list[tuple[str, Sequence[PartitionBatches]]]
+
+
+async def _read_all(session: Session, request: FetchRequest, room_bytes: int) -> tuple[_Topics, int, bool, list[Tail]]:
+    """What there is of all partitions, its bytes, whether something is wrong, and the ends of what was read to its
+    end."""
+    topics: _Topics = []
+    tails: list[Tail] = []
+    size, has_error, read_count = 0, False, 0
+    is_end = session.gateway.consumer.is_end
+    for topic, wanted in request.topics:
+        found: list[PartitionBatches] = []
+        is_allowed = session.may(Permission.RECEIVE, topic=topic)
+        for one in wanted:
+            if not is_allowed:
+                found.append(_nothing(one.partition, errors.TOPIC_AUTHORIZATION_FAILED))
+            elif is_end(topic, one.partition, one.offset):
+                found.append(PartitionBatches(one.partition, errors.NONE, one.offset, _NO_OFFSET, ()))
+                tails.append(Tail(topic, one.partition, one.offset))
+            else:
+                batches = await _read(session, topic, one, room_bytes - size)
+                found.append(batches)
+                if not batches.error_code:
+                    tails.append(Tail(topic, one.partition, batches.end))
+                size += sum(map(len, batches.batches))
+                read_count += 1
+                if read_count % PARTITIONS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            has_error = has_error or found[-1].error_code != errors.NONE
+        topics.append((topic, found))
+    return topics, size, has_error, tails
+
+
+async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: int) -> PartitionBatches:
+    """Whole batches of a partition from the one that holds the offset on: at least one if there is any and there is
+    room left for anything."""
+    consumer = session.gateway.consumer
+    try:
+        if room_bytes <= 0:
+            low, high = await consumer.bounds(topic, one.partition)
+            return PartitionBatches(one.partition, errors.NONE, high, low, ())
+        if one.offset < 0:
+            low, high = await consumer.bounds(topic, one.partition)
+            return PartitionBatches(one.partition, errors.OFFSET_OUT_OF_RANGE, high, low, ())
+        fetched = await consumer.fetch(
+            topic, one.partition, one.offset, max_bytes=max(1, min(one.max_bytes, room_bytes))
+        )
+    except Exception as error:
+        return _nothing(one.partition, code_of(error))
+    if not session.may(Permission.RECEIVE, topic=topic):  # dead letters of another topic may have come meanwhile
+        return _nothing(one.partition, errors.TOPIC_AUTHORIZATION_FAILED)
+    code = errors.NONE
+    if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
+        code = errors.OFFSET_OUT_OF_RANGE
+    session.gateway.stats.kafka.fetched_record_count += sum(entry.record_count for entry in fetched.entries)
+    batches = [entry.batch for entry in fetched.entries]
+    return PartitionBatches(one.partition, code, fetched.max_offset, fetched.min_offset, batches)
+
+
+def _nothing(partition: int, code: int) -> PartitionBatches:
+    return PartitionBatches(partition, code, _NO_OFFSET, _NO_OFFSET, ())
+
+
+# ------------------------------------------------------------------------------------------------------ offsets
+
+
+async def list_offsets(session: Session, version: int, request: Message) -> Message:
+    """The first offset, the end, or the first record from a time on, of partitions."""
+    topics = []
+    count = 0
+    for topic in request["topics"]:
+        name = topic["name"]
+        is_allowed = session.may(Permission.DESCRIBE, topic=name)
+        partitions = []
+        for one in topic["partitions"]:
+            answer: Message = {"partition_index": one["partition_index"]}
+            try:
+                if not is_allowed:
+                    answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+                else:
+                    offset, timestamp = await _offset_at(session, name, one["partition_index"], one["timestamp"])
+                    answer |= {"offset": offset, "timestamp": timestamp}
+                    if offset >= 0:
+                        answer["leader_epoch"] = 0
+            except Exception as error:
+                answer["error_code"] = code_of(error)
+            partitions.append(answer if version >= 4 else {k: v for k, v in answer.items() if k != "leader_epoch"})
+            count += 1
+            if count % PARTITIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _offset_at(session: Session, topic: str, partition: int, time_ms: int) -> tuple[int, int]:
+    """An offset, and the time of the record there when it was found by time; -1: none."""
+    consumer = session.gateway.consumer
+    if time_ms in (_LATEST, _EARLIEST):
+        low, high = await consumer.bounds(topic, partition)
+        return (high if time_ms == _LATEST else low), -1
+    # No record was stored long before its own time, so what was stored earlier is not looked at.
+    offset = await consumer.offset_for_time(topic, partition, max(0, time_ms - AHEAD_MS))
+    while True:
+        fetched = await consumer.fetch(topic, partition, offset, max_bytes=SCAN_BYTES)
+        for entry in fetched.entries:
+            if record_batch.max_timestamp_ms(entry.batch) >= time_ms:
+                for record in record_batch.decode(entry.batch):
+                    if record.timestamp >= time_ms:
+                        return record.offset, record.timestamp
+        if not fetched.entries:
+            return _NO_OFFSET, -1
+        offset = fetched.next_offset
+        await asyncio.sleep(0)
+
+
+async def offset_for_leader_epoch(session: Session, version: int, request: Message) -> Message:
+    """The end of a leader's epoch: there is one epoch, 0, and its end is the partition's."""
+    topics = []
+    for topic in request["topics"]:
+        name = topic["topic"]
+        partitions = []
+        for one in topic["partitions"]:
+            answer: Message = {"partition": one["partition"], "leader_epoch": 0, "end_offset": _NO_OFFSET}
+            if not session.may(Permission.DESCRIBE, topic=name):
+                answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+            else:
+                try:
+                    answer["end_offset"] = (await session.gateway.consumer.bounds(name, one["partition"])).max_offset
+                except Exception as error:
+                    answer["error_code"] = code_of(error)
+            partitions.append(answer)
+        topics.append({"topic": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+async def init_producer_id(session: Session, version: int, request: Message) -> Message:
+    """An id by which an idempotent producer's batches are told from all others'. It is random, so no restart can give
+    it away twice; what it has sent is remembered with the records."""
+    if request["transactional_id"] is not None:
+        return {"error_code": errors.UNSUPPORTED_VERSION, "producer_id": -1, "producer_epoch": -1}
+    if not session.may(Permission.SEND):
+        return {"error_code": errors.CLUSTER_AUTHORIZATION_FAILED, "producer_id": -1, "producer_epoch": -1}
+    return {"producer_id": randbits(62), "producer_epoch": 0}
+
+
+async def delete_records(session: Session, version: int, request: Message) -> Message:
+    """Give up the records before an offset; -1: all. Durable when answered."""
+    topics = []
+    for topic in request["topics"]:
+        name = topic["name"]
+        partitions = []
+        for one in topic["partitions"]:
+            number = one["partition_index"]
+            answer: Message = {"partition_index": number, "low_watermark": _NO_OFFSET}
+            if not session.may(Permission.DELETE, topic=name):
+                answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+            else:
+                try:
+                    answer |= await _delete_before(session, name, number, one["offset"])
+                except Exception as error:
+                    answer["error_code"] = code_of(error)
+            partitions.append(answer)
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _delete_before(session: Session, topic: str, partition: int, offset: int) -> Message:
+    gateway = session.gateway
+    low, high = await gateway.consumer.bounds(topic, partition)
+    if offset == _HIGH_WATERMARK:
+        offset = high
+    if not 0 <= offset <= high:
+        return {"error_code": errors.OFFSET_OUT_OF_RANGE}
+    if offset > low:
+        await delete_before(gateway.routes_table, topic, partition, offset)
+    return {"low_watermark": max(low, offset)}

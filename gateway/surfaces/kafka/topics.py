@@ -1,0 +1,293 @@
+"""Topics and what is chosen for them: CreateTopics, DeleteTopics, CreatePartitions, DescribeConfigs, AlterConfigs,
+IncrementalAlterConfigs. Each act leaves a line in the trail, as by HTTP.
+
+A topic's settings are `retention.ms` and `max.message.bytes` (of one record; docs/kafka.md). Others are shown as they
+are here, so that tools that read them go on, and can be set to nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from gateway.api.trail_files import Act
+from gateway.auth.access import Permission
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
+from gateway.errors import RequestError
+from gateway.routing.base import TopicView
+from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.errors import code_of
+from gateway.surfaces.kafka.schema import Message
+from gateway.surfaces.kafka.session import NODE_ID, Session
+from store.errors import IllegalTopic, StoreError, TopicExists
+from store.limits import BATCH_BYTES_MAX
+from store.topics import TopicConfig
+
+TOPIC, BROKER = 2, 4
+_SET, _DELETE = 0, 1
+_DEFAULT_SOURCE, _TOPIC_SOURCE, _BROKER_SOURCE = 5, 1, 4
+_BOOLEAN, _STRING, _INT, _LONG, _LIST = 1, 2, 3, 5, 7
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+async def _outcome(
+    session: Session, action: str, topic: str, work: Callable[[], Awaitable[object]], **details: object
+) -> tuple[int, str | None]:
+    """The error code and message of an act on a topic, which is done and recorded."""
+    code, message = errors.NONE, None
+    try:
+        await work()
+    except _Refused as refusal:
+        code, message = refusal.code, str(refusal)
+    except (StoreError, RequestError) as error:
+        code, message = _code_of(error), str(error)
+    trail = session.gateway.trail
+    if trail is not None:
+        access = session.access
+        act = Act(
+            action=action,
+            principal=access.principal,
+            token_id=access.token_id,
+            object={"topic": topic},
+            details={} if code else details,
+            address=session.address,
+            outcome="refused" if code else "done",
+            error_code=code or None,
+        )
+        await trail.recorded(act)
+    return code, message
+
+
+def _code_of(error: StoreError | RequestError) -> int:
+    if isinstance(error, RequestError) and error.error_code == CONFIG_ILLEGAL:
+        return errors.INVALID_CONFIG
+    if isinstance(error, TopicExists):
+        return errors.TOPIC_ALREADY_EXISTS
+    if isinstance(error, IllegalTopic):
+        text = str(error)
+        if text.startswith("a topic has"):
+            return errors.INVALID_PARTITIONS
+        return errors.INVALID_CONFIG if "_ms" in text or "_bytes" in text else errors.INVALID_TOPIC
+    return code_of(error)
+
+
+def _check(session: Session, permission: Permission, topic: str) -> None:
+    if not session.may(permission, topic=topic):
+        raise _Refused(errors.TOPIC_AUTHORIZATION_FAILED, f"Not allowed: {permission.value} topic {topic[:200]}.")
+
+
+async def create_topics(session: Session, version: int, request: Message) -> Message:
+    """Make topics; durable when answered."""
+    gateway = session.gateway
+    answers = []
+    for topic in request["topics"]:
+        name = topic["name"]
+        made: list[TopicView] = []
+
+        async def create(topic: Message = topic, made: list[TopicView] = made) -> None:
+            name = topic["name"]
+            _check(session, Permission.CREATE, name)
+            count = topic["num_partitions"]
+            if topic["assignments"]:
+                if sorted(one["partition_index"] for one in topic["assignments"]) != list(
+                    range(len(topic["assignments"]))
+                ) or any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
+                    raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
+                count = len(topic["assignments"])
+            elif topic["replication_factor"] not in (-1, 1):
+                raise _Refused(errors.INVALID_REPLICATION_FACTOR, "There is one node: the replication factor is 1.")
+            if count == -1:
+                count = gateway.config.partitions_default
+            if not 1 <= count <= gateway.limits.partitions_max:
+                limit = gateway.limits.partitions_max
+                raise _Refused(errors.INVALID_PARTITIONS, f"A topic has 1 to {limit} partitions.")
+            config = TopicConfig().changed(_changes((one["name"], one["value"]) for one in topic["configs"]))
+            if name in {view.name for view in gateway.routes_table.topics()}:
+                raise TopicExists(f"Topic {name} exists.")
+            if not request["validate_only"]:
+                made.append(await gateway.admin.create_topic(name, count, config))
+
+        code, message = await _outcome(
+            session, "topic.create", name, create, partitions=topic["num_partitions"], kafka=True
+        )
+        answer: Message = {"name": name, "error_code": code, "error_message": message}
+        if version >= 5:
+            answer["configs"] = None
+            if made:
+                answer |= {"num_partitions": made[0].partitions, "replication_factor": 1}
+                answer["configs"] = _as_created(made[0], session)
+        answers.append(answer)
+    return {"topics": answers}
+
+
+def _as_created(view: TopicView, session: Session) -> list[Message]:
+    names = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return [{name: config[name] for name in names} for config in _topic_configs(session, view)]
+
+
+async def delete_topics(session: Session, version: int, request: Message) -> Message:
+    """Delete topics and their records; durable when answered."""
+    answers = []
+    for name in request["topic_names"]:
+
+        async def delete(name: str = name) -> None:
+            _check(session, Permission.DELETE, name)
+            await session.gateway.admin.delete_topic(name)
+
+        code, message = await _outcome(session, "topic.delete", name, delete)
+        answer: Message = {"name": name, "error_code": code}
+        if version >= 5:
+            answer["error_message"] = message
+        answers.append(answer)
+    return {"responses": answers}
+
+
+async def create_partitions(session: Session, version: int, request: Message) -> Message:
+    """Give topics more partitions; durable when answered."""
+    answers = []
+    for topic in request["topics"]:
+        name, count = topic["name"], topic["count"]
+
+        async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
+            _check(session, Permission.CREATE, name)
+            view = session.gateway.routes_table.topic(name)
+            if count <= view.partitions:
+                raise _Refused(errors.INVALID_PARTITIONS, f"Topic {name} has {view.partitions} partitions.")
+            if topic["assignments"] and any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
+                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
+            if not request["validate_only"]:
+                await session.gateway.admin.grow_topic(name, count)
+
+        code, message = await _outcome(session, "topic.alter", name, grow, partitions=count)
+        answers.append({"name": name, "error_code": code, "error_message": message})
+    return {"results": answers}
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+def _changes(configs: Iterable[tuple[str, str | None]]) -> dict[str, int | str | None]:
+    """Settings by Kafka's names as changes of ours. -1 is Kafka's "as long as the server keeps it". Raises
+    RequestError."""
+    return kafka_changes((name, None if name == "retention.ms" and value == "-1" else value) for name, value in configs)
+
+
+async def incremental_alter_configs(session: Session, version: int, request: Message) -> Message:
+    """Change settings of topics; durable and in force when answered."""
+    return {"responses": [await _altered(session, one, _stepwise, request) for one in request["resources"]]}
+
+
+async def alter_configs(session: Session, version: int, request: Message) -> Message:
+    """Replace all settings of topics; durable and in force when answered."""
+    return {"responses": [await _altered(session, one, _replaced, request) for one in request["resources"]]}
+
+
+def _stepwise(resource: Message) -> dict[str, int | str | None]:
+    changes: dict[str, int | str | None] = {}
+    for one in resource["configs"]:
+        if one["config_operation"] not in (_SET, _DELETE):
+            raise _Refused(errors.INVALID_CONFIG, f"{one['name']}: is no list; set or delete it.")
+        changes |= _changes([(one["name"], one["value"] if one["config_operation"] == _SET else None)])
+    return changes
+
+
+def _replaced(resource: Message) -> dict[str, int | str | None]:
+    return dict.fromkeys(KAFKA_NAMES) | _changes((one["name"], one["value"]) for one in resource["configs"])
+
+
+async def _altered(
+    session: Session,
+    resource: Message,
+    changes_of: Callable[[Message], dict[str, int | str | None]],
+    request: Message,
+) -> Message:
+    name = resource["resource_name"]
+
+    async def alter() -> None:
+        if resource["resource_type"] != TOPIC:
+            raise _Refused(errors.INVALID_REQUEST, "Only topics have settings that Kafka clients can change.")
+        _check(session, Permission.CREATE, name)
+        session.gateway.routes_table.topic(name)
+        changes = changes_of(resource)
+        if not request["validate_only"]:
+            await session.gateway.admin.configure_topic(name, changes)
+
+    code, message = await _outcome(session, "topic.alter", name, alter)
+    return {
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource["resource_type"],
+        "resource_name": name,
+    }
+
+
+async def describe_configs(session: Session, version: int, request: Message) -> Message:
+    """The settings of topics, and of the server as far as Kafka's tools ask for them."""
+    results = []
+    for resource in request["resources"]:
+        kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
+        answer: Message = {"resource_type": kind, "resource_name": name, "error_message": None, "configs": []}
+        try:
+            if kind == TOPIC:
+                _check(session, Permission.DESCRIBE, name)
+                configs = _topic_configs(session, session.gateway.routes_table.topic(name))
+            elif kind == BROKER and name in ("", str(NODE_ID)):
+                if not session.may(Permission.OPERATE):
+                    raise _Refused(errors.CLUSTER_AUTHORIZATION_FAILED, "Not allowed: operate here.")
+                configs = _broker_configs(session)
+            else:
+                raise _Refused(errors.INVALID_REQUEST, "Only topics and the node 0 have settings.")
+        except _Refused as refusal:
+            answer |= {"error_code": refusal.code, "error_message": str(refusal)}
+        except StoreError as error:
+            answer |= {"error_code": code_of(error), "error_message": str(error)}
+        else:
+            answer["configs"] = [config for config in configs if wanted is None or config["name"] in wanted]
+        results.append(answer)
+    return {"results": results}
+
+
+def _config(name: str, value: object, kind: int, *, source: int = _DEFAULT_SOURCE, read_only: bool = True) -> Message:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return {
+        "name": name, "value": text, "read_only": read_only, "config_source": source, "config_type": kind,
+        "documentation": None, "is_sensitive": False, "synonyms": [],
+    }  # fmt: skip
+
+
+def _topic_configs(session: Session, view: TopicView) -> list[Message]:
+    store = session.gateway.config.store
+    chosen = view.config
+    retention_ms = chosen.retention_ms or store.retention_ms
+    return [
+        _config("cleanup.policy", "delete", _LIST),
+        _config("compression.type", "producer", _STRING),
+        _config("max.message.bytes", chosen.max_message_bytes or BATCH_BYTES_MAX, _INT, read_only=False,
+                source=_DEFAULT_SOURCE if chosen.max_message_bytes is None else _TOPIC_SOURCE),
+        _config("message.timestamp.type", "CreateTime", _STRING),
+        _config("min.insync.replicas", 1, _INT),
+        _config("retention.bytes", -1, _LONG),
+        _config("retention.ms", -1 if retention_ms is None else retention_ms, _LONG, read_only=False,
+                source=_DEFAULT_SOURCE if chosen.retention_ms is None else _TOPIC_SOURCE),
+        _config("segment.bytes", store.commit_log_file_bytes, _INT),
+        _config("unclean.leader.election.enable", False, _BOOLEAN),
+    ]  # fmt: skip
+
+
+def _broker_configs(session: Session) -> list[Message]:
+    config = session.gateway.config
+    retention_ms = config.store.retention_ms
+    return [
+        _config("auto.create.topics.enable", config.kafka.auto_create_topics, _BOOLEAN, source=_BROKER_SOURCE),
+        _config("default.replication.factor", 1, _INT),
+        _config("log.cleanup.policy", "delete", _LIST),
+        _config("log.retention.ms", -1 if retention_ms is None else retention_ms, _LONG, source=_BROKER_SOURCE),
+        _config("message.max.bytes", BATCH_BYTES_MAX, _INT),
+        _config("min.insync.replicas", 1, _INT),
+        _config("num.partitions", config.partitions_default, _INT, source=_BROKER_SOURCE),
+        _config("offsets.topic.replication.factor", 1, _INT),
+    ]  # fmt: skip

@@ -1,0 +1,380 @@
+"""Kafka's own clients against a real server: confluent-kafka (librdkafka in Python) and kcat (an old librdkafka)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+
+from tests.e2e.server import REPOSITORY, Server
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+WAIT_S = 30.0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Kafka:
+    """A server, and Kafka's clients of it."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        self.server = server
+        self.address = f"127.0.0.1:{port}"
+        self.admin: Any = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    async def create(self, topic: str, partitions: int, **config: str) -> None:
+        new = NewTopic(topic, partitions, 1, config={name.replace("_", "."): value for name, value in config.items()})
+        await asyncio.to_thread(self.admin.create_topics([new])[topic].result, WAIT_S)
+
+    def producer(self, **settings: Any) -> Any:
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        return confluent_kafka.Producer({"bootstrap.servers": self.address, "log_level": 0, **given})
+
+    def send(self, topic: str, values: list[bytes], **settings: Any) -> list[tuple[int, int]]:
+        """Where each record went, in the order of acknowledgement."""
+        producer = self.producer(**settings)
+        placed: list[tuple[int, int]] = []
+
+        def acknowledged(error: object, message: Any) -> None:
+            assert error is None, error
+            placed.append((message.partition(), message.offset()))
+
+        for value in values:
+            producer.produce(topic, key=value, value=value, on_delivery=acknowledged)
+        assert producer.flush(WAIT_S) == 0
+        return placed
+
+    @contextmanager
+    def consumer(self, group: str, topic: str, **settings: Any) -> Iterator[Any]:
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.address, "log_level": 0, "group.id": group, "auto.offset.reset": "earliest",
+                "enable.auto.commit": False, "session.timeout.ms": 6000, "heartbeat.interval.ms": 300, **given,
+            }
+        )  # fmt: skip
+        consumer.subscribe([topic])
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+
+def _values(consumer: Any, count: int, timeout_s: float = WAIT_S) -> list[bytes]:
+    found: list[bytes] = []
+    until = time.monotonic() + timeout_s
+    while len(found) < count and time.monotonic() < until:
+        for message in consumer.consume(1000, 0.2):
+            assert message.error() is None, message.error()
+            found.append(message.value())
+    return found
+
+
+def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
+    """The partitions of each consumer, once they have so many together and none twice."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        for consumer in consumers:
+            consumer.poll(0.1)
+        shares = [{one.partition for one in consumer.assignment()} for consumer in consumers]
+        if all(shares) and sum(map(len, shares)) == count == len(set().union(*shares)):
+            return shares
+        assert time.monotonic() < until, shares
+
+
+@pytest.fixture
+async def kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
+    port = _free_port()
+    server = Server(tmp_path / "data", {"MQ_KAFKA_PORT": str(port)})
+    await server.start()
+    try:
+        yield Kafka(server, port)
+    finally:
+        await server.end()
+
+
+async def test_every_codec_goes_in_and_comes_out_the_same_for_kafka_and_for_http(kafka: Kafka) -> None:
+    await kafka.create("orders", 1)
+    sent = {codec: [f"{codec} {number}".encode() for number in range(300)] for codec in CODECS}
+    for codec, values in sent.items():
+        await asyncio.to_thread(
+            kafka.send, "orders", values, compression_type=codec, linger_ms=20, enable_idempotence=codec == "zstd"
+        )
+    everything = [value for values in sent.values() for value in values]
+
+    def consume() -> list[bytes]:
+        with kafka.consumer("all", "orders") as consumer:
+            return _values(consumer, len(everything))
+
+    assert await asyncio.to_thread(consume) == everything
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{kafka.server.url}/mq/v1/topics/orders/partitions/0/messages/899") as answer,
+    ):
+        assert await answer.read() == sent["snappy"][-1]
+
+
+async def test_kafka_and_http_share_offsets_and_topics(kafka: Kafka) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.put(f"{kafka.server.url}/mq/v1/topics/shared", json={"partitions": 1}) as answer:
+            assert answer.status == 201
+        async with session.post(
+            f"{kafka.server.url}/topics/shared",
+            json={"records": [{"value": {"n": 1}}]},
+            headers={"Content-Type": "application/vnd.kafka.json.v2+json"},
+        ) as answer:
+            assert answer.status == 200
+        assert await asyncio.to_thread(kafka.send, "shared", [b"two"]) == [(0, 1)]
+
+        def consume() -> list[bytes]:
+            with kafka.consumer("both", "shared") as consumer:
+                values = _values(consumer, 2)
+                consumer.commit(asynchronous=False)
+                return values
+
+        assert await asyncio.to_thread(consume) == [b'{"n":1}', b"two"]
+        async with session.get(f"{kafka.server.url}/mq/v1/groups/both/lag") as answer:
+            [lag] = (await answer.json())["partitions"]
+            assert (lag["committed"], lag["lag"]) == (2, 0)
+
+
+async def test_a_killed_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
+    await kafka.create("work", 6)
+
+    def run() -> None:
+        with kafka.consumer("team", "work") as first:
+            _assigned([first], 6)
+            second = confluent_kafka.Consumer(
+                {
+                    "bootstrap.servers": kafka.address, "group.id": "team", "session.timeout.ms": 6000,
+                    "heartbeat.interval.ms": 300, "max.poll.interval.ms": 6000,
+                }
+            )  # fmt: skip
+            second.subscribe(["work"])
+            shares = _assigned([first, second], 6)
+            assert [len(share) for share in shares] == [3, 3]
+            second.unsubscribe()  # it leaves without a word for the first
+            _assigned([first], 6)
+            second.close()
+
+    await asyncio.to_thread(run)
+
+
+async def test_cooperative_members_hand_over_without_giving_up_the_rest(kafka: Kafka) -> None:
+    await kafka.create("work", 6)
+    settings = {"partition_assignment_strategy": "cooperative-sticky"}
+
+    def run() -> None:
+        with kafka.consumer("team", "work", **settings) as first:
+            _assigned([first], 6)
+            with kafka.consumer("team", "work", **settings) as second:
+                shares = _assigned([first, second], 6)
+                assert [len(share) for share in shares] == [3, 3]
+            _assigned([first], 6)
+
+    await asyncio.to_thread(run)
+
+
+async def test_a_kafka_and_a_websocket_member_never_own_one_partition_at_once(kafka: Kafka) -> None:
+    await kafka.create("mixed", 4)
+    owned_by_socket: set[int] = set()
+
+    with kafka.consumer("mixed", "mixed") as consumer:
+        await asyncio.to_thread(_assigned, [consumer], 4)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{kafka.server.url}/ws/v1", protocols=["mq.v1.json"]) as socket_,
+        ):
+            await socket_.send_json({"op": "hello", "id": 1})
+            await socket_.send_json(
+                {"op": "subscribe", "id": 2, "sub": "s", "mode": "stream", "group": "mixed", "topics": ["mixed"],
+                 "credit": 100}
+            )  # fmt: skip
+            until = time.monotonic() + WAIT_S
+            while True:
+                await asyncio.to_thread(consumer.poll, 0.1)
+                try:
+                    message = json.loads((await socket_.receive(timeout=0.05)).data)
+                except TimeoutError:
+                    message = {}
+                if message.get("op") == "assigned":
+                    owned_by_socket |= {number for numbers in message["partitions"].values() for number in numbers}
+                own = {one.partition for one in consumer.assignment()}
+                # What the socket has, the Kafka member has given up before.
+                assert not own & owned_by_socket, (own, owned_by_socket)
+                if len(own) == len(owned_by_socket) == 2:
+                    break
+                assert time.monotonic() < until, (own, owned_by_socket)
+        await asyncio.to_thread(_assigned, [consumer], 4)  # the socket is gone, and the leader plans again
+
+
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(kafka: Kafka) -> None:
+    await kafka.create("kept", 2)
+    producer = kafka.producer(enable_idempotence=True, linger_ms=1)
+    acknowledged: dict[bytes, tuple[int, int]] = {}
+
+    def on_delivery(error: object, message: Any) -> None:
+        if error is None:
+            acknowledged[message.value()] = (message.partition(), message.offset())
+
+    sent = 0
+    for round_ in range(3):
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:
+            producer.produce("kept", value=str(sent).encode(), on_delivery=on_delivery)
+            sent += 1
+            producer.poll(0)
+            if sent % 200 == 0:
+                await asyncio.sleep(0.01)
+        if round_ < 2:
+            await kafka.server.kill()
+            await kafka.server.start()
+    assert await asyncio.to_thread(producer.flush, WAIT_S) == 0
+    assert len(acknowledged) == sent
+
+    def consume() -> list[bytes]:
+        with kafka.consumer("after", "kept") as consumer:
+            return _values(consumer, sent) + _values(consumer, 1, 0.5)
+
+    found = Counter(await asyncio.to_thread(consume))
+    assert found == Counter(
+        acknowledged.keys()
+    )  # once each: an idempotent producer's repeats are known after a crash, too
+
+
+async def test_admin_requests(kafka: Kafka) -> None:
+    await kafka.create("made", 2, retention_ms="60000")
+    admin = kafka.admin
+
+    def run() -> None:
+        resource = ConfigResource("topic", "made")
+        configs = admin.describe_configs([resource])[resource].result(WAIT_S)
+        assert configs["retention.ms"].value == "60000"
+        admin.create_partitions([NewPartitions("made", 5)])["made"].result(WAIT_S)
+        assert len(admin.list_topics(timeout=WAIT_S).topics["made"].partitions) == 5
+        kafka.send("made", [b"a", b"b", b"c"], partitioner="consistent")
+        ends = {
+            number: admin.list_offsets(
+                {confluent_kafka.TopicPartition("made", number): confluent_kafka.admin.OffsetSpec.latest()}
+            )[confluent_kafka.TopicPartition("made", number)]
+            .result(WAIT_S)
+            .offset
+            for number in range(5)
+        }
+        assert sum(ends.values()) == 3
+        number = next(number for number, end in ends.items() if end)
+        low = confluent_kafka.TopicPartition("made", number, ends[number])
+        admin.delete_records([low])[low].result(WAIT_S)
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "x"})
+        assert consumer.get_watermark_offsets(confluent_kafka.TopicPartition("made", number), timeout=WAIT_S) == (
+            ends[number],
+            ends[number],
+        )
+        consumer.close()
+        admin.delete_topics(["made"])["made"].result(WAIT_S)
+        assert "made" not in admin.list_topics(timeout=WAIT_S).topics
+        new = NewTopic("compacted", 1, 1, config={"cleanup.policy": "compact"})
+        refused = admin.create_topics([new])["compacted"]
+        with pytest.raises(confluent_kafka.KafkaException, match="compact"):
+            refused.result(WAIT_S)
+
+    await asyncio.to_thread(run)
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat here: .ci/setup installs it where it may")
+async def test_kcat_sends_reads_and_joins_a_group(kafka: Kafka) -> None:
+    async def kcat(*args: str, stdin: bytes = b"") -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            "kcat", "-b", kafka.address, *args,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(stdin), WAIT_S)
+        assert process.returncode == 0, errors.decode()
+        return out
+
+    lines = b"".join(b"line %d\n" % number for number in range(100))
+    for codec in CODECS:  # the topic is made by the first of them
+        await kcat("-P", "-t", "old", "-z", codec, "-X", "enable.idempotence=true", stdin=lines)
+    assert (await kcat("-C", "-t", "old", "-o", "beginning", "-e", "-q")).count(b"\n") == 500
+    assert (await kcat("-G", "g", "-X", "auto.offset.reset=earliest", "-c", "500", "-q", "old")).count(b"\n") == 500
+    assert b'"topic":"old"' in await kcat("-L", "-J")
+
+
+async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+
+    async def token(principal: str, *scopes: str) -> str:
+        allowed = [part for scope in scopes for part in ("--allow", scope)]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", "token", "create", principal, "--data", str(data), *allowed, "--json",
+            stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        return str(json.loads(out)["token"])
+
+    admin, writer = await token("ann", "admin"), await token("bill", "writer:topic:orders")
+    port = _free_port()
+    server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true"})
+    await server.start()
+
+    def settings(password: str) -> dict[str, object]:
+        return {
+            "bootstrap.servers": f"127.0.0.1:{port}", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+            "sasl.username": "anybody", "sasl.password": password, "log_level": 0,
+        }  # fmt: skip
+
+    def sent(password: str, topic: str, timeout_ms: int = 5000) -> str | None:
+        errors: list[str | None] = []
+
+        def on_delivery(error: Any, _: object) -> None:
+            errors.append(None if error is None else error.name())
+
+        producer = confluent_kafka.Producer({**settings(password), "message.timeout.ms": timeout_ms})
+        producer.produce(topic, b"x", on_delivery=on_delivery)
+        producer.flush(WAIT_S)
+        [error] = errors
+        return error
+
+    def run() -> None:
+        administrator = AdminClient(settings(admin))
+        made = administrator.create_topics([NewTopic("orders", 1, 1), NewTopic("bills", 1, 1)])
+        for topic in made.values():
+            topic.result(WAIT_S)
+        assert sent(admin, "bills") is None
+        assert sent(writer, "orders") is None
+        assert sent(writer, "bills") == "TOPIC_AUTHORIZATION_FAILED"
+        assert sent("mq_wrong", "orders", 1500) == "_MSG_TIMED_OUT"  # it never gets in
+        with pytest.raises(confluent_kafka.KafkaException):
+            AdminClient(settings("")).list_topics(timeout=2)
+        reader = confluent_kafka.Consumer({**settings(writer), "group.id": "g", "auto.offset.reset": "earliest"})
+        reader.subscribe(["orders"])
+        message = reader.poll(WAIT_S)
+        assert message.error().name() == "GROUP_AUTHORIZATION_FAILED"
+        reader.close()
+
+    try:
+        await asyncio.to_thread(run)
+        with socket.create_connection(("127.0.0.1", port)) as stranger:  # Metadata before saying who it is
+            stranger.sendall(b"\0\0\0\x0e\0\x03\0\x01\0\0\0\x01\0\0\xff\xff\xff\xff")
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(stranger.recv, 100) == b""
+    finally:
+        await server.end()

@@ -1,0 +1,67 @@
+"""Frames cut anywhere are the same frames; sizes and headers from strangers are bounded."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
+from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Frames, read_header, response_head
+from gateway.surfaces.kafka.schema import Malformed
+
+BYTES_MAX = 1000
+
+
+def _frame(content: bytes) -> bytes:
+    return struct.pack(">i", len(content)) + content
+
+
+def _request(key: int, version: int, client: bytes | None = b"me") -> memoryview:
+    name = struct.pack(">h", -1) if client is None else struct.pack(">h", len(client)) + client
+    return memoryview(struct.pack(">hhi", key, version, 7) + name + b"\0\0")
+
+
+@given(st.lists(st.binary(min_size=REQUEST_BYTES_MIN, max_size=60), max_size=8), st.lists(st.integers(0, 500)))
+def test_frames_are_the_same_wherever_the_stream_is_cut(contents: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(map(_frame, contents))
+    places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    frames = Frames(BYTES_MAX)
+    found = [bytes(one) for low, high in pairwise(places) for one in frames.feed(stream[low:high])]
+    assert found == contents
+    assert frames.is_between
+
+
+def test_a_size_is_accepted_at_the_bound_and_not_beyond() -> None:
+    assert [len(one) for one in Frames(BYTES_MAX).feed(_frame(bytes(BYTES_MAX)))] == [BYTES_MAX]
+    for size in (BYTES_MAX + 1, REQUEST_BYTES_MIN - 1, -1, 2**31 - 1):
+        with pytest.raises(Malformed):
+            list(Frames(BYTES_MAX).feed(struct.pack(">i", size)))
+
+
+def test_a_request_of_http_is_refused_by_its_first_bytes() -> None:
+    with pytest.raises(Malformed):
+        list(Frames(16 * 1024 * 1024).feed(b"GET / HTTP/1.1\r\n\r\n"))
+
+
+def test_headers_have_tagged_fields_from_the_flexible_version_on() -> None:
+    for api in APIS.values():
+        for version in range(api.min_version, api.max_version + 1):
+            header = read_header(_request(api.key, version))
+            assert (header.key, header.version, header.correlation_id, header.client_id) == (api.key, version, 7, "me")
+            assert header.at == 12 + (version >= api.flexible)
+            tagged = version >= api.flexible and api.key != API_VERSIONS
+            assert response_head(header, 10) == struct.pack(">ii", 14 + tagged, 7) + b"\0" * tagged
+
+
+def test_what_is_not_served_is_refused_but_for_any_version_of_api_versions() -> None:
+    assert read_header(_request(API_VERSIONS, 99)).version == 99
+    for key, version in ((0, 2), (0, 10), (1, 13), (24, 0), (999, 0)):
+        with pytest.raises(Malformed):
+            read_header(_request(key, version))
+    with pytest.raises(Malformed):
+        read_header(memoryview(b"\0\x03\0\x01\0\0\0\x07\0\x10ab"))
+    assert read_header(_request(3, 1, None)).client_id == ""
