@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from gateway.api.shapes.answers import Worker
 from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
-from gateway.api.workers import POLLED_GROUPS_MAX, Pollers, Worker
+from gateway.api.workers import POLLED_GROUPS_MAX, Pollers
 from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
 from store.clock import Clock
 

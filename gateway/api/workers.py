@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gateway.api.shapes.answers import Worker
 from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
 
 SHOWN_MS = 300_000
@@ -23,14 +24,6 @@ name groups that will never be."""
 
 SWEEP_COUNT = 10_000
 """Receipts kept before those whose leases are over are looked for; then again when they have doubled."""
-
-
-class Worker(NamedTuple):
-    """One consumer of a queue-mode group. `leased`: records in its hands. `heard_ago_ms` None: it is connected."""
-
-    consumer: str
-    leased: int
-    heard_ago_ms: int | None
 
 
 class _Lease(NamedTuple):

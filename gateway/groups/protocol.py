@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.membership import Join, Member, PlanState, Share
@@ -47,12 +47,15 @@ class MemberKey(NamedTuple):
     generation: int
 
 
+GroupState = Literal["empty", "stable", "rebalancing"]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """One group, for lists. `state`: "empty" (no members), "stable", or "rebalancing" (a partition waits to move)."""
 
     group: str
-    state: str
+    state: GroupState
     generation: int
     member_count: int
     topics: tuple[str, ...]
@@ -81,7 +84,7 @@ class GroupDescription:
 class PartitionLag:
     """How far a group is in one partition. Times are epoch ms, counts are records.
 
-    `committed` None: nothing is. `lag` counts from there to the end. Queue mode: `in_flight` on lease, `waiting` given
+    `committed` None: nothing is. `lag` counts from there to the end. Queue mode: `in_flight` on lease, `delayed` given
     back and not due yet. `oldest_unacked_ms`: store time of the first record not done; None when there is none.
     """
 
@@ -94,7 +97,7 @@ class PartitionLag:
     lag: int
     lost: int
     in_flight: int
-    waiting: int
+    delayed: int
     oldest_unacked_ms: int | None
     owner: str | None
     """The member that owns it in stream mode."""

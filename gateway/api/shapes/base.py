@@ -78,6 +78,9 @@ def judged(schema: Schema | Callable[[Limits], Schema]) -> Meta:
 Partition = Annotated[int, whole(0, RECORD_OFFSET_MAX)]
 """A partition as clients name it; whether there is one is found out where it is looked for."""
 
+PartitionNumber = Annotated[int, whole(0, 999_999_999)]
+"""A partition as answers and sockets name it."""
+
 RecordOffset = Annotated[int, whole(0, RECORD_OFFSET_MAX)]
 NextOffset = Annotated[int, whole(0, OFFSET_MAX)]
 Name = Annotated[str, chars()]
@@ -222,7 +225,7 @@ def _refusal(shape: type[OpenShape], text: str, limits: Limits) -> RequestError:
         return invalid(f"Unrecognized field: {named[1]}")
     if named is not None:
         where = f"{path}.{named[1]}" if path else named[1]
-        return RequestError(shape.codes.get(where.partition(".")[0], INVALID), f"{where}: is required")
+        return RequestError(shape.codes.get(re.split(r"[.\[]", where)[0], INVALID), f"{where}: is required")
     schema: Schema = schema_of(shape, limits)
     first = ""
     for step in _STEP.finditer(match["path"] or ""):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from gateway.api.shapes.base import Shape, chars, judged, one_of, whole
+from gateway.api.shapes.base import PartitionNumber, Shape, chars, judged, one_of, whole
 from gateway.api.shapes.groups import DelayMs, InvisibleMs, Place, Reason, Receipts
 from gateway.api.shapes.schema import Schema
 from gateway.codec.times import TIME_MS_MAX
@@ -71,7 +71,6 @@ Token = Annotated[str, chars(TOKEN_CHARS_MAX)]
 ClientText = Annotated[str, chars(CLIENT_CHARS_MAX)]
 Cursor = Annotated[str, chars(2**20, "Next offsets: `orders:0=101;orders:1=88`.")]
 Credit = Annotated[int, whole(0, OFFSET_MAX)]
-PartitionNumber = Annotated[int, whole(0, 999_999_999)]
 
 
 class Command(Shape, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import NODEFAULT, Struct, inspect
 
@@ -12,10 +12,21 @@ from gateway.settings.limits import Limits
 Schema = dict[str, Any]
 
 
-@lru_cache(maxsize=256)
+class Part(Struct, forbid_unknown_fields=True):
+    """A JSON object of an answer. All its fields are always there, except those whose default is UNSET.
+
+    `is_component`: its schema has a name, that of the class, and others refer to it.
+    """
+
+    is_component: ClassVar[bool] = False
+
+
+@lru_cache(maxsize=512)
 def schema_of(shape: type[Struct], limits: Limits) -> Schema:
-    """The schema of what a server with these limits takes. Not to be changed by its callers."""
-    return _schema(inspect.type_info(shape), limits)
+    """The schema of what a server with these limits takes or answers. Not to be changed by its callers."""
+    kind = inspect.type_info(shape)
+    assert isinstance(kind, inspect.StructType)
+    return _object(kind, limits)
 
 
 def nullable(schema: Schema) -> Schema:
@@ -53,6 +64,8 @@ def _schema(kind: inspect.Type, limits: Limits) -> Schema:
         case inspect.UnionType():
             return _union(kind, limits)
         case inspect.StructType():
+            if issubclass(kind.cls, Part) and kind.cls.is_component:
+                return {"$ref": f"#/components/schemas/{kind.cls.__name__}"}
             return _object(kind, limits)
         case inspect.NoneType():
             return {"type": "null"}
@@ -102,10 +115,19 @@ def _union(kind: inspect.UnionType, limits: Limits) -> Schema:
     return {"anyOf": [*others, {"type": "null"}] if kind.includes_none else others}
 
 
+def _has_default(field: inspect.Field) -> bool:
+    """Whether it has one that is shown: msgspec tells of none where it is UNSET."""
+    return field.default is not NODEFAULT or field.default_factory is not NODEFAULT
+
+
 def _object(kind: inspect.StructType, limits: Limits) -> Schema:
     fields = {field.encode_name: _schema(field.type, limits) for field in kind.fields}
+    is_shown = issubclass(kind.cls, Part)
+    required = [one.encode_name for one in kind.fields if one.required or (is_shown and _has_default(one))]
+    if kind.tag_field is not None:
+        fields = {kind.tag_field: {"const": kind.tag}, **fields}
+        required.insert(0, kind.tag_field)
     schema: Schema = {"type": "object", "properties": fields}
-    required = [field.encode_name for field in kind.fields if field.required and field.default is NODEFAULT]
     if required:
         schema["required"] = required
     return {**schema, "additionalProperties": not kind.forbid_unknown_fields, **getattr(kind.cls, "more", {})}

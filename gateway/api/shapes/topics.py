@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.api.shapes.base import OpenShape, Shape, chars, judged, up_to
+from gateway.api.shapes.base import OpenShape, Shape, chars, judged, one_of, up_to
 from gateway.api.shapes.schema import Schema, nullable
 from gateway.errors import INVALID, MALFORMED
 from gateway.routing.select import SELECTORS
@@ -20,6 +20,10 @@ assert get_args(Selector) == SELECTORS
 
 _KEY_FORM = "How a key sent as a JSON string is stored: raw, as its UTF-8; confluent, as JSON with its quotes. Fixed."
 
+RetentionMs = Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")]
+MaxMessageBytes = Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)]
+SelectorName = Annotated[Selector, one_of(*SELECTORS, said=_CHOSEN)]
+JsonKeys = Annotated[KeyForm, Meta(description=_KEY_FORM)]
 TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]
 PartitionCount = Annotated[int, up_to("partitions_max", least=1)]
 
@@ -30,15 +34,9 @@ class TopicSettings(Shape):
     codes = {"partitions": INVALID, "retention_ms": INVALID, "max_message_bytes": INVALID}
 
     partitions: Annotated[int, up_to("partitions_max", "More later, never fewer.", least=1)] | None = None
-    retention_ms: (
-        Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")] | UnsetType | None
-    ) = UNSET
-    max_message_bytes: (
-        Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)] | UnsetType | None
-    ) = UNSET
-    selector: (
-        Annotated[Selector, Meta(description=_CHOSEN, extra_json_schema={"enum": list(SELECTORS)})] | UnsetType | None
-    ) = UNSET
+    retention_ms: RetentionMs | UnsetType | None = UNSET
+    max_message_bytes: MaxMessageBytes | UnsetType | None = UNSET
+    selector: SelectorName | UnsetType | None = UNSET
 
     def changes(self) -> dict[str, int | str | None]:
         """The settings that are named."""
@@ -52,7 +50,7 @@ class NewTopicBody(TopicSettings):
     codes = TopicSettings.codes | {"json_keys": INVALID}
     more = {"examples": [{"partitions": 4}, {"partitions": 4, "retention_ms": 86_400_000}, {"json_keys": "confluent"}]}
 
-    json_keys: Annotated[KeyForm, Meta(description=_KEY_FORM)] | None = None
+    json_keys: JsonKeys | None = None
 
 
 class TopicChangesBody(TopicSettings):

@@ -303,7 +303,7 @@ class Offsets:
             lag=self._count(name, key, stored, bounds),
             lost=lag.lost_count,
             in_flight=0 if leases is None else leases.leased_count(now_ms),
-            waiting=0 if leases is None else leases.waiting_count(now_ms),
+            delayed=0 if leases is None else leases.waiting_count(now_ms),
             oldest_unacked_ms=None if oldest is None else oldest.store_time_ms,
             owner=member_of(name) or (None if owner is None else owner.member_id),
         )

@@ -83,7 +83,7 @@ from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, GroupTable, document_bytes, settings_bytes
-from gateway.groups.protocol import GroupDescription, GroupView, MemberView
+from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
@@ -403,7 +403,7 @@ class Coordinator:
     def _view(self, group: str) -> GroupView:
         parts = self._parts(group)
         member_count = sum(len(part.membership.members()) for part in parts)
-        state = "empty" if not member_count else "stable"
+        state: GroupState = "empty" if not member_count else "stable"
         if any(part.membership.is_rebalancing for part in parts):
             state = "rebalancing"
         ids = set().union(*(self._table.topic_ids(part.name) for part in parts))

@@ -8,6 +8,7 @@ import secrets
 import zlib
 from collections.abc import Mapping
 
+import msgspec
 import orjson
 import zstandard
 from aiohttp import hdrs, web
@@ -62,9 +63,11 @@ def json_answer(
     status: int = 200,
     default_type: str = JSON_TYPE,
 ) -> web.Response:
-    """An answer with a JSON body, in the type the client prefers. Raises RequestError 406; see `check_accept`."""
+    """An answer with a JSON body, in the type the client prefers. `body`: structs of `gateway/api/shapes`, or what JSON
+    has. Raises RequestError 406; see `check_accept`."""
     content_type = json_type(request.headers.get(hdrs.ACCEPT, _ANYTHING), default_type)
-    return web.Response(body=orjson.dumps(body), status=status, headers={hdrs.CONTENT_TYPE: content_type})
+    text = orjson.dumps(body, default=msgspec.to_builtins)
+    return web.Response(body=text, status=status, headers={hdrs.CONTENT_TYPE: content_type})
 
 
 def v2_answer(request: web.BaseRequest, body: object) -> web.Response:

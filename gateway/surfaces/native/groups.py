@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from aiohttp import hdrs, web
+from msgspec import convert
+from msgspec.structs import asdict
 
 from gateway.api.lease import settle
 from gateway.api.render import delivered_as_json, settled_as_json
+from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.groups import (
     AckReceipts,
@@ -35,7 +38,6 @@ from gateway.auth.access import Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
 from gateway.errors import LIMIT_ILLEGAL, RequestError
-from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.copies import (
     DEAD_LETTERED_AT,
     REASON,
@@ -50,7 +52,6 @@ from gateway.groups.protocol import (
     Delivered,
     GroupView,
     MemberView,
-    PartitionLag,
     TopicPartition,
 )
 from gateway.routing.base import topic_id_of
@@ -81,7 +82,7 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     """All groups the caller may describe."""
     access = access_of(request)
     views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
-    return json_answer(request, {"groups": [_group(request, view) for view in views]})
+    return json_answer(request, answers.GroupList([_summary(request, view) for view in views]))
 
 
 async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -89,12 +90,12 @@ async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> we
     caller may describe, here and in lags."""
     described = gateway.groups.describe(request.match_info["group"])
     workers = gateway.leases.workers(described.view.group, gateway.clock.now_ms())
-    body = {
-        **_group(request, described.view),
-        "config": _config(described.config),
-        "members": [_member(request, view) for view in described.members],
-        "workers": [worker._asdict() for worker in workers],
-    }
+    body = answers.Group(
+        **asdict(_summary(request, described.view)),
+        config=described.config,
+        members=[_member(request, view) for view in described.members],
+        workers=workers,
+    )
     return json_answer(request, body)
 
 
@@ -114,7 +115,7 @@ async def configure_group(gateway: Gateway, request: web.Request, body: bytes) -
     changes = json_object(body) if body.strip() else {}
     if "backoff" in changes:
         changes["backoff_ms"] = changes.pop("backoff")
-    return json_answer(request, _config(await gateway.groups.configure(request.match_info["group"], changes)))
+    return json_answer(request, await gateway.groups.configure(request.match_info["group"], changes))
 
 
 async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -123,12 +124,12 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     topics = read_query(LagQuery, request, gateway).topics
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
     rows = [row for row in await gateway.groups.lag(group, asked) if is_visible(request, row.topic)]
-    body = {
-        "group": group,
-        "total_lag": sum(row.lag for row in rows),
-        "in_flight": sum(row.in_flight for row in rows),
-        "partitions": [_lag(row) for row in rows],
-    }
+    body = answers.GroupLag(
+        group=group,
+        total_lag=sum(row.lag for row in rows),
+        in_flight=sum(row.in_flight for row in rows),
+        partitions=[convert(row, answers.PartitionLag, from_attributes=True) for row in rows],
+    )
     return json_answer(request, body)
 
 
@@ -145,8 +146,8 @@ async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> 
         dry_run=wanted.dry_run,
         force=wanted.force,
     )
-    rows = [{"partition": move.partition, "from": move.before, "to": move.after} for move in moves]
-    return json_answer(request, {"topic": wanted.topic, "dry_run": wanted.dry_run, "partitions": rows})
+    rows = [answers.Move(move.partition, move.before, move.after) for move in moves]
+    return json_answer(request, answers.Moves(wanted.topic, wanted.dry_run, rows))
 
 
 # Queue mode
@@ -223,7 +224,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     access_of(request).check(Permission.RECEIVE, topic=up_to.topic)
     count = await gateway.groups.ack_up_to(group, TopicPartition(up_to.topic, up_to.partition), up_to.offset)
     gateway.leases.settled_up_to(group, up_to.topic, up_to.partition, up_to.offset)
-    return json_answer(request, {"acked": count})
+    return json_answer(request, answers.Acked(count))
 
 
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -297,7 +298,7 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     except UnknownQueue:
         gateway.groups.describe(group)
         redriven = 0
-    return json_answer(request, {"redriven": redriven})
+    return json_answer(request, answers.Redriven(redriven))
 
 
 # Rendering
@@ -320,52 +321,26 @@ def _raw(gateway: Gateway, message: Delivered) -> web.Response:
     return response
 
 
-def _group(request: web.Request, view: GroupView) -> dict[str, object]:
-    return {
-        "group": view.group,
-        "state": view.state,
-        "generation": view.generation,
-        "member_count": view.member_count,
-        "topics": [topic for topic in view.topics if is_visible(request, topic)],
-    }
+def _summary(request: web.Request, view: GroupView) -> answers.GroupSummary:
+    topics = [topic for topic in view.topics if is_visible(request, topic)]
+    return answers.GroupSummary(view.group, view.state, view.generation, view.member_count, topics)
 
 
-def _config(config: GroupConfig) -> dict[str, object]:
-    return asdict(config)
-
-
-def _member(request: web.Request, view: MemberView) -> dict[str, object]:
+def _member(request: web.Request, view: MemberView) -> answers.GroupMember:
     wish = view.member.subscription
-    return {
-        "member_id": view.member.member_id,
-        "topics": sorted(topic for topic in wish.topics if is_visible(request, topic)),
-        "topic_pattern": wish.pattern,
-        "session_timeout_ms": view.member.session_timeout_ms,
-        "heard_ago_ms": view.heard_ago_ms,
-        "assigned": _partitions(request, view.share.assigned),
-        "revoking": _partitions(request, view.share.revoking),
-    }
+    return answers.GroupMember(
+        member_id=view.member.member_id,
+        topics=sorted(topic for topic in wish.topics if is_visible(request, topic)),
+        topic_pattern=wish.pattern,
+        session_timeout_ms=view.member.session_timeout_ms,
+        heard_ago_ms=view.heard_ago_ms,
+        assigned=_partitions(request, view.share.assigned),
+        revoking=_partitions(request, view.share.revoking),
+    )
 
 
-def _partitions(request: web.Request, partitions: Sequence[Partition]) -> list[dict[str, object]]:
-    return [{"topic": one.topic, "partition": one.partition} for one in partitions if is_visible(request, one.topic)]
-
-
-def _lag(row: PartitionLag) -> dict[str, object]:
-    return {
-        "topic": row.topic,
-        "partition": row.partition,
-        "committed": row.committed,
-        "metadata": row.metadata,
-        "beginning": row.beginning,
-        "end": row.end,
-        "lag": row.lag,
-        "lost": row.lost,
-        "in_flight": row.in_flight,
-        "delayed": row.waiting,
-        "oldest_unacked_ms": row.oldest_unacked_ms,
-        "owner": row.owner,
-    }
+def _partitions(request: web.Request, partitions: Sequence[Partition]) -> list[answers.TopicPartition]:
+    return [answers.TopicPartition(one.topic, one.partition) for one in partitions if is_visible(request, one.topic)]
 
 
 async def _settled(

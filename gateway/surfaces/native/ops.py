@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from gateway.api.shapes import answers
 from gateway.surfaces.http.answers import json_answer
 from gateway.surfaces.http.context import Gateway
 
 
 async def healthz(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The process runs and its event loop turns."""
-    return json_answer(request, {"status": "ok"})
+    return json_answer(request, answers.Health())
 
 
 async def readyz(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -22,8 +21,8 @@ async def readyz(gateway: Gateway, request: web.Request, _: bytes) -> web.Respon
     if gateway.leaving.is_set() or gateway.draining.is_set():
         reasons.append("draining: the server is about to stop")
     if reasons:
-        return json_answer(request, {"status": "unavailable", "reasons": reasons}, status=503)
-    return json_answer(request, {"status": "ok", "reasons": []})
+        return json_answer(request, answers.NotReady(reasons), status=503)
+    return json_answer(request, answers.Ready())
 
 
 async def metrics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -33,16 +32,10 @@ async def metrics(gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 
 async def limits(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """What this server accepts, by name."""
-    return json_answer(request, asdict(gateway.limits))
+    return json_answer(request, gateway.limits)
 
 
 async def info(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """What this server is, and whose data it has. `cluster_id` is made with a data directory and never changes; a
     topic's epoch, which every answer with offsets names, is its `topic_id`."""
-    body = {
-        "name": "mq",
-        "version": gateway.version,
-        "cluster_id": gateway.cluster_id,
-        "started_ms": gateway.started_ms,
-    }
-    return json_answer(request, body)
+    return json_answer(request, answers.Info(gateway.version, gateway.cluster_id, gateway.started_ms))

@@ -19,6 +19,7 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
+from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import (
     CancelSchedulesQuery,
@@ -151,7 +152,7 @@ async def cancel_schedules(gateway: Gateway, request: web.Request, _: bytes) -> 
     cancelled_count = await request.app[SCHEDULES].cancel_all(
         _schedule_query(gateway, request, asked, (Permission.SEND,))
     )
-    return json_answer(request, {"cancelled": cancelled_count})
+    return json_answer(request, answers.Cancelled(cancelled_count))
 
 
 async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -160,7 +161,7 @@ async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> 
     schedule = await _changeable(gateway, request)
     due_ms = _due_ms(gateway, body)
     moved = _done(await request.app[SCHEDULES].move(schedule, due_ms)).schedule
-    return json_answer(request, {"schedule_id": moved.text, "deliver_at": moved.due_ms})
+    return json_answer(request, answers.Moved(moved.text, moved.due_ms))
 
 
 async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -170,7 +171,7 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
     assert fired.target is not None
     view = _topic_of(gateway, fired.target.topic_id)
     topic = None if view is None else view.name
-    return json_answer(request, {"topic": topic, "partition": fired.target.partition, "offset": fired.offset})
+    return json_answer(request, answers.Fired(topic, fired.target.partition, fired.offset))
 
 
 async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -186,7 +187,7 @@ async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     counts = await request.app[SCHEDULES].histogram(
         ScheduleQuery(_topic_ids(gateway, request, asked.topic, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
     )
-    return json_answer(request, {"from": from_ms, "bucket_ms": bucket_ms, "counts": counts, "total": sum(counts)})
+    return json_answer(request, answers.Histogram(from_ms, bucket_ms, counts, sum(counts)))
 
 
 async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None, needed: Permission) -> ScheduleId:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
+from msgspec import convert
+from msgspec.structs import astuple
 
+from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import OffsetsQuery
 from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
@@ -93,14 +96,14 @@ async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
 
 async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """All topics that the caller may describe, with their shapes."""
-    return json_answer(request, {"topics": [_native(view) for view in visible_topics(gateway, request)]})
+    return json_answer(request, answers.Topics([_native(view) for view in visible_topics(gateway, request)]))
 
 
 async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One topic with the bounds of its partitions."""
     view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, None)
-    return json_answer(request, {**_native(view), "offsets": offsets})
+    return json_answer(request, answers.TopicWithOffsets(*astuple(_native(view)), offsets=offsets))
 
 
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -109,24 +112,24 @@ async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web
     query = read_query(OffsetsQuery, request, gateway)
     view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, query.timestamp, Boundary(query.boundary))
-    return json_answer(request, {"topic": view.name, "epoch": str(view.topic_id), "partitions": offsets})
+    return json_answer(request, answers.TopicOffsets(view.name, str(view.topic_id), offsets))
 
 
-def _native(view: TopicView) -> dict[str, object]:
+def _native(view: TopicView) -> answers.Topic:
     shown = {"topic": view.name, "topic_id": view.topic_id, "partitions": view.partitions, "json_keys": view.json_keys}
-    return {**shown, **view.config.chosen()}
+    return convert({**shown, **view.config.chosen()}, answers.Topic)
 
 
 async def _offsets(
     gateway: Gateway, view: TopicView, time_ms: int | None, boundary: Boundary = Boundary.LOWER
-) -> list[dict[str, int]]:
+) -> list[answers.BoundsAtTime]:
     consumer = gateway.consumer
-    rows: list[dict[str, int]] = []
+    rows: list[answers.BoundsAtTime] = []
     for number in range(view.partitions):
         bounds = await consumer.bounds(view.name, number)
-        row = {"partition": number, "beginning_offset": bounds.min_offset, "end_offset": bounds.max_offset}
+        row = answers.BoundsAtTime(number, bounds.min_offset, bounds.max_offset)
         if time_ms is not None:
-            row["offset_for_time"] = await consumer.offset_for_time(view.name, number, time_ms, boundary)
+            row.offset_for_time = await consumer.offset_for_time(view.name, number, time_ms, boundary)
         rows.append(row)
         if number % PARTITIONS_AT_ONCE == PARTITIONS_AT_ONCE - 1:
             await asyncio.sleep(0)

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
+from gateway.api.shapes import answers
 from gateway.api.shapes.base import AnyShape, load, time_ms
 from gateway.api.shapes.consumers import (
     CommitBody,
@@ -34,7 +35,7 @@ from gateway.codec.records import Format
 from gateway.errors import PARTITION_NOT_FOUND, SCHEMA_FORMAT, RequestError, invalid
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.protocol import CommittedPosition, OffsetCommit, TopicPartition
+from gateway.groups.protocol import OffsetCommit, TopicPartition
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.answers import check_accept, v2_answer
@@ -82,7 +83,7 @@ async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     group = request.match_info["group"]
     name = await request.app[INSTANCES].create(group, name, settings)
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
-    return v2_answer(request, {"instance_id": name, "base_uri": f"{request.scheme}://{_host_of(request)}{path}"})
+    return v2_answer(request, answers.Instance(name, f"{request.scheme}://{_host_of(request)}{path}"))
 
 
 async def delete(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -117,7 +118,8 @@ async def subscription(_gateway: Gateway, request: web.Request, _: bytes) -> web
     """The topics subscribed to that the caller may read; for a pattern, those that match now."""
     access = access_of(request)
     topics = await request.app[INSTANCES].topics(*_instance(request))
-    return v2_answer(request, {"topics": [topic for topic in topics if access.allows(Permission.RECEIVE, topic=topic)]})
+    shown = [topic for topic in topics if access.allows(Permission.RECEIVE, topic=topic)]
+    return v2_answer(request, answers.SubscribedTopics(shown))
 
 
 async def unsubscribe(_gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -138,8 +140,8 @@ async def assignments(_gateway: Gateway, request: web.Request, _: bytes) -> web.
     """The partitions the instance has, assigned or by its subscription, of topics that the caller may read."""
     access = access_of(request)
     owned = await request.app[INSTANCES].owned(*_instance(request))
-    shown = [one._asdict() for one in owned if access.allows(Permission.RECEIVE, topic=one.topic)]
-    return v2_answer(request, {"partitions": shown})
+    shown = [answers.TopicPartition(*one) for one in owned if access.allows(Permission.RECEIVE, topic=one.topic)]
+    return v2_answer(request, answers.AssignedPartitions(shown))
 
 
 # Records
@@ -242,10 +244,12 @@ async def query_committed(gateway: Gateway, request: web.Request, body: bytes) -
 async def _committed(request: web.Request, topic_partitions: Sequence[TopicPartition]) -> web.Response:
     _check_topics(request, {topic_partition.topic for topic_partition in topic_partitions})
     found = await request.app[INSTANCES].committed(*_instance(request), topic_partitions)
-    return v2_answer(
-        request,
-        {"offsets": [_shown(topic_partition) for topic_partition in found if topic_partition.offset is not None]},
-    )
+    rows = [
+        answers.CommittedOffset(one.topic, one.partition, one.offset, one.metadata)
+        for one in found
+        if one.offset is not None
+    ]
+    return v2_answer(request, answers.CommittedOffsets(rows))
 
 
 async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -379,12 +383,3 @@ def _topic_partitions(gateway: Gateway, body: bytes) -> list[TopicPartition]:
 
 def _named(one: OfPartition) -> TopicPartition:
     return TopicPartition(one.topic, one.partition)
-
-
-def _shown(topic_partition: CommittedPosition) -> dict[str, object]:
-    return {
-        "topic": topic_partition.topic,
-        "partition": topic_partition.partition,
-        "offset": topic_partition.offset,
-        "metadata": topic_partition.metadata,
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from gateway.api.shapes import answers
 from gateway.codec.topic_configs import kafka_configs
 from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError
 from gateway.routing.base import UnknownPartition
@@ -18,7 +19,7 @@ _BROKER_ID = 0  # one broker answers for all partitions
 
 async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The broker ids of the REST Proxy's metadata."""
-    return v2_answer(request, {"brokers": [_BROKER_ID]})
+    return v2_answer(request, answers.Brokers([_BROKER_ID]))
 
 
 async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -32,12 +33,8 @@ async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> we
         view = topic_in(gateway, request)
     except UnknownQueue:
         raise RequestError(TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
-    body = {
-        "name": view.name,
-        "configs": kafka_configs(view.config),
-        "partitions": [_partition(number) for number in range(view.partitions)],
-    }
-    return v2_answer(request, body)
+    rows = [_partition(number) for number in range(view.partitions)]
+    return v2_answer(request, answers.TopicMetadata(view.name, kafka_configs(view.config), rows))
 
 
 async def partitions(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -61,9 +58,9 @@ async def partition_offsets(gateway: Gateway, request: web.Request, _: bytes) ->
     number = partition_in(request)
     assert number is not None
     bounds = await gateway.consumer.bounds(request.match_info["topic"], number)
-    return v2_answer(request, {"beginning_offset": bounds.min_offset, "end_offset": bounds.max_offset})
+    return v2_answer(request, answers.PartitionOffsets(bounds.min_offset, bounds.max_offset))
 
 
-def _partition(number: int) -> dict[str, object]:
-    replica = {"broker": _BROKER_ID, "leader": True, "in_sync": True}
-    return {"partition": number, "leader": _BROKER_ID, "replicas": [replica]}
+def _partition(number: int) -> answers.PartitionMetadata:
+    replica = answers.Replica(_BROKER_ID, leader=True, in_sync=True)
+    return answers.PartitionMetadata(number, _BROKER_ID, [replica])

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from aiohttp import web
 
+from gateway.api.shapes.v3 import (
+    V3Assignment,
+    V3Assignments,
+    V3Consumer,
+    V3Consumers,
+    V3Group,
+    V3Groups,
+    V3Lag,
+    V3Lags,
+    V3LagSummary,
+)
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
-from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
+from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView, PartitionLag
 from gateway.surfaces.http.answers import json_answer
 from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
 from gateway.surfaces.rest_v3.resources import BROKER_ID, Links, links
 
-_STATES = {"empty": "EMPTY", "stable": "STABLE", "rebalancing": "PREPARING_REBALANCE"}
+_STATES: dict[GroupState, Literal["EMPTY", "STABLE", "PREPARING_REBALANCE"]] = {
+    "empty": "EMPTY",
+    "stable": "STABLE",
+    "rebalancing": "PREPARING_REBALANCE",
+}
 
 
 async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -24,7 +40,7 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     access = access_of(request)
     views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
     rows = [_group_row(to, gateway.groups.describe(view.group)) for view in views]
-    return json_answer(request, to.page("KafkaConsumerGroupList", ["consumer-groups"], rows))
+    return json_answer(request, V3Groups(to.page("consumer-groups"), rows))
 
 
 async def get_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -39,7 +55,7 @@ async def list_consumers(gateway: Gateway, request: web.Request, _: bytes) -> we
     group = _described(gateway, request)
     name = group.view.group
     rows = [_consumer_row(to, name, member) for member in group.members]
-    return json_answer(request, to.page("KafkaConsumerList", ["consumer-groups", name, "consumers"], rows))
+    return json_answer(request, V3Consumers(to.page("consumer-groups", name, "consumers"), rows))
 
 
 async def get_consumer(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -57,23 +73,22 @@ async def list_assignments(gateway: Gateway, request: web.Request, _: bytes) -> 
     member_id = member.member.member_id
     path = ["consumer-groups", name, "consumers", member_id, "assignments"]
     rows = [
-        to.resource(
-            "KafkaConsumerAssignment",
-            [*path, topic, "partitions", number],
-            f"/consumer-group={name}/consumer={member_id}/assignment={topic}/partition={number}",
-            {
-                "consumer_group_id": name,
-                "consumer_id": member_id,
-                "topic_name": topic,
-                "partition_id": number,
-                "partition": to.related("topics", topic, "partitions", number),
-                "lag": to.related("consumer-groups", name, "lags", topic, "partitions", number),
-            },
+        V3Assignment(
+            *to.at(
+                [*path, topic, "partitions", number],
+                f"/consumer-group={name}/consumer={member_id}/assignment={topic}/partition={number}",
+            ),
+            consumer_group_id=name,
+            consumer_id=member_id,
+            topic_name=topic,
+            partition_id=number,
+            partition=to.related("topics", topic, "partitions", number),
+            lag=to.related("consumer-groups", name, "lags", topic, "partitions", number),
         )
         for topic, number in _owned(member)
         if is_visible(request, topic)
     ]
-    return json_answer(request, to.page("KafkaConsumerAssignmentList", path, rows))
+    return json_answer(request, V3Assignments(to.page(*path), rows))
 
 
 async def lag_summary(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -86,20 +101,19 @@ async def lag_summary(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     largest = max(lags, key=lambda one: one.lag)
     owner = largest.owner or ""
     path = ["consumer-groups", name]
-    fields = {
-        "consumer_group_id": name,
-        "max_lag_consumer_id": owner,
-        "max_lag_instance_id": None,
-        "max_lag_client_id": owner,
-        "max_lag_topic_name": largest.topic,
-        "max_lag_partition_id": largest.partition,
-        "max_lag": largest.lag,
-        "total_lag": sum(one.lag for one in lags),
-        "max_lag_consumer": to.related(*path, "consumers", owner),
-        "max_lag_partition": to.related("topics", largest.topic, "partitions", largest.partition),
-    }
-    name_of = f"/consumer-group={name}/lag-summary"
-    return json_answer(request, to.resource("KafkaConsumerGroupLagSummary", [*path, "lag-summary"], name_of, fields))
+    summary = V3LagSummary(
+        *to.at([*path, "lag-summary"], f"/consumer-group={name}/lag-summary"),
+        consumer_group_id=name,
+        max_lag_consumer_id=owner,
+        max_lag_client_id=owner,
+        max_lag_topic_name=largest.topic,
+        max_lag_partition_id=largest.partition,
+        max_lag=largest.lag,
+        total_lag=sum(one.lag for one in lags),
+        max_lag_consumer=to.related(*path, "consumers", owner),
+        max_lag_partition=to.related("topics", largest.topic, "partitions", largest.partition),
+    )
+    return json_answer(request, summary)
 
 
 async def list_lags(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -107,7 +121,7 @@ async def list_lags(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     to = links(gateway, request)
     name = request.match_info["group"]
     rows = [_lag_row(to, name, one) for one in await _lags(gateway, request)]
-    return json_answer(request, to.page("KafkaConsumerLagList", ["consumer-groups", name, "lags"], rows))
+    return json_answer(request, V3Lags(to.page("consumer-groups", name, "lags"), rows))
 
 
 async def get_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -147,52 +161,45 @@ def _no_lag() -> RequestError:
     return RequestError(404, "Consumer group lag not found: nothing is committed there.")
 
 
-def _group_row(to: Links, group: GroupDescription) -> dict[str, object]:
+def _group_row(to: Links, group: GroupDescription) -> V3Group:
     view: GroupView = group.view
     path = ["consumer-groups", view.group]
-    strategy = group.config.strategy
-    fields = {
-        "consumer_group_id": view.group,
-        "is_simple": view.member_count == 0,
-        "partition_assignor": strategy or "",
-        "state": _STATES.get(view.state, view.state.upper()),
-        "type": "CLASSIC",
-        "is_mixed_consumer_group": False,
-        "coordinator": to.related("brokers", BROKER_ID),
-        "consumer": to.related(*path, "consumers"),
-        "consumers": to.related(*path, "consumers"),
-        "lag_summary": to.related(*path, "lag-summary"),
-    }
-    return to.resource("KafkaConsumerGroup", path, f"/consumer-group={view.group}", fields)
+    return V3Group(
+        *to.at(path, f"/consumer-group={view.group}"),
+        consumer_group_id=view.group,
+        is_simple=view.member_count == 0,
+        partition_assignor=group.config.strategy or "",
+        state=_STATES[view.state],
+        coordinator=to.related("brokers", BROKER_ID),
+        consumer=to.related(*path, "consumers"),
+        consumers=to.related(*path, "consumers"),
+        lag_summary=to.related(*path, "lag-summary"),
+    )
 
 
-def _consumer_row(to: Links, name: str, member: MemberView) -> dict[str, object]:
+def _consumer_row(to: Links, name: str, member: MemberView) -> V3Consumer:
     member_id = member.member.member_id
     path = ["consumer-groups", name, "consumers", member_id]
-    fields = {
-        "consumer_group_id": name,
-        "consumer_id": member_id,
-        "instance_id": None,
-        "client_id": member_id,
-        "assignments": to.related(*path, "assignments"),
-    }
-    return to.resource("KafkaConsumer", path, f"/consumer-group={name}/consumer={member_id}", fields)
+    return V3Consumer(
+        *to.at(path, f"/consumer-group={name}/consumer={member_id}"),
+        consumer_group_id=name,
+        consumer_id=member_id,
+        client_id=member_id,
+        assignments=to.related(*path, "assignments"),
+    )
 
 
-def _lag_row(to: Links, name: str, one: PartitionLag) -> dict[str, object]:
+def _lag_row(to: Links, name: str, one: PartitionLag) -> V3Lag:
     path = ["consumer-groups", name, "lags", one.topic, "partitions", one.partition]
     owner = one.owner or ""
-    fields = {
-        "consumer_group_id": name,
-        "topic_name": one.topic,
-        "partition_id": one.partition,
-        "current_offset": one.beginning if one.committed is None else one.committed,
-        "log_end_offset": one.end,
-        "lag": one.lag,
-        "consumer_id": owner,
-        "instance_id": None,
-        "client_id": owner,
-    }
-    return to.resource(
-        "KafkaConsumerLag", path, f"/consumer-group={name}/lag={one.topic}/partition={one.partition}", fields
+    return V3Lag(
+        *to.at(path, f"/consumer-group={name}/lag={one.topic}/partition={one.partition}"),
+        consumer_group_id=name,
+        consumer_id=owner,
+        client_id=owner,
+        topic_name=one.topic,
+        partition_id=one.partition,
+        current_offset=one.beginning if one.committed is None else one.committed,
+        log_end_offset=one.end,
+        lag=one.lag,
     )

@@ -15,14 +15,16 @@ from aiohttp import web
 
 from gateway.api.producer import Receipt
 from gateway.api.render import fate_as_json
+from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import NoQuery
+from gateway.api.shapes.v3 import ENTRIES_MAX, V3BatchBody
 from gateway.codec.documents import Document, Values
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
-from gateway.codec.records import BATCH_REFUSED, ProduceRecord, parts
+from gateway.codec.records import ProduceRecord, parts
 from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
-from gateway.errors import RequestError, bad_request
+from gateway.errors import RequestError
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
 from gateway.surfaces.http.answers import check_accept, json_answer
@@ -37,8 +39,6 @@ from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of
 
-ENTRIES_MAX = 1000
-ENTRY_ID_CHARS_MAX = 80
 STORED = 200
 
 
@@ -116,7 +116,7 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     view = topic_of(gateway, request)
     is_large = len(body) > STEP_BYTES
     steps = parse_in_steps(body, elements_max=ENTRIES_MAX)
-    entries = _entries(await in_turns(steps) if is_large else parse_json(body))
+    entries = _entries(gateway, await in_turns(steps) if is_large else parse_json(body))
     dialect = V3Records(to.cluster_id, view)
     parsed = Parsed([], False)
     for part in parts(entries, len(body)):
@@ -139,27 +139,11 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     return json_answer(request, {"successes": successes, "failures": failures}, status=207)
 
 
-def _entries(batch: object) -> list[dict[str, object]]:
+def _entries(gateway: Gateway, batch: object) -> list[dict[str, object]]:
     """The entries of a batch, each an object with an id of its own. Raises RequestError."""
-    if not isinstance(batch, dict):
-        example = '{"entries": [{"id": "1", "value": {"type": "JSON", "data": 1}}]}'
-        raise bad_request(f"The body must be a JSON object such as {example}.")
-    entries = batch.get("entries")
-    if not isinstance(entries, list) or not entries:
-        raise RequestError(BATCH_REFUSED, "entries: a batch needs at least one")
-    if len(entries) > ENTRIES_MAX:
-        raise RequestError(BATCH_REFUSED, f"entries: {len(entries)} in one batch; the limit is {ENTRIES_MAX}")
-    seen: set[str] = set()
-    for entry in entries:
-        name = entry.get("id") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not 1 <= len(name) <= ENTRY_ID_CHARS_MAX:
-            raise RequestError(
-                BATCH_REFUSED, f"entries: each needs an id, a string of 1 to {ENTRY_ID_CHARS_MAX} characters"
-            )
-        if name in seen:
-            raise RequestError(BATCH_REFUSED, f"entries: the id {name} occurs more than once")
-        seen.add(name)
-    return entries
+    load(V3BatchBody, batch, gateway.limits)
+    assert isinstance(batch, dict)
+    return list(batch["entries"])
 
 
 def _without_id(entry: dict[str, object]) -> dict[str, object]:

@@ -1,13 +1,13 @@
 """The REST Proxy's v3 API, the part that its clients use: clusters, brokers, topics, settings, partitions.
 
 Paths begin with `/v3` (or `/kafka/v3`). A resource has `kind` and `metadata`; a list has its resources in `data`, in
-one page. There is one cluster, whose id is the data directory's, and one broker, 0. Sending is in v3_records.py, groups
-are in v3_groups.py.
+one page. There is one cluster, whose id is the data directory's, and one broker, 0. Sending is in records.py, groups
+are in groups.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import quote
 
@@ -19,6 +19,26 @@ from gateway.api.shapes.topics import (
     V3ConfigValueBody,
     V3NewTopicBody,
     V3TopicChangesBody,
+)
+from gateway.api.shapes.v3 import (
+    PageMetadata,
+    Related,
+    ResourceMetadata,
+    V3Broker,
+    V3BrokerConfig,
+    V3BrokerConfigs,
+    V3Brokers,
+    V3Cluster,
+    V3Clusters,
+    V3Partition,
+    V3PartitionOffsets,
+    V3Partitions,
+    V3Replica,
+    V3Replicas,
+    V3Topic,
+    V3TopicConfig,
+    V3TopicConfigs,
+    V3Topics,
 )
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs
@@ -54,20 +74,18 @@ class Links:
         path = "/".join(map(_quoted, parts))
         return f"{self._root}/{path}" if path else self._root
 
-    def resource(
-        self, kind: str, parts: Sequence[object], name: str, fields: Mapping[str, object]
-    ) -> dict[str, object]:
-        """One resource; `parts` are those of its address behind the cluster."""
-        metadata = {"self": self.to(self.cluster_id, *parts), "resource_name": f"crn:///kafka={self.cluster_id}{name}"}
-        return {"kind": kind, "metadata": metadata, "cluster_id": self.cluster_id, **fields}
+    def at(self, parts: Sequence[object], name: str) -> tuple[ResourceMetadata, str]:
+        """The first two fields of a resource; `parts` are those of its address behind the cluster."""
+        address = self.to(self.cluster_id, *parts)
+        return ResourceMetadata(address, f"crn:///kafka={self.cluster_id}{name}"), self.cluster_id
 
-    def related(self, *parts: object) -> dict[str, str]:
+    def related(self, *parts: object) -> Related:
         """A link to what belongs to a resource."""
-        return {"related": self.to(self.cluster_id, *parts)}
+        return Related(self.to(self.cluster_id, *parts))
 
-    def page(self, kind: str, parts: Sequence[object], rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-        """A list, whole."""
-        return {"kind": kind, "metadata": {"self": self.to(self.cluster_id, *parts), "next": None}, "data": rows}
+    def page(self, *parts: object) -> PageMetadata:
+        """The first field of a list, which is one page."""
+        return PageMetadata(self.to(self.cluster_id, *parts))
 
 
 def links(gateway: Gateway, request: web.Request) -> Links:
@@ -83,8 +101,7 @@ def links(gateway: Gateway, request: web.Request) -> Links:
 async def list_clusters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The one cluster. Clients ask for it first, to learn its id."""
     to = links(gateway, request)
-    page = {"kind": "KafkaClusterList", "metadata": {"self": to.to(), "next": None}, "data": [_cluster(to)]}
-    return json_answer(request, page)
+    return json_answer(request, V3Clusters(PageMetadata(to.to()), [_cluster(to)]))
 
 
 async def get_cluster(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -95,7 +112,7 @@ async def get_cluster(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The one broker."""
     to = links(gateway, request)
-    return json_answer(request, to.page("KafkaBrokerList", ["brokers"], [_broker(to, request)]))
+    return json_answer(request, V3Brokers(to.page("brokers"), [_broker(to, request)]))
 
 
 async def get_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -114,41 +131,42 @@ async def list_broker_configs(gateway: Gateway, request: web.Request, _: bytes) 
         "num.partitions": str(gateway.config.partitions_default),
     }
     rows = [
-        to.resource(
-            "KafkaBrokerConfig",
-            ["brokers", BROKER_ID, "configs", name],
-            f"/broker={BROKER_ID}/config={name}",
-            {"broker_id": BROKER_ID, **_config_fields(name, value, is_default=True, is_read_only=True)},
+        V3BrokerConfig(
+            *to.at(["brokers", BROKER_ID, "configs", name], f"/broker={BROKER_ID}/config={name}"),
+            name=name,
+            value=value,
+            is_read_only=True,
+            source="DEFAULT_CONFIG",
+            is_default=True,
+            broker_id=BROKER_ID,
         )
         for name, value in values.items()
     ]
-    return json_answer(request, to.page("KafkaBrokerConfigList", ["brokers", BROKER_ID, "configs"], rows))
+    return json_answer(request, V3BrokerConfigs(to.page("brokers", BROKER_ID, "configs"), rows))
 
 
-def _cluster(to: Links) -> dict[str, object]:
-    fields = {
-        "controller": to.related("brokers", BROKER_ID),
-        "acls": to.related("acls"),
-        "brokers": to.related("brokers"),
-        "broker_configs": to.related("broker-configs"),
-        "consumer_groups": to.related("consumer-groups"),
-        "topics": to.related("topics"),
-        "partition_reassignments": to.related("topics", "-", "partitions", "-", "reassignment"),
-    }
-    return to.resource("KafkaCluster", [], "", fields)
+def _cluster(to: Links) -> V3Cluster:
+    return V3Cluster(
+        *to.at([], ""),
+        controller=to.related("brokers", BROKER_ID),
+        acls=to.related("acls"),
+        brokers=to.related("brokers"),
+        broker_configs=to.related("broker-configs"),
+        consumer_groups=to.related("consumer-groups"),
+        topics=to.related("topics"),
+        partition_reassignments=to.related("topics", "-", "partitions", "-", "reassignment"),
+    )
 
 
-def _broker(to: Links, request: web.Request) -> dict[str, object]:
-    url = request.url
-    fields = {
-        "broker_id": BROKER_ID,
-        "host": url.host,
-        "port": url.port,
-        "rack": None,
-        "configs": to.related("brokers", BROKER_ID, "configs"),
-        "partition_replicas": to.related("brokers", BROKER_ID, "partition-replicas"),
-    }
-    return to.resource("KafkaBroker", ["brokers", BROKER_ID], f"/broker={BROKER_ID}", fields)
+def _broker(to: Links, request: web.Request) -> V3Broker:
+    return V3Broker(
+        *to.at(["brokers", BROKER_ID], f"/broker={BROKER_ID}"),
+        broker_id=BROKER_ID,
+        host=request.url.host,
+        port=request.url.port,
+        configs=to.related("brokers", BROKER_ID, "configs"),
+        partition_replicas=to.related("brokers", BROKER_ID, "partition-replicas"),
+    )
 
 
 def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
@@ -164,14 +182,15 @@ def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
 async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """All topics that the caller may describe."""
     to = links(gateway, request)
-    rows = [_topic_row(to, view) for view in visible_topics(gateway, request)]
-    return json_answer(request, to.page("KafkaTopicList", ["topics"], rows))
+    rows = [_topic_row(to, view.name, view.partitions) for view in visible_topics(gateway, request)]
+    return json_answer(request, V3Topics(to.page("topics"), rows))
 
 
 async def get_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One topic."""
     to = links(gateway, request)
-    return json_answer(request, _topic_row(to, topic_of(gateway, request)))
+    view = topic_of(gateway, request)
+    return json_answer(request, _topic_row(to, view.name, view.partitions))
 
 
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -188,13 +207,12 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     if any(view.name == name for view in gateway.routes_table.topics()):
         raise RequestError(CONFIG_ILLEGAL, f"Topic '{name}' already exists.")
     if shape.validate_only is True:
-        fields = _topic_fields(to, name, count)
-        return json_answer(request, to.resource("KafkaTopic", ["topics", name], f"/topic={name}", fields), status=201)
+        return json_answer(request, _topic_row(to, name, count), status=201)
     try:
         view = await gateway.admin.create_topic(name, count, config)
     except (IllegalTopic, TopicExists) as error:
         raise RequestError(CONFIG_ILLEGAL, str(error)) from error
-    response = json_answer(request, _topic_row(to, view), status=201)
+    response = json_answer(request, _topic_row(to, view.name, view.partitions), status=201)
     response.headers[hdrs.LOCATION] = to.to(to.cluster_id, "topics", name)
     return response
 
@@ -210,7 +228,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
         grown = await gateway.admin.grow_topic(view.name, count)
     except IllegalTopic as error:
         raise RequestError(CONFIG_ILLEGAL, str(error)) from error
-    return json_answer(request, _topic_row(to, grown))
+    return json_answer(request, _topic_row(to, grown.name, grown.partitions))
 
 
 async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -228,22 +246,15 @@ def topic_of(gateway: Gateway, request: web.Request) -> TopicView:
         raise RequestError(TOPIC_METADATA_NOT_FOUND, "This server does not host this topic-partition.") from None
 
 
-def _topic_row(to: Links, view: TopicView) -> dict[str, object]:
-    fields = _topic_fields(to, view.name, view.partitions)
-    return to.resource("KafkaTopic", ["topics", view.name], f"/topic={view.name}", fields)
-
-
-def _topic_fields(to: Links, name: str, count: int) -> dict[str, object]:
-    return {
-        "topic_name": name,
-        "is_internal": False,
-        "replication_factor": 1,
-        "partitions_count": count,
-        "partitions": to.related("topics", name, "partitions"),
-        "configs": to.related("topics", name, "configs"),
-        "partition_reassignments": to.related("topics", name, "partitions", "-", "reassignment"),
-        "authorized_operations": [],
-    }
+def _topic_row(to: Links, name: str, count: int) -> V3Topic:
+    return V3Topic(
+        *to.at(["topics", name], f"/topic={name}"),
+        topic_name=name,
+        partitions_count=count,
+        partitions=to.related("topics", name, "partitions"),
+        configs=to.related("topics", name, "configs"),
+        partition_reassignments=to.related("topics", name, "partitions", "-", "reassignment"),
+    )
 
 
 # ---------------------------------------------------------------------------------------------- settings of topics
@@ -254,7 +265,7 @@ async def list_topic_configs(gateway: Gateway, request: web.Request, _: bytes) -
     to = links(gateway, request)
     view = topic_of(gateway, request)
     rows = [_config_row(gateway, to, view, name) for name in _config_names()]
-    return json_answer(request, to.page("KafkaTopicConfigList", ["topics", view.name, "configs"], rows))
+    return json_answer(request, V3TopicConfigs(to.page("topics", view.name, "configs"), rows))
 
 
 async def get_topic_config(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -325,7 +336,7 @@ def _config_name(request: web.Request) -> str:
     return name
 
 
-def _config_row(gateway: Gateway, to: Links, view: TopicView, name: str) -> dict[str, object]:
+def _config_row(gateway: Gateway, to: Links, view: TopicView, name: str) -> V3TopicConfig:
     retention_ms = gateway.config.store.retention_ms
     defaults = {
         "cleanup.policy": "delete",
@@ -334,24 +345,15 @@ def _config_row(gateway: Gateway, to: Links, view: TopicView, name: str) -> dict
     }
     chosen = kafka_configs(view.config)
     is_default = name not in chosen or name == "cleanup.policy"
-    value = chosen.get(name, defaults[name])
-    fields = _config_fields(name, value, is_default=is_default, is_read_only=name == "cleanup.policy")
-    path = ["topics", view.name, "configs", name]
-    return to.resource(
-        "KafkaTopicConfig", path, f"/topic={view.name}/config={name}", {"topic_name": view.name, **fields}
+    return V3TopicConfig(
+        *to.at(["topics", view.name, "configs", name], f"/topic={view.name}/config={name}"),
+        name=name,
+        value=chosen.get(name, defaults[name]),
+        is_read_only=name == "cleanup.policy",
+        source="DEFAULT_CONFIG" if is_default else "DYNAMIC_TOPIC_CONFIG",
+        is_default=is_default,
+        topic_name=view.name,
     )
-
-
-def _config_fields(name: str, value: str, *, is_default: bool, is_read_only: bool) -> dict[str, object]:
-    return {
-        "name": name,
-        "value": value,
-        "is_read_only": is_read_only,
-        "is_sensitive": False,
-        "source": "DEFAULT_CONFIG" if is_default else "DYNAMIC_TOPIC_CONFIG",
-        "synonyms": [],
-        "is_default": is_default,
-    }
 
 
 # ---------------------------------------------------------------------------------------------- partitions
@@ -362,7 +364,7 @@ async def list_partitions(gateway: Gateway, request: web.Request, _: bytes) -> w
     to = links(gateway, request)
     view = topic_of(gateway, request)
     rows = [_partition_row(to, view, number) for number in range(view.partitions)]
-    return json_answer(request, to.page("KafkaPartitionList", ["topics", view.name, "partitions"], rows))
+    return json_answer(request, V3Partitions(to.page("topics", view.name, "partitions"), rows))
 
 
 async def get_partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -376,15 +378,19 @@ async def get_partition_offset(gateway: Gateway, request: web.Request, _: bytes)
     to = links(gateway, request)
     view, number = _partition(gateway, request)
     bounds = await gateway.consumer.bounds(view.name, number)
-    path = ["topics", view.name, "partitions", number, "offset"]
-    fields = {
-        "topic_name": view.name,
-        "partition_id": number,
-        "earliest_offset": bounds.min_offset,
-        "latest_offset": bounds.max_offset,
-    }
-    name = f"/topic={view.name}/partition={number}/offset"
-    return json_answer(request, to.resource("KafkaPartitionWithOffsets", path, name, fields))
+    return json_answer(
+        request,
+        V3PartitionOffsets(
+            *to.at(
+                ["topics", view.name, "partitions", number, "offset"],
+                f"/topic={view.name}/partition={number}/offset",
+            ),
+            topic_name=view.name,
+            partition_id=number,
+            earliest_offset=bounds.min_offset,
+            latest_offset=bounds.max_offset,
+        ),
+    )
 
 
 async def list_replicas(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -392,17 +398,14 @@ async def list_replicas(gateway: Gateway, request: web.Request, _: bytes) -> web
     to = links(gateway, request)
     view, number = _partition(gateway, request)
     path = ["topics", view.name, "partitions", number, "replicas"]
-    fields = {
-        "topic_name": view.name,
-        "partition_id": number,
-        "broker_id": BROKER_ID,
-        "is_leader": True,
-        "is_in_sync": True,
-        "broker": to.related("brokers", BROKER_ID),
-    }
-    name = f"/topic={view.name}/partition={number}/replica={BROKER_ID}"
-    replica = to.resource("KafkaReplica", [*path, BROKER_ID], name, fields)
-    return json_answer(request, to.page("KafkaReplicaList", path, [replica]))
+    replica = V3Replica(
+        *to.at([*path, BROKER_ID], f"/topic={view.name}/partition={number}/replica={BROKER_ID}"),
+        topic_name=view.name,
+        partition_id=number,
+        broker_id=BROKER_ID,
+        broker=to.related("brokers", BROKER_ID),
+    )
+    return json_answer(request, V3Replicas(to.page(*path), [replica]))
 
 
 def _partition(gateway: Gateway, request: web.Request) -> tuple[TopicView, int]:
@@ -414,13 +417,13 @@ def _partition(gateway: Gateway, request: web.Request) -> tuple[TopicView, int]:
     return view, number
 
 
-def _partition_row(to: Links, view: TopicView, number: int) -> dict[str, object]:
+def _partition_row(to: Links, view: TopicView, number: int) -> V3Partition:
     path = ["topics", view.name, "partitions", number]
-    fields = {
-        "topic_name": view.name,
-        "partition_id": number,
-        "leader": to.related(*path, "replicas", BROKER_ID),
-        "replicas": to.related(*path, "replicas"),
-        "reassignment": to.related(*path, "reassignment"),
-    }
-    return to.resource("KafkaPartition", path, f"/topic={view.name}/partition={number}", fields)
+    return V3Partition(
+        *to.at(path, f"/topic={view.name}/partition={number}"),
+        topic_name=view.name,
+        partition_id=number,
+        leader=to.related(*path, "replicas", BROKER_ID),
+        replicas=to.related(*path, "replicas"),
+        reassignment=to.related(*path, "reassignment"),
+    )

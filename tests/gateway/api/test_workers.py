@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.api.lease import AllLeases
-from gateway.api.workers import POLLED_GROUPS_MAX, POLLERS_MAX, SHOWN_MS, SWEEP_COUNT, Pollers, Worker
+from gateway.api.shapes.answers import Worker
+from gateway.api.workers import POLLED_GROUPS_MAX, POLLERS_MAX, SHOWN_MS, SWEEP_COUNT, Pollers
 from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Settled
 from tests.gateway.api.test_lease import message
 

@@ -1,4 +1,5 @@
-"""The shapes of bodies, by name. Requests depend on the server's limits; answers do not.
+"""The shapes of bodies, by name. Those of requests and of most answers are made of the structs of `gateway/api/shapes`;
+what is written here and in the modules beside it is rendered or judged by hand.
 
 Where a limit is in bytes and a schema can only count characters, the schema allows what might fit; the server judges.
 """
@@ -6,26 +7,27 @@ Where a limit is in bytes and a schema can only count characters, the schema all
 from __future__ import annotations
 
 from dataclasses import fields
+from types import ModuleType
 
+from msgspec import Struct
+
+from gateway.api.shapes import answers, consumers, groups, schedules, topics, v3
+from gateway.api.shapes.answers import Answer
+from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
-from gateway.surfaces.openapi.schemas.groups import groups
-from gateway.surfaces.openapi.schemas.instances import instances
+from gateway.surfaces.openapi.schemas import shown
 from gateway.surfaces.openapi.schemas.recurring import recurring
-from gateway.surfaces.openapi.schemas.schedules import schedules
 from gateway.surfaces.openapi.schemas.sent import receipts, sent
-from gateway.surfaces.openapi.schemas.shown import shown
-from gateway.surfaces.openapi.schemas.topics import topics
-from gateway.surfaces.openapi.schemas.v3 import v3
+from gateway.surfaces.openapi.schemas.settings import settings
 from gateway.surfaces.openapi.shapes import (
     ANYTHING,
     BOOLEAN,
     COUNT,
-    PARTITION,
     STRING,
     TIME_MS,
     Schema,
     array,
-    exactly,
+    either,
     integer,
     mapping,
     nullable,
@@ -36,25 +38,76 @@ from gateway.surfaces.openapi.shapes import (
     words,
 )
 
+_BODIES: dict[str, type[Struct]] = {
+    "NewTopic": topics.NewTopicBody,
+    "TopicChanges": topics.TopicChangesBody,
+    "StrimziTopic": topics.StrimziTopicBody,
+    "PartitionsToName": consumers.PartitionsBody,
+    "OffsetsToCommit": consumers.CommitBody,
+    "Positions": consumers.PositionsBody,
+    "Receive": groups.ReceiveBody,
+    "Nack": groups.NackBody,
+    "Reject": groups.RejectBody,
+    "Extend": groups.ExtendBody,
+    "Reset": groups.ResetBody,
+    "Redrive": groups.RedriveBody,
+    "V3NewTopic": topics.V3NewTopicBody,
+    "V3TopicChanges": topics.V3TopicChangesBody,
+    "V3ConfigValue": topics.V3ConfigValueBody,
+    "V3ConfigChanges": topics.V3ConfigChangesBody,
+    "V3Batch": v3.V3BatchBody,
+}
+
 
 def schemas(limits: Limits) -> dict[str, Schema]:
     """All of them."""
+    return {name: schema for part in parts(limits) for name, schema in part.items()}
+
+
+def parts(limits: Limits) -> list[dict[str, Schema]]:
+    """All of them, by where they come from; no two have a name in common."""
+    return [
+        {name: schema_of(shape, limits) for name, shape in _BODIES.items()},
+        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, v3)),
+        _choices(limits),
+        _others(),
+        sent(limits),
+        receipts(),
+        shown.shown(),
+        shown.leased(),
+        shown.schedules(),
+        recurring(limits),
+        settings(),
+    ]
+
+
+def _answers(module: ModuleType) -> list[tuple[str, type[Answer]]]:
+    """The answers that a module has; those that only others are made of have no component of their own."""
+    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    bases = (Answer, v3.Resource, v3.Page, v3.Config, v3.OfPartition, v3.OfConsumer)
+    return [(one.__name__, one) for one in own if issubclass(one, Answer) and one not in bases]
+
+
+def _choices(limits: Limits) -> dict[str, Schema]:
+    """Bodies that are one of two shapes."""
+
+    def either_of(*shapes: type[Struct]) -> Schema:
+        return either(*(schema_of(shape, limits) for shape in shapes))
+
     return {
-        **_shared(),
-        **sent(limits),
-        **receipts(),
-        **shown(),
-        **topics(limits),
-        **instances(limits),
-        **groups(limits),
-        **schedules(limits),
-        **recurring(limits),
-        **v3(limits),
-        **_operations(),
+        "Subscription": with_example(
+            either_of(consumers.TopicsBody, consumers.PatternBody),
+            {"topics": ["orders"]},
+            {"topic_pattern": "orders-.*"},
+        ),
+        "Ack": with_example(either_of(groups.AckReceipts, groups.AckUpTo), {"receipts": ["r1.AQAAABAA"]}),
+        "Move": with_example(
+            either_of(schedules.MoveTo, schedules.MoveBy), {"delay_ms": 60_000}, {"deliver_at": "2026-01-31T09:30:00Z"}
+        ),
     }
 
 
-def _shared() -> dict[str, Schema]:
+def _others() -> dict[str, Schema]:
     return {
         "Error": obj(
             {"error_code": said(integer(400, 50_999), "See the table of errors."), "message": STRING},
@@ -65,24 +118,7 @@ def _shared() -> dict[str, Schema]:
                 "validation_errors": said(array(STRING), "One text for each part that breaks a rule."),
             },
         ),
-        "TopicPartition": obj({"topic": STRING, "partition": PARTITION}),
-    }
-
-
-def _operations() -> dict[str, Schema]:
-    return {
-        "Health": obj({"status": exactly("ok")}),
-        "Ready": obj({"status": exactly("ok"), "reasons": array(STRING, most=0)}),
-        "NotReady": obj({"status": exactly("unavailable"), "reasons": array(STRING, least=1)}),
         "Limits": obj({item.name: {"type": "integer"} for item in fields(Limits)}),
-        "Info": obj(
-            {
-                "name": exactly("mq"),
-                "version": STRING,
-                "cluster_id": said(STRING, "Made with the data directory, and kept."),
-                "started_ms": TIME_MS,
-            }
-        ),
         "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
         "AuditPage": obj({"entries": array(ref("AuditEntry")), "next_cursor": nullable(STRING)}),
         "AuditEntry": obj(
@@ -103,5 +139,7 @@ def _operations() -> dict[str, Schema]:
                 "request_id": nullable(STRING),
             }
         ),
-        "Ticket": obj({"ticket": STRING, "expires_in": said(COUNT, "Seconds. It is good once.")}),
+        "TopicNames": array(STRING),
+        "PartitionsMetadata": array(ref("PartitionMetadata")),
+        "NoErrors": array(ANYTHING, most=0),
     }

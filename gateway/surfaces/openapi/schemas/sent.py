@@ -44,6 +44,7 @@ def sent(limits: Limits) -> dict[str, Schema]:
         "value_b64": encoded,
     }
     return {
+        "V3Record": v3_record(limits),
         "HeaderToSend": either(
             obj({"key": text(least=1)}, {"value": nullable(BASE64)}),
             obj({"key": text(least=1), "text": STRING}),
@@ -93,6 +94,28 @@ def record_fields(limits: Limits) -> dict[str, Schema]:
             "A name for the schedule of a delayed record, unique in its topic while it is pending.",
         ),
     }
+
+
+def v3_record(limits: Limits) -> Schema:
+    """A record to send by the REST Proxy's v3 API."""
+    ignored = dict.fromkeys(("subject_name_strategy", "subject", "schema_id", "schema_version", "schema"), ANYTHING)
+    data = either(
+        {"type": "null"},
+        obj({"type": exactly("BINARY")}, {"data": nullable(BASE64), **ignored}),
+        obj({"type": exactly("JSON")}, {"data": ANYTHING, **ignored}),
+        obj({"type": exactly("STRING")}, {"data": nullable(STRING), **ignored}),
+    )
+    own = record_fields(limits)
+    record = {
+        "partition_id": nullable(PARTITION),
+        "headers": nullable(array(obj({"name": text(least=1)}, {"value": nullable(BASE64)}), most=64)),
+        "key": data,
+        "value": data,
+        "timestamp": nullable(TIME),
+        **{name: own[name] for name in ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key")},
+    }
+    example = {"value": {"type": "JSON", "data": {"sku": 9}}, "key": {"type": "STRING", "data": "u1"}}
+    return with_example(obj({}, record), example)
 
 
 _DELAYED = {

@@ -1,4 +1,4 @@
-"""Records as they are read: in the REST Proxy's formats, and in the native form."""
+"""Records as they are read: in the REST Proxy's formats and in the native form, leased, dead or scheduled."""
 
 from __future__ import annotations
 
@@ -113,6 +113,87 @@ def shown() -> dict[str, Schema]:
             {
                 "messages": array(ref("Message")),
                 "next_cursor": said(nullable(STRING), "Send it back as `cursor`; null at the end."),
+            }
+        ),
+    }
+
+
+def leased() -> dict[str, Schema]:
+    """Records of queue mode, and what became of their receipts."""
+    result = either(
+        obj({"receipt": STRING, "ok": exactly(True)}, {"new_receipt": said(STRING, "After extend: use this one.")}),
+        obj(
+            {"receipt": STRING, "ok": exactly(False), "error_code": {"enum": [40050, 40951]}, "error": STRING},
+        ),
+    )
+    return {
+        "Delivered": native_record(
+            {
+                "message_id": nullable(STRING),
+                "delivery_attempt": integer(1),
+                "receipt": said(STRING, "What it is settled by, until `visible_until`."),
+                "visible_until": TIME_MS,
+            },
+            {"message_group": STRING},
+        ),
+        "Received": obj(
+            {
+                "messages": array(ref("Delivered")),
+                "backlog": said(COUNT, "Records of these topics that the group has not been handed yet."),
+            }
+        ),
+        "Results": obj({"results": array(result)}, description="One for each receipt, in order."),
+        "DeadLetters": obj(
+            {
+                "messages": array(
+                    obj(
+                        {
+                            "offset": said(OFFSET, "In the dead-letter topic."),
+                            "topic": said(nullable(STRING), "Where it came from."),
+                            "partition": nullable(PARTITION),
+                            "topic_offset": nullable(OFFSET),
+                            "delivery_attempts": nullable(COUNT),
+                            "reason": nullable(STRING),
+                            "dead_lettered_at": nullable(TIME_MS),
+                            "timestamp": TIME_MS,
+                        },
+                        {**NATIVE_PARTS, **SHOWN},
+                    )
+                ),
+                "next_offset": nullable(OFFSET),
+                "total": {"type": "integer"},
+            }
+        ),
+    }
+
+
+def schedules() -> dict[str, Schema]:
+    """Delayed records that are pending."""
+    row: dict[str, Schema] = {
+        "schedule_id": STRING,
+        "topic": said(nullable(STRING), "null: it was deleted."),
+        "partition": PARTITION,
+        "tag": nullable(STRING),
+        "schedule_key": said(nullable(STRING), "Its sender's name for it."),
+        "deliver_at": TIME_MS,
+        "created_at": said(nullable(TIME_MS), "When it was accepted."),
+        "timestamp": TIME_MS,
+        "size": COUNT,
+        "state": exactly("pending"),
+    }
+    parts = {
+        "key": said(ANYTHING, "Where it is JSON, or there is none."),
+        "key_base64": BASE64,
+        "value": said(ANYTHING, "With include=value."),
+        "value_base64": BASE64,
+    }
+    return {
+        "Schedule": obj(row, parts),
+        "SchedulePage": obj(
+            {
+                "schedules": array(ref("Schedule")),
+                "next_cursor": nullable(STRING),
+                "total": said(nullable(COUNT), "Exact; null where it would have to be counted each time."),
             }
         ),
     }

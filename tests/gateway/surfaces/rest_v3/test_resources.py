@@ -9,6 +9,7 @@ import orjson
 import pytest
 from aiohttp.test_utils import TestServer
 
+from gateway.api.shapes.v3 import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import UnknownGroup
 from gateway.groups.machines.membership import Member, Share
@@ -17,7 +18,6 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
 from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.rest_v3.records import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
 

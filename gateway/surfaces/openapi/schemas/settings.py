@@ -1,23 +1,22 @@
-"""Consumer instances of the REST Proxy v2. They take fields they do not know, as clients send many."""
+"""Settings of groups and of the REST Proxy's consumer instances, whose own readers judge them."""
 
 from __future__ import annotations
 
-from gateway.api.shapes.consumers import CommitBody, PartitionsBody, PatternBody, PositionsBody, TopicsBody
-from gateway.api.shapes.schema import schema_of
-from gateway.settings.limits import Limits
+from dataclasses import fields
+
+from gateway.groups.machines.config import BROADCAST, SHARED, GroupConfig
 from gateway.surfaces.openapi.shapes import (
     ANYTHING,
     BOOLEAN,
-    OFFSET,
-    PARTITION,
+    COUNT,
     STRING,
     Schema,
     array,
     either,
     integer,
+    mapping,
     nullable,
     obj,
-    ref,
     said,
     text,
     with_example,
@@ -25,10 +24,22 @@ from gateway.surfaces.openapi.shapes import (
 )
 
 
-def instances(limits: Limits) -> dict[str, Schema]:
-    """Instances, and what they are told."""
+def settings() -> dict[str, Schema]:
+    """By name."""
     boolean = nullable(either(BOOLEAN, words("true", "false", "True", "False", "TRUE", "FALSE")))
     return {
+        "GroupSettings": obj({item.name: _setting(item.name) for item in fields(GroupConfig)}),
+        "GroupChanges": with_example(
+            obj(
+                {},
+                {
+                    **{item.name: nullable(_setting(item.name)) for item in fields(GroupConfig)},
+                    "backoff_ms": nullable(either(array(integer(0, 31_536_000_000), least=1, most=64), STRING)),
+                    "backoff": said(nullable(STRING), "backoff_ms as a text."),
+                },
+            ),
+            {"max_attempts": 5, "backoff": "1s 10s 1m"},
+        ),
         "NewInstance": with_example(
             said(
                 {
@@ -53,19 +64,17 @@ def instances(limits: Limits) -> dict[str, Schema]:
             ),
             {"name": "c1", "format": "json", "auto.offset.reset": "earliest"},
         ),
-        "Instance": obj({"instance_id": STRING, "base_uri": STRING}),
-        "Subscription": with_example(
-            either(schema_of(TopicsBody, limits), schema_of(PatternBody, limits)),
-            {"topics": ["orders"]},
-            {"topic_pattern": "orders-.*"},
-        ),
-        "SubscribedTopics": obj({"topics": array(STRING)}),
-        "PartitionsToName": schema_of(PartitionsBody, limits),
-        "AssignedPartitions": obj({"partitions": array(ref("TopicPartition"))}),
-        "OffsetsToCommit": schema_of(CommitBody, limits),
-        "CommittedOffsets": obj(
-            {"offsets": array(obj({"topic": STRING, "partition": PARTITION, "offset": OFFSET, "metadata": STRING}))}
-        ),
-        "NoErrors": array(ANYTHING, most=0),
-        "Positions": schema_of(PositionsBody, limits),
     }
+
+
+def _setting(name: str) -> Schema:
+    usual = getattr(GroupConfig(), name)
+    if name == "mode":
+        return words(SHARED, BROADCAST)
+    if name == "strategy":
+        return nullable(STRING)
+    if isinstance(usual, bool):
+        return BOOLEAN
+    if isinstance(usual, int):
+        return COUNT
+    return array(COUNT) if isinstance(usual, tuple) else mapping(ANYTHING)

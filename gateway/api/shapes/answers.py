@@ -1,0 +1,336 @@
+"""What callers are answered, except for records and their receipts: groups, topics, offsets, the server itself.
+
+A handler fills a struct; the struct's JSON Schema is published under the name of its class. Records, receipts and
+results of settling come by the thousand and are rendered by hand (api/render.py, codec/records.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, get_args
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from gateway.api.shapes.base import NextOffset, PartitionNumber, judged, one_of
+from gateway.api.shapes.schema import Part
+from gateway.api.shapes.topics import JsonKeys, MaxMessageBytes, RetentionMs, SelectorName
+from gateway.groups.machines.config import GroupConfig
+from gateway.groups.protocol import GroupState
+
+Count = Annotated[int, Meta(ge=0)]
+TimeMs = Annotated[int, Meta(ge=0, description="Epoch milliseconds.")]
+
+
+class Answer(Part):
+    """An answer, or what several answers have in common."""
+
+    is_component: ClassVar[bool] = True
+
+
+class TopicPartition(Answer):
+    """A partition by name."""
+
+    topic: str
+    partition: PartitionNumber
+
+
+# The server
+
+
+class Health(Answer):
+    """The process runs."""
+
+    status: Annotated[str, judged({"const": "ok"})] = "ok"
+
+
+class Ready(Answer):
+    """The server takes records."""
+
+    status: Annotated[str, judged({"const": "ok"})] = "ok"
+    reasons: Annotated[list[str], Meta(max_length=0)] = []
+
+
+class NotReady(Answer):
+    """The server takes no records, and why."""
+
+    reasons: Annotated[list[str], Meta(min_length=1)]
+    status: Annotated[str, judged({"const": "unavailable"})] = "unavailable"
+
+
+class Info(Answer):
+    """Which server this is."""
+
+    version: str
+    cluster_id: Annotated[str, Meta(description="Made with the data directory, and kept.")]
+    started_ms: TimeMs
+    name: Annotated[str, judged({"const": "mq"})] = "mq"
+
+
+class Ticket(Answer):
+    """A one-time ticket."""
+
+    ticket: str
+    expires_in: Annotated[int, Meta(ge=0, description="Seconds. It is good once.")]
+
+
+# Topics
+
+
+class Topic(Answer):
+    """A topic and what was chosen for it."""
+
+    topic: str
+    topic_id: Annotated[int, Meta(ge=0, description="The epoch: never used again.")]
+    partitions: Annotated[int, Meta(ge=1)]
+    json_keys: JsonKeys
+    retention_ms: RetentionMs | UnsetType = UNSET
+    max_message_bytes: MaxMessageBytes | UnsetType = UNSET
+    selector: SelectorName | UnsetType = UNSET
+
+
+class Topics(Answer):
+    """Topics."""
+
+    topics: list[Topic]
+
+
+class Bounds(Part):
+    """The bounds of a partition: its first readable offset, and the one its next record gets."""
+
+    partition: PartitionNumber
+    beginning_offset: NextOffset
+    end_offset: NextOffset
+
+
+class BoundsAtTime(Bounds):
+    """With the result of a search by time."""
+
+    offset_for_time: (
+        Annotated[NextOffset, Meta(description="The first record stored at or after `timestamp`.")] | UnsetType
+    ) = UNSET
+
+
+class TopicWithOffsets(Topic, kw_only=True):
+    """A topic and the bounds of its partitions."""
+
+    offsets: Sequence[Bounds]
+
+
+class TopicOffsets(Answer):
+    """The bounds of a topic's partitions."""
+
+    topic: str
+    epoch: str
+    partitions: list[BoundsAtTime]
+
+
+# REST Proxy v2
+
+
+class Brokers(Answer):
+    """The ids of all brokers."""
+
+    brokers: list[Count]
+
+
+class Replica(Part):
+    """The one copy of a partition."""
+
+    broker: Count
+    leader: bool
+    in_sync: bool
+
+
+class PartitionMetadata(Answer):
+    """A partition and its replicas."""
+
+    partition: PartitionNumber
+    leader: Count
+    replicas: list[Replica]
+
+
+class TopicMetadata(Answer):
+    """A topic under Kafka's names."""
+
+    name: str
+    configs: dict[str, str]
+    partitions: list[PartitionMetadata]
+
+
+class PartitionOffsets(Answer):
+    """The bounds of one partition."""
+
+    beginning_offset: NextOffset
+    end_offset: NextOffset
+
+
+class Instance(Answer):
+    """A consumer instance that was created."""
+
+    instance_id: str
+    base_uri: str
+
+
+class SubscribedTopics(Answer):
+    """The topics an instance is subscribed to."""
+
+    topics: list[str]
+
+
+class AssignedPartitions(Answer):
+    """The partitions an instance has."""
+
+    partitions: list[TopicPartition]
+
+
+class CommittedOffset(Part):
+    """What an instance's group has committed in a partition."""
+
+    topic: str
+    partition: PartitionNumber
+    offset: NextOffset
+    metadata: str
+
+
+class CommittedOffsets(Answer):
+    """Committed offsets."""
+
+    offsets: list[CommittedOffset]
+
+
+# Groups
+
+
+class GroupSummary(Answer):
+    """A group in a list."""
+
+    group: str
+    state: Annotated[GroupState, one_of(*get_args(GroupState))]
+    generation: Count
+    member_count: Count
+    topics: list[str]
+
+
+class GroupList(Answer):
+    """Groups."""
+
+    groups: list[GroupSummary]
+
+
+class GroupMember(Part):
+    """A member in stream mode, and what it has."""
+
+    member_id: str
+    topics: list[str]
+    topic_pattern: str | None
+    session_timeout_ms: Count
+    heard_ago_ms: int
+    assigned: list[TopicPartition]
+    revoking: list[TopicPartition]
+
+
+class Worker(Part):
+    """A consumer of queue mode."""
+
+    more: ClassVar[dict[str, str]] = {"description": "A consumer of queue mode."}
+
+    consumer: Annotated[
+        str, Meta(description="The name it gave, else who asked and from where; of a socket, its session.")
+    ]
+    leased: Annotated[int, Meta(ge=0, description="Records in its hands.")]
+    heard_ago_ms: Annotated[Count | None, Meta(description="null: it is connected.")]
+
+
+class Group(GroupSummary):
+    """A group, whole."""
+
+    config: Annotated[GroupConfig, judged({"$ref": "#/components/schemas/GroupSettings"})]
+    members: list[GroupMember]
+    workers: list[Worker]
+
+
+class PartitionLag(Part):
+    """How far a group is in one partition."""
+
+    topic: str
+    partition: PartitionNumber
+    committed: Annotated[NextOffset | None, Meta(description="null: nothing is.")]
+    metadata: str
+    beginning: NextOffset
+    end: NextOffset
+    lag: Count
+    lost: Annotated[int, Meta(ge=0, description="What retention took before it was consumed.")]
+    in_flight: Count
+    delayed: Annotated[int, Meta(ge=0, description="Given back, and not due yet.")]
+    oldest_unacked_ms: TimeMs | None
+    owner: str | None
+
+
+class GroupLag(Answer):
+    """How far a group is."""
+
+    group: str
+    total_lag: Count
+    in_flight: Count
+    partitions: list[PartitionLag]
+
+
+class Move(Part):
+    """What a reset does to one partition."""
+
+    partition: PartitionNumber
+    from_: NextOffset | None = field(name="from")
+    to: NextOffset
+
+
+class Moves(Answer):
+    """What a reset does, or would do."""
+
+    topic: str
+    dry_run: bool
+    partitions: list[Move]
+
+
+class Acked(Answer):
+    """How many records an ack up to an offset has settled."""
+
+    acked: Count
+
+
+class Redriven(Answer):
+    """How many dead letters went back."""
+
+    redriven: Count
+
+
+# Schedules
+
+
+class Cancelled(Answer):
+    """How many schedules were cancelled."""
+
+    cancelled: Count
+
+
+class Moved(Answer):
+    """A schedule at its new time."""
+
+    schedule_id: Annotated[str, Meta(description="The new id; the old one is gone.")]
+    deliver_at: TimeMs
+
+
+class Fired(Answer):
+    """Where a schedule was delivered."""
+
+    topic: str | None
+    partition: PartitionNumber
+    offset: NextOffset
+
+
+class Histogram(Answer):
+    """Schedules by their due time."""
+
+    from_: TimeMs = field(name="from")
+    bucket_ms: Count
+    counts: list[Count]
+    total: Count
