@@ -70,6 +70,7 @@ class Queue(Subscription[T]):
         self._timer: Timer | None = None
         self._items: Iterator[Message[Any]] = iter(())
         self._is_stopped = False
+        self._gives_back = False
 
     @property
     def held_count(self) -> int:
@@ -89,6 +90,21 @@ class Queue(Subscription[T]):
         self._is_paused = self._is_stopped = True
         self._conversation.tell({"op": "pause", "sub": self.sub})
         self._wake()
+
+    def give_back(self) -> None:
+        """Stop, and give back what waits here and what is still on its way: it is delivered again at once."""
+        self.stop()
+        self._gives_back = True
+        waiting = [*self._items, *(message for held in self._inbox for message in held.items)]
+        self._items = iter(())
+        self._inbox.clear()
+        self._release(waiting)
+
+    def widen(self, count: int) -> None:
+        """Let so many more messages be here at a time."""
+        self._window.size += count
+        if self._is_attached:  # else the next `subscribe` says it
+            self._conversation.tell({"op": "permit", "sub": self.sub, "messages": count})
 
     async def get(self) -> Message[T] | None:
         """The next message; None when the queue is closed. Several may wait at a time. Raises what ended the queue."""
@@ -130,6 +146,11 @@ class Queue(Subscription[T]):
         gathered.messages.append(message)
         gathered.waiting.append(settled)
         return settled
+
+    def _release(self, messages: Iterable[Message[Any]]) -> None:
+        for message in messages:
+            if not message.is_lost:
+                self.settle("nack", message, {"delay_ms": 0})
 
     def _cannot_settle(self, op: str, message: Message[Any]) -> MqError:
         if message.is_lost:
@@ -282,6 +303,9 @@ class Queue(Subscription[T]):
         self._leases.add(messages, self._clock.monotonic_s())
         if self._timer is None:
             self._extend_after(self._leases.interval_s)
+        if self._gives_back:
+            self._release(messages)
+            return
         self._inbox.append(Held(messages, None, 0, len(messages)))
         self._wake(len(messages))
 
