@@ -422,7 +422,7 @@ class Link:
             if of_topic:
                 return sum(of_topic)
             shown = await self.client.topics.get(topic)  # the group has never been here
-            return sum(one["end_offset"] - one["beginning_offset"] for one in shown["partitions"])
+            return sum(one["end_offset"] - one["beginning_offset"] for one in shown["offsets"])
 
         return self.call(counted)
 
@@ -559,13 +559,16 @@ def _forked() -> None:
     _process = _Process()
 
 
-def _exiting() -> None:
-    for link in list(_process.links.values()):
+def close_links() -> None:
+    """End all links of this process: what is held is given back at once. Runs at the end of the process."""
+    links = list(_process.links.values())
+    _process.links.clear()
+    for link in links:
         link.close()
 
 
 os.register_at_fork(after_in_child=_forked)
-atexit.register(_exiting)
+atexit.register(close_links)
 
 
 def link_to(url: str, token: TokenSource | None, ssl: Any) -> Link:

@@ -119,6 +119,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def _purge(self, queue: str) -> int:
         if self._link.ephemeral(queue) is not None:
             return 0
+        self._prepare_group()
         return self._link.purge(topic_of_queue(queue), self._transport.group)
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
@@ -229,9 +230,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self._intake = self._new_intake(self._transport.inbox)
         link.loop.soon(self._intake.want, queues, self.qos.prefetch_count or PREFETCH_UNLIMITED)
 
-    def _new_intake(self, inbox: Inbox) -> Intake:
+    def _prepare_group(self) -> None:
         transport = self._transport
         self._link.prepare_group(transport.group, transport.option("max_attempts", MAX_ATTEMPTS))
+
+    def _new_intake(self, inbox: Inbox) -> Intake:
+        self._prepare_group()
+        transport = self._transport
         return Intake(
             self._link, self, inbox, group=transport.group, lease=transport.option("lease", LEASE),
             lease_max=transport.option("lease_max", LEASE_MAX),
