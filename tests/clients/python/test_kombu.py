@@ -128,7 +128,7 @@ def test_messages_are_settled_one_by_one(connection: Connection, url: str, group
     third.requeue()
     taken.wait(5)
     assert taken.messages[4].payload == third.payload
-    assert taken.messages[4].headers["redelivered"]
+    assert [message.delivery_info["redelivered"] for message in taken.messages] == [False] * 4 + [True]
     taken.messages[4].ack()
     fourth.ack()
     assert next(letters(url, group)).headers["mq-reason"] == "rejected by the consumer"

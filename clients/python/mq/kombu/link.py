@@ -17,6 +17,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -48,6 +49,7 @@ ASK_S = 60.0
 CLOSE_S = 15.0
 INBOX_MAX = 1_000
 """Messages that wait for a slow consumer of queues without a prefetch count. Beyond that the server waits."""
+ABSENT_MAX = 1_000
 EPHEMERAL_RETENTION_MS = 3_600_000
 """How long the topic of an exchange keeps what its readers have had."""
 NO_SUCH_TOPIC = 40401
@@ -235,7 +237,7 @@ class Intake:
                 else:
                     rename_eta(payload)
                     payload["properties"]["delivery_tag"] = f"{message.id}#{message.attempt}"
-                    payload["redelivered"] = payload["headers"]["redelivered"] = message.attempt > 1
+                    payload["properties"].setdefault("delivery_info", {})["redelivered"] = message.attempt > 1
                     self._inbox.put(Arrival(self._names[message.topic], payload, self, message))
         except MqError as error:
             if queue is self._current:
@@ -312,6 +314,7 @@ class Link:
         self._ssl = ssl
         self._delay_max_ms = 0
         self._topics: set[str] = set()
+        self._absent: dict[str, float] = {}
         self._groups: set[str] = set()
         self._ephemerals: dict[str, tuple[Ephemeral, set[int]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -386,16 +389,22 @@ class Link:
                 raise
         self._topics.add(topic)
 
-    def has(self, topic: str) -> bool:
-        """Whether the topic exists."""
+    def has(self, topic: str, *, absent_s: float = 0.0) -> bool:
+        """Whether the topic exists. An answer that it does not is believed for so many seconds."""
         if topic in self._topics:
             return True
+        now_s = time.monotonic()
+        if now_s < self._absent.get(topic, -absent_s) + absent_s:
+            return False
         try:
             self.call(lambda: self.client.topics.get(topic))
         except Refused as error:
-            if error.code == NO_SUCH_TOPIC:
-                return False
-            raise
+            if error.code != NO_SUCH_TOPIC:
+                raise
+            if len(self._absent) >= ABSENT_MAX:
+                self._absent.clear()
+            self._absent[topic] = now_s
+            return False
         self._topics.add(topic)
         return True
 

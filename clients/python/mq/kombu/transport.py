@@ -35,6 +35,8 @@ MAX_ATTEMPTS = 1_000
 """Each delivery counts, also one that a worker gives back unseen when it stops."""
 PREFETCH_UNLIMITED = 1_000
 """Messages that a consumer without a prefetch count may hold."""
+ABSENT_S = 10.0
+"""How long a queue that nobody has declared is not asked for again: each result of `rpc://` would."""
 GET_S = 0.25
 """How long `basic_get` waits for a message."""
 
@@ -164,7 +166,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             queues = {queue for queue in found if link.ephemeral(queue) is None}
             is_for_others = kind.type != "direct" or not queues
         else:
-            is_durable = link.ephemeral(routing_key) is None and link.has(topic_of_queue(routing_key))
+            is_durable = link.ephemeral(routing_key) is None and link.has(
+                topic_of_queue(routing_key), absent_s=ABSENT_S
+            )
             queues = {routing_key} if is_durable else set()
             is_for_others = not is_durable
         for queue in queues:
@@ -345,6 +349,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """The link of this process: after a fork, another."""
         if self._link is None or self._link.pid != os.getpid():
             self._link = self._linked()
+            self._inbox = None
         return self._link
 
     @property
@@ -355,8 +360,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     @property
     def inbox(self) -> Inbox:
         """What has come for the consumers of this connection."""
+        link = self.link
         if self._inbox is None:
-            self._inbox = Inbox(self.link.loop)
+            self._inbox = Inbox(link.loop)
         return self._inbox
 
     def driver_version(self) -> str:
