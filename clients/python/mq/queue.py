@@ -71,6 +71,8 @@ class Queue(Subscription[T]):
         self._items: Iterator[Message[Any]] = iter(())
         self._is_stopped = False
         self._gives_back = False
+        self._unsaid = 0
+        """By how much the credit that the server knows is less than the window."""
 
     @property
     def held_count(self) -> int:
@@ -103,8 +105,9 @@ class Queue(Subscription[T]):
     def widen(self, count: int) -> None:
         """Let so many more messages be here at a time."""
         self._window.size += count
-        if self._is_attached:  # else the next `subscribe` says it
-            self._conversation.tell({"op": "permit", "sub": self.sub, "messages": count})
+        self._unsaid += count
+        if self._is_attached:
+            self._permit()
 
     async def get(self) -> Message[T] | None:
         """The next message; None when the queue is closed. Several may wait at a time. Raises what ended the queue."""
@@ -146,6 +149,11 @@ class Queue(Subscription[T]):
         gathered.messages.append(message)
         gathered.waiting.append(settled)
         return settled
+
+    def _permit(self) -> None:
+        unsaid, self._unsaid = self._unsaid, 0
+        if unsaid:
+            self._conversation.tell({"op": "permit", "sub": self.sub, "messages": unsaid})
 
     def _release(self, messages: Iterable[Message[Any]]) -> None:
         for message in messages:
@@ -284,6 +292,7 @@ class Queue(Subscription[T]):
             # being worked on is told by the next extension.
             self._forget(held.items for held in self._inbox)
             self._inbox.clear()
+        self._unsaid = 0
         return {
             "group": self._group,
             "start": self._start,
@@ -291,8 +300,12 @@ class Queue(Subscription[T]):
             "invisible_ms": int(self._leases.lease_s * 1000),
         }
 
+    def _subscribed(self, answer: Frame) -> None:
+        self._permit()
+
     def _kept(self, state: State) -> None:
         """Messages of frames that came stay leased, under the receipts they have."""
+        self._permit()
 
     def _take_in(self, frame: Frame) -> None:
         messages = frame.messages
