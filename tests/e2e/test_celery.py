@@ -205,21 +205,22 @@ async def test_a_worker_works(world: World) -> None:
 
 
 async def test_a_worker_and_a_server_are_killed(world: World) -> None:
-    world.begin(lease_s=8)
+    world.begin(lease_s=60)
     worker = await world.worker(concurrency=1)
     world.send("slow", "through", 3)
     await world.until_done("through-began")
     await world.kill_server()
     await world.until_done("through-ended")
+    assert await world.stop(worker) == 0
+    world.settings["LEASE"] = "3"
+    worker = await world.worker(concurrency=1)
     world.send("slow", "cut", 1_000)
     await world.until_done("cut-began")
-    killed = time.time()
     world.kill_tree(worker)
     world.send("mark", "after")
     await world.worker(concurrency=2)
     await world.until_done("after")
-    await world.until_done("cut-began", 2)
-    assert time.time() - killed < 45
+    await world.until_done("cut-began", 2, within_s=45)  # its lease ended
     assert world.count("through-began") == 1  # its lease went on
     assert world.count("through-ended") == 1
 
@@ -255,7 +256,7 @@ async def test_each_pool_does_what_celery_says(world: World, pool: str) -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("pool", POOLS)
 async def test_each_pool_survives_an_outage_below_a_lease(world: World, pool: str) -> None:
-    world.begin(lease_s=20)
+    world.begin(lease_s=120)  # above any start of a server on a busy machine
     await world.worker(pool=pool)
     world.send("slow", "through", 8)
     await world.until_done("through-began")

@@ -18,6 +18,7 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from mq.kombu.link import INBOX_MAX, Inbox, close_links
+from mq.kombu.transport import PREFETCH_UNLIMITED, Transport
 from mq.loop_thread import LoopThread
 
 from tests.e2e.server import Server
@@ -401,6 +402,17 @@ def test_a_forked_process_has_a_connection_of_its_own(connection: Connection) ->
         message.ack()
 
 
+@pytest.mark.matrix
+def test_a_consumer_without_a_prefetch_count_holds_so_many_and_no_more(connection: Connection) -> None:
+    taken = Taken(connection, work(connection))
+    for n in range(PREFETCH_UNLIMITED + 1):
+        publish(connection, n)
+    taken.wait(PREFETCH_UNLIMITED, within_s=60)
+    taken.nothing_for()
+    taken.messages[0].ack()
+    taken.wait(PREFETCH_UNLIMITED + 1)
+
+
 async def test_messages_for_a_slow_consumer_wait_in_the_server() -> None:
     loop = LoopThread()
     inbox = Inbox(loop)
@@ -426,6 +438,7 @@ async def _started(inbox: Inbox) -> Any:
 
 
 def test_the_aliases_are_there() -> None:
+    assert Connection("mq://").get_transport_cls() is Transport
     assert Connection("mq://").get_transport_cls().scheme == "http"
     assert Connection("mqs://").get_transport_cls().scheme == "https"
     assert Connection("http://localhost", transport="mq.kombu:Transport").get_transport_cls().driver_type == "mq"
