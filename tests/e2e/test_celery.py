@@ -72,7 +72,7 @@ def fatal(self, word):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 LEASE_S = 2.0
-TASKS = int(os.environ.get("MQ_TEST_CELERY_TASKS", "20000"))
+COUNT = int(os.environ.get("MQ_TEST_CELERY_TASKS", "20000"))
 """Of the long run."""
 
 
@@ -357,7 +357,7 @@ async def test_an_eta_of_an_hour_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.long
 async def test_no_task_is_lost_over_random_kills(world: World) -> None:
-    count, seed = TASKS, random.randrange(10**6)
+    count, seed = COUNT, random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
     world.begin(lease_s=5)

@@ -437,6 +437,26 @@ async def _started(inbox: Inbox) -> Any:
     return task
 
 
+def test_a_setting_that_is_none_is_told(url: str, group: str) -> None:
+    with connect(url, group, lease="0.5s") as connection:
+        taken = Taken(connection, work(connection))
+        with pytest.raises(mq.MqError, match="lease: must be at least 1s"):
+            taken.wait(1)
+
+
+def test_a_queue_of_replies_is_declared_again_on_the_same_connection(connection: Connection, group: str) -> None:
+    exchange = Exchange(f"{group}.reply", "direct")
+    for n in range(2):
+        with connection.channel() as channel:
+            queue = Queue(f"{group}-r", exchange, routing_key="me", auto_delete=True)(channel)
+            queue.declare()
+            Producer(connection.default_channel).publish(n, exchange=exchange, routing_key="me")
+            until_s = time.monotonic() + 10
+            while (message := queue.get(no_ack=True)) is None:
+                assert time.monotonic() < until_s
+            assert message.payload == n
+
+
 def test_the_aliases_are_there() -> None:
     assert Connection("mq://").get_transport_cls() is Transport
     assert Connection("mq://").get_transport_cls().scheme == "http"

@@ -186,6 +186,13 @@ class Intake:
             return
         self.retire()
         self._names, self._prefetch = names, prefetch
+        try:
+            self._subscribe()
+        except MqError as error:  # a setting that is none
+            self._inbox.put(error)
+
+    def _subscribe(self) -> None:
+        names, prefetch = self._names, self._prefetch
         if names:
             self._current = self.link.client.group(self._group).queue(
                 list(names), as_=bytes, lease=self._lease, lease_max=self._lease_max, prefetch=prefetch,
@@ -527,15 +534,19 @@ class Link:
             queue = ephemeral
             self.call(lambda: queue.read(topic, tag, is_wanted))
 
-    def release_ephemerals(self, owner: int, name: str | None = None) -> None:
-        """An owner has gone, or (with a name) has deleted the queue."""
-        for queue, (ephemeral, owners) in list(self._ephemerals.items()):
-            if owner in owners and name in (None, queue):
-                owners.discard(owner)
-                if not owners or name is not None:
-                    self._ephemerals.pop(queue, None)
-                    with suppress(MqError):
-                        self.call(ephemeral.close, CLOSE_S)
+    def release_ephemerals(self, owner: int, name: str | None = None) -> list[str]:
+        """An owner has gone, or (with a name) has deleted the queue. Returns the names of what it owned."""
+        released = [
+            queue for queue, (_, owners) in self._ephemerals.items() if owner in owners and name in (None, queue)
+        ]
+        for queue in released:
+            ephemeral, owners = self._ephemerals[queue]
+            owners.discard(owner)
+            if not owners or name is not None:
+                del self._ephemerals[queue]
+                with suppress(MqError):
+                    self.call(ephemeral.close, CLOSE_S)
+        return released
 
 
 def read(message: Message[Any]) -> dict[str, Any] | None:

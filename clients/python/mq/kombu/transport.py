@@ -11,7 +11,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from queue import Empty
 from typing import Any
@@ -131,10 +131,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
         """Delete a queue, and its messages."""
         if self._link.ephemeral(queue) is not None:
-            self._link.release_ephemerals(id(self), queue)
-            self.state.queue_bindings_delete(queue)
+            self._release_ephemerals(queue)
         elif not (if_empty and self._size(queue)):
             self._delete(queue)
+            self.state.queue_bindings_delete(queue)
+
+    def _release_ephemerals(self, name: str | None = None) -> None:
+        for queue in self._link.release_ephemerals(id(self), name):
             self.state.queue_bindings_delete(queue)
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
@@ -293,7 +296,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                     intake.link.call(intake.close)
                 except MqError:
                     intake.link.loop.soon(intake.retire)
-            self._link.release_ephemerals(id(self))
+            self._release_ephemerals()
         super().close()
 
     def abandon(self) -> None:
@@ -301,7 +304,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self._transport.is_of_this_process:
             if self._intake is not None:
                 self._intake.link.loop.soon(self._intake.retire)
-            self._link.release_ephemerals(id(self))
+            self._release_ephemerals()
 
     @property
     def _link(self) -> Link:
@@ -328,6 +331,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._options: dict[str, Any] = dict(client.transport_options)
         self._link: Link | None = None
         self._inbox: Inbox | None = None
+        self._hub: Any = None
 
     def option(self, name: str, default: Any = None) -> Any:
         """One of `broker_transport_options`."""
@@ -405,9 +409,16 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._end_inbox()
 
     def _end_inbox(self) -> None:
-        if self._inbox is not None and self.is_of_this_process:
-            self._inbox.close()
-        self._inbox = None
+        inbox, self._inbox = self._inbox, None
+        hub, self._hub = self._hub, None
+        if inbox is None or not self.is_of_this_process:
+            return
+        if hub is not None:
+            # Children of the pool have the file open too, so that closing it here would not end its watch.
+            with suppress(KeyError, OSError, ValueError):
+                hub.remove_reader(inbox.bell())
+        inbox.quiet()
+        inbox.close()
 
     # ------------------------------------------------------------------------------------------------- events
 
@@ -425,16 +436,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Have `on_readable` called when something has come."""
+        self._hub = loop
         loop.add_reader(self.inbox.bell(), self.on_readable, connection, loop)
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """No more."""
+        self._hub = None
         if self._inbox is not None:
             loop.remove_reader(self._inbox.bell())
 
     def on_readable(self, connection: Any, loop: Any) -> None:
         """Deliver what has come. Raises what ended a subscription."""
-        inbox = self.inbox
+        inbox = self._inbox
+        if inbox is None:
+            return  # closed
         inbox.quiet()
         try:
             while (arrival := inbox.take()) is not None:
