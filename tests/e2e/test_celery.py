@@ -282,7 +282,7 @@ async def test_an_outage_above_a_lease_runs_a_task_again(world: World) -> None:
     await world.until_done("twice-ended", 2)
     await world.nothing_left()
     assert world.count("twice-began") == 2
-    assert world.said("the lease of celery:0:0 is over")
+    assert world.said("is over: it is delivered again")
 
 
 @pytest.mark.matrix

@@ -315,6 +315,18 @@ def test_a_deleted_queue_ends_its_consumer_with_an_error(connection: Connection,
         client.topics.delete(group)
     with pytest.raises(connection.connection_errors, match=r"the subscription of g-.* ended"):
         taken.wait(2)
+    again = Taken(connection, work(connection))  # as Celery does then
+    publish(connection, 2)
+    assert again.wait(1) == [2]
+
+
+def test_a_deleted_queue_is_there_again_for_who_sends_to_it(connection: Connection, url: str, group: str) -> None:
+    queue = work(connection)
+    with mq.sync.connect(url) as client:
+        client.topics.delete(group)
+        publish(connection, 1)
+        assert group in client.topics.list()
+    assert queue.get(no_ack=True).payload == 1
 
 
 def eta(seconds: float) -> dict[str, Any]:
@@ -356,7 +368,7 @@ def test_the_same_task_may_wait_twice(connection: Connection) -> None:
 
 
 async def test_an_outage_is_not_seen(server: Server, group: str) -> None:
-    connection = connect(server.url, group, lease=30)
+    connection = connect(server.url, group, lease=120, send_timeout=60)
     taken = Taken(connection, work(connection))
     publish(connection, "before")
     taken.wait(1)

@@ -31,7 +31,7 @@ from mq.client import Client
 from mq.connection import TokenSource
 from mq.errors import ConnectionLost, MqError, Refused
 from mq.http import segment
-from mq.kombu.messages import delay_s, eta_of, is_early, rename_eta, topic_of_queue
+from mq.kombu.messages import EXCHANGE_PREFIX, delay_s, eta_of, is_early, rename_eta, topic_of_queue
 from mq.loop_thread import LoopThread
 from mq.message import Message
 from mq.queue import Queue
@@ -50,8 +50,8 @@ CLOSE_S = 15.0
 INBOX_MAX = 1_000
 """Messages that wait for a slow consumer of queues without a prefetch count. Beyond that the server waits."""
 ABSENT_MAX = 1_000
-EPHEMERAL_RETENTION_MS = 3_600_000
-"""How long the topic of an exchange keeps what its readers have had."""
+EPHEMERAL = {"partitions": 1, "retention_ms": 3_600_000}
+"""The topic of an exchange: what its readers have had is kept for an hour."""
 NO_SUCH_TOPIC = 40401
 NO_SUCH_GROUP = 40405
 TOPIC_IS_OTHER = 40955
@@ -247,6 +247,7 @@ class Intake:
                     payload["properties"].setdefault("delivery_info", {})["redelivered"] = message.attempt > 1
                     self._inbox.put(Arrival(self._names[message.topic], payload, self, message))
         except MqError as error:
+            self.link.forget(self._names)
             if queue is self._current:
                 self._inbox.put(ConnectionLost(f"the subscription of {', '.join(self._names.values())} ended: {error}"))
 
@@ -396,6 +397,10 @@ class Link:
                 raise
         self._topics.add(topic)
 
+    def forget(self, topics: Iterable[str]) -> None:
+        """They may have been deleted."""
+        self._topics.difference_update(topics)
+
     def has(self, topic: str, *, absent_s: float = 0.0) -> bool:
         """Whether the topic exists. An answer that it does not is believed for so many seconds."""
         if topic in self._topics:
@@ -483,35 +488,36 @@ class Link:
         body = kombu.utils.json.dumps(payload).encode()
         acks: Acks = "written"  # no reader outlives its process; a power failure takes them all
 
-        async def sent() -> None:
-            try:
-                await self.client.send(topic, body, tag=tag, acks=acks)
-            except Refused as error:
-                if error.code != NO_SUCH_TOPIC:
-                    raise
-                await self._create(topic, partitions=1, retention_ms=EPHEMERAL_RETENTION_MS)
-                await self.client.send(topic, body, tag=tag, acks=acks)
+        self.call(lambda: self._stored(topic, body, tag=tag, acks=acks), timeout_s)
 
-        self.call(sent, timeout_s)
+    async def _stored(self, topic: str, body: bytes | None, **options: Any) -> None:
+        """Store it, in a topic that is made again when somebody has deleted it."""
+        try:
+            await self.client.send(topic, body, **options)
+        except Refused as error:
+            if error.code != NO_SUCH_TOPIC:
+                raise
+            await self._create(topic, **(EPHEMERAL if topic.startswith(EXCHANGE_PREFIX) else {}))
+            await self.client.send(topic, body, **options)
 
     async def store(self, topic: str, body: bytes | None, headers: Mapping[str, Any], *, msg_id: str) -> None:
         """In the loop's thread: store it, due at its eta, or as late as the server takes."""
         eta = eta_of(headers)
         wait_s = 0.0 if eta is None else delay_s(eta, datetime.now(UTC), self._delay_max_ms)
         if eta is None or not wait_s:
-            await self.client.send(topic, body, msg_id=msg_id)
+            await self._stored(topic, body, msg_id=msg_id)
             return
         when: dict[str, Any] = {"delay": wait_s} if wait_s * 1000 >= self._delay_max_ms else {"at": eta}
         task_id = headers.get("id")
         try:
-            await self.client.send(
+            await self._stored(
                 topic, body, msg_id=msg_id, schedule_key=task_id if isinstance(task_id, str) else None, **when
             )
         except Refused as error:
             if error.code != KEY_IS_TAKEN:
                 raise
             # The same task was sent with a delay before, and waits: `revoke` finds only that one.
-            await self.client.send(topic, body, msg_id=msg_id, **when)
+            await self._stored(topic, body, msg_id=msg_id, **when)
 
     # ------------------------------------------------------------------------------------------------- ephemeral queues
 
@@ -528,7 +534,7 @@ class Link:
 
     def bind_ephemeral(self, name: str, topic: str, tag: str | None, is_wanted: Callable[[str], bool]) -> None:
         """From its return on, the queue gets what is published there."""
-        self.create(topic, partitions=1, retention_ms=EPHEMERAL_RETENTION_MS)
+        self.create(topic, **EPHEMERAL)
         ephemeral = self.ephemeral(name)
         if ephemeral is not None:
             queue = ephemeral
