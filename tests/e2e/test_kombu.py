@@ -388,8 +388,11 @@ async def test_a_server_that_is_away_is_told(server: Server, group: str) -> None
         await server.kill()
         with pytest.raises(OperationalError, match=r"within 0.5 s; the message may be stored later"):
             publish(connection, "late")
-        with connect(server.url, group) as another, pytest.raises(connection.connection_errors, match="readyz"):
+        another = connect(server.url, group, send_timeout=0.5)
+        with pytest.raises(connection.connection_errors, match=r"did not answer within 0.5 s"):
             another.connect()
+        with pytest.raises(connection.connection_errors, match="readyz"):  # one that was never there
+            connect("http://127.0.0.1:1", group).connect()
         server._port = int(server.url.rpartition(":")[2])
         await server.start()  # else the end waits 10 s for what is to be sent
 

@@ -45,7 +45,9 @@ log = logging.getLogger("mq.kombu")
 R = TypeVar("R")
 
 CONNECT_S = 10.0
-ASK_S = 60.0
+ASK_S = 30.0
+"""How long a question waits for a server that is away."""
+RETRY_S = 0.5
 CLOSE_S = 15.0
 INBOX_MAX = 1_000
 """Messages that wait for a slow consumer of queues without a prefetch count. Beyond that the server waits."""
@@ -339,6 +341,19 @@ class Link:
         except TimeoutError:
             raise ConnectionLost(f"{self._url} did not answer within {timeout_s:g} s") from None
 
+    def ask(self, make: Callable[[], Awaitable[R]], timeout_s: float = ASK_S) -> R:
+        """The same for what may be repeated and does not wait for the server by itself: requests over HTTP."""
+
+        async def asked() -> R:
+            while True:
+                try:
+                    return await make()
+                except ConnectionLost as error:
+                    log.debug("%s; asking again", error)
+                    await asyncio.sleep(RETRY_S)
+
+        return self.call(asked, timeout_s)
+
     def spawn(self, work: Any) -> None:
         """Run a coroutine beside; for what is in the loop's thread. Its failure leads to a redelivery."""
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -352,7 +367,7 @@ class Link:
 
     # ------------------------------------------------------------------------------------------------- its life
 
-    def open(self) -> None:
+    def open(self, patience_s: float) -> None:
         """Connect. Raises ConnectionLost when the server is not ready, Closed when it refuses for good."""
 
         async def opened() -> None:
@@ -360,11 +375,11 @@ class Link:
             limits = await self.client.http.call("GET", "/mq/v1/limits")
             self._delay_max_ms = int(limits["delay_ms_max"])
 
-        self.probe()
+        self.probe(patience_s)
         self.call(opened, CONNECT_S)
 
-    def probe(self) -> None:
-        """Raises ConnectionLost unless the server is ready."""
+    def probe(self, patience_s: float) -> None:
+        """Raises ConnectionLost unless the server is ready, or comes to be so within `patience_s`."""
 
         async def probed() -> None:
             transport = AiohttpTransport(self._url, self._ssl)
@@ -375,7 +390,10 @@ class Link:
             if status != 200:
                 raise ConnectionLost(f"{self._url} is not ready: it answered {status}")
 
-        self.call(probed, CONNECT_S)
+        if patience_s:
+            self.ask(probed, patience_s)
+        else:
+            self.call(probed, CONNECT_S)
 
     def close(self) -> None:
         """Give back what is held, and end."""
@@ -387,7 +405,7 @@ class Link:
     def create(self, topic: str, **settings: Any) -> None:
         """Make sure that the topic exists, whatever its settings are."""
         if topic not in self._topics:
-            self.call(lambda: self._create(topic, **settings))
+            self.ask(lambda: self._create(topic, **settings))
 
     async def _create(self, topic: str, **settings: Any) -> None:
         try:
@@ -409,7 +427,7 @@ class Link:
         if now_s < self._absent.get(topic, -absent_s) + absent_s:
             return False
         try:
-            self.call(lambda: self.client.topics.get(topic))
+            self.ask(lambda: self.client.topics.get(topic))
         except Refused as error:
             if error.code != NO_SUCH_TOPIC:
                 raise
@@ -424,7 +442,7 @@ class Link:
         """Delete the topic, if it exists."""
         self._topics.discard(topic)
         try:
-            self.call(lambda: self.client.topics.delete(topic))
+            self.ask(lambda: self.client.topics.delete(topic))
         except Refused as error:
             if error.code != NO_SUCH_TOPIC:
                 raise
@@ -445,28 +463,26 @@ class Link:
             shown = await self.client.topics.get(topic)  # the group has never been here
             return sum(one["end_offset"] - one["beginning_offset"] for one in shown["offsets"])
 
-        return self.call(counted)
+        return self.ask(counted)
 
     def purge(self, topic: str, group: str) -> int:
         """Skip what the group has not done; how many that were. Also what is being worked on is not done again."""
         count = self.size(topic, group)
         body = {"topic": topic, "to": "latest", "force": True}
         if count:
-            self.call(
-                lambda: self.client.http.call("POST", f"/mq/v1/groups/{segment(group)}/offsets:reset", None, body)
-            )
+            self.ask(lambda: self.client.http.call("POST", f"/mq/v1/groups/{segment(group)}/offsets:reset", None, body))
         return count
 
     def prepare_group(self, group: str, max_attempts: int) -> None:
         """Before a group is consumed with: Celery counts retries itself."""
         if group not in self._groups:
-            self.call(lambda: self.client.group(group).configure(max_attempts=max_attempts))
+            self.ask(lambda: self.client.group(group).configure(max_attempts=max_attempts))
             self._groups.add(group)
 
     def cancel(self, topic: str, key: str) -> bool:
         """Cancel a delayed message; False when none is pending under this key."""
         try:
-            self.call(lambda: self.client.schedules.cancel(topic, key))
+            self.ask(lambda: self.client.schedules.cancel(topic, key))
         except Refused as error:
             if error.code in NOT_PENDING:
                 return False
@@ -597,17 +613,21 @@ os.register_at_fork(after_in_child=_forked)
 atexit.register(close_links)
 
 
-def link_to(url: str, token: TokenSource | None, ssl: Any) -> Link:
-    """The link to a server. Raises ConnectionLost when the server is not ready, Closed when it refuses for good."""
+def link_to(url: str, token: TokenSource | None, ssl: Any, patience_s: float) -> Link:
+    """The link to a server. Raises ConnectionLost when the server is not ready, Closed when it refuses for good.
+
+    A server that this process, or one that it was forked from, has been connected to is waited for: a restart of it is
+    not to be seen. Another is told to be away at once."""
     process = _process
+    key = (url, token)
     with process.lock:
-        link = process.links.get((url, token))
+        link = process.links.get(key)
         if link is not None and link.is_usable:
-            link.probe()
+            link.probe(patience_s)
             return link
         if process.loop is None or not process.loop.is_alive:
             process.loop = LoopThread()
         link = Link(process.loop, url, token, ssl)
-        link.open()
-        process.links[url, token] = link
+        link.open(patience_s if any(key in each.links for each in (process, *_inherited)) else 0.0)
+        process.links[key] = link
         return link

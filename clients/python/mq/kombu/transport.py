@@ -389,7 +389,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         port = client.port or self.default_port
         host = client.hostname or "localhost"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" + (f"/{path}" if path else "")
-        return link_to(url, secret, context)
+        return link_to(url, secret, context, self.send_timeout_s)
 
     def verify_connection(self, connection: Any) -> bool:
         """Whether the link can come back by itself, if it is lost at all."""
