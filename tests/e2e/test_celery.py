@@ -375,6 +375,8 @@ async def test_no_task_is_lost_over_random_kills(world: World) -> None:
         return len({word for word, _, _ in world.done()})
 
     while distinct() < count:
+        if sending.done():
+            sending.result()  # tells what went wrong
         assert time.monotonic() < until_s, f"{distinct()} of {count} after {kills}\n{world.logs()}"
         await asyncio.sleep(chance.uniform(1, 4))
         what = chance.choice(["server", "tree", "child"])
