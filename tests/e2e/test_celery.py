@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -332,27 +331,6 @@ async def test_a_worker_that_is_not_given_its_time_gives_its_tasks_back(world: W
     await asyncio.wait_for(worker.wait(), 60)
     await world.worker(concurrency=1)
     await world.until_done("cut-ended", within_s=30)  # not after a lease of 60 s
-
-
-@pytest.mark.matrix
-async def test_an_eta_of_an_hour_is_waited_for(tmp_path: Path) -> None:
-    assert shutil.which("faketime"), "apt install faketime"
-    server = Server(tmp_path / "data", under=("faketime", "-f", "+0 x240"))
-    await server.start()
-    world = World(tmp_path, server)
-    try:
-        world.begin()
-        await world.worker()
-        began = time.monotonic()
-        world.send("mark", "hour", countdown=3600)
-        await asyncio.sleep(5)
-        assert not world.count("hour")
-        await world.until_done("hour", within_s=40)
-        took_s = (time.monotonic() - began) * 240
-        assert 3600 <= took_s < 5400
-        assert world.count("hour") == 1
-    finally:
-        await world.end()
 
 
 @pytest.mark.long
