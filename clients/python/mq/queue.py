@@ -70,6 +70,9 @@ class Queue(Subscription[T]):
         self._timer: Timer | None = None
         self._items: Iterator[Message[Any]] = iter(())
         self._is_stopped = False
+        self._gives_back = False
+        self._unsaid = 0
+        """By how much the credit that the server knows is less than the window."""
 
     @property
     def held_count(self) -> int:
@@ -89,6 +92,22 @@ class Queue(Subscription[T]):
         self._is_paused = self._is_stopped = True
         self._conversation.tell({"op": "pause", "sub": self.sub})
         self._wake()
+
+    def give_back(self) -> None:
+        """Stop, and give back what waits here and what is still on its way: it is delivered again at once."""
+        self.stop()
+        self._gives_back = True
+        waiting = [*self._items, *(message for held in self._inbox for message in held.items)]
+        self._items = iter(())
+        self._inbox.clear()
+        self._release(waiting)
+
+    def widen(self, count: int) -> None:
+        """Let so many more messages be here at a time."""
+        self._window.size += count
+        self._unsaid += count
+        if self._is_attached:
+            self._permit()
 
     async def get(self) -> Message[T] | None:
         """The next message; None when the queue is closed. Several may wait at a time. Raises what ended the queue."""
@@ -130,6 +149,16 @@ class Queue(Subscription[T]):
         gathered.messages.append(message)
         gathered.waiting.append(settled)
         return settled
+
+    def _permit(self) -> None:
+        unsaid, self._unsaid = self._unsaid, 0
+        if unsaid:
+            self._conversation.tell({"op": "permit", "sub": self.sub, "messages": unsaid})
+
+    def _release(self, messages: Iterable[Message[Any]]) -> None:
+        for message in messages:
+            if not message.is_lost:
+                self.settle("nack", message, {"delay_ms": 0})
 
     def _cannot_settle(self, op: str, message: Message[Any]) -> MqError:
         if message.is_lost:
@@ -263,6 +292,7 @@ class Queue(Subscription[T]):
             # being worked on is told by the next extension.
             self._forget(held.items for held in self._inbox)
             self._inbox.clear()
+        self._unsaid = 0
         return {
             "group": self._group,
             "start": self._start,
@@ -270,8 +300,12 @@ class Queue(Subscription[T]):
             "invisible_ms": int(self._leases.lease_s * 1000),
         }
 
+    def _subscribed(self, answer: Frame) -> None:
+        self._permit()
+
     def _kept(self, state: State) -> None:
         """Messages of frames that came stay leased, under the receipts they have."""
+        self._permit()
 
     def _take_in(self, frame: Frame) -> None:
         messages = frame.messages
@@ -282,6 +316,9 @@ class Queue(Subscription[T]):
         self._leases.add(messages, self._clock.monotonic_s())
         if self._timer is None:
             self._extend_after(self._leases.interval_s)
+        if self._gives_back:
+            self._release(messages)
+            return
         self._inbox.append(Held(messages, None, 0, len(messages)))
         self._wake(len(messages))
 

@@ -12,15 +12,12 @@ from several threads, each subscription from one. After a fork, open another: th
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import mq.client
-from mq.errors import Closed, MqError
+from mq.loop_thread import LoopThread
 from mq.message import Message, Receipt
 from mq.placed import Placed
 from mq.queue import Queue
@@ -29,40 +26,7 @@ from mq.schedules import Schedule
 from mq.send import Acks
 from mq.subscription import Subscription
 
-R = TypeVar("R")
 S = TypeVar("S", bound=Subscription[Any])
-
-
-class _Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mq", daemon=True)
-        self._thread.start()
-
-    def call(self, make: Callable[[], Awaitable[R]]) -> R:
-        """Await what `make` makes, over there; its result."""
-        if os.getpid() != self._pid:
-            raise MqError("this client was opened before the process forked: open another in each process")
-        if threading.current_thread() is self._thread:
-            raise MqError("a hook of mq.sync must not call the client: it would wait for itself")
-        if not self._thread.is_alive():
-            raise Closed("the client is closed: use it inside `with mq.sync.connect(...)`")
-
-        async def made() -> R:
-            return await make()
-
-        return asyncio.run_coroutine_threadsafe(made(), self._loop).result()
-
-    def stop(self) -> None:
-        """End the thread."""
-        if os.getpid() == self._pid and self._thread.is_alive():
-            self.call(self._loop.shutdown_asyncgens)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
 
 class Client:
@@ -70,7 +34,7 @@ class Client:
 
     def __init__(self, inner: mq.client.Client) -> None:
         self._inner = inner
-        self._loop = _Loop()
+        self._loop = LoopThread()
 
     def __enter__(self) -> Self:
         try:
@@ -87,7 +51,7 @@ class Client:
 
     def close(self) -> None:
         """As `mq.Client.close`."""
-        if self._loop._thread.is_alive():
+        if self._loop.is_alive:
             self._loop.call(self._inner.close)
         self._loop.stop()
 
@@ -254,7 +218,7 @@ class Topics:
 class Messages(Generic[S]):
     """A subscription, to be iterated over; leaving the loop, or the `with` block, ends it."""
 
-    def __init__(self, loop: _Loop, make: Callable[[], S]) -> None:
+    def __init__(self, loop: LoopThread, make: Callable[[], S]) -> None:
         self._loop = loop
 
         async def made() -> S:
@@ -318,7 +282,7 @@ class Messages(Generic[S]):
 class _Blocking:
     """Settles over there, and waits for it."""
 
-    def __init__(self, loop: _Loop, source: Any) -> None:
+    def __init__(self, loop: LoopThread, source: Any) -> None:
         self._loop = loop
         self._source = source
         self.decode = source.decode

@@ -11,7 +11,8 @@ from time import monotonic
 
 from gateway.auth.access import NOBODY, OPEN
 from gateway.settings.kafka import KafkaListener
-from gateway.surfaces.http.connection import HANDSHAKE_TIMEOUT_S, ConnectionLimiter
+from gateway.surfaces.http.accepting import HANDSHAKE_TIMEOUT_S
+from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka.connection import KafkaConnection
 from gateway.surfaces.kafka.groups import KafkaGroups

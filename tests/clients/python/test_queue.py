@@ -260,3 +260,39 @@ async def test_several_may_take_from_one_queue() -> None:
         queue.stop()
         assert await last is None
         assert (await peer.link.take("pause"))["sub"] == "s1"
+
+
+async def test_what_nobody_has_had_is_given_back_and_what_is_held_stays() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        queue = client.group("g").queue("t")
+        await subscribed(peer)
+        peer.link.messages("s1", 1, range(3), **lease(peer))
+        held = await queue.get()
+        assert held is not None
+        queue.give_back()
+        assert await queue.get() is None
+        nack = await peer.link.take("nack")
+        assert (nack["receipts"], nack["delay_ms"]) == (["r1", "r2"], 0)
+        peer.link.messages("s1", 2, [3], **lease(peer))  # it was on its way
+        assert (await peer.link.take("nack"))["receipts"] == ["r3"]
+        assert queue.held_count == 1
+        settled = held.ack()
+        answered(peer.link, await peer.link.take("ack"))
+        await settled
+        assert queue.held_count == 0
+
+
+async def test_more_messages_are_let_in_now_and_after_a_lost_session() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        queue = client.group("g").queue("t", prefetch=3)
+        await subscribed(peer)
+        queue.widen(2)
+        assert (await peer.link.take("permit"))["messages"] == 2
+        peer.link.end()
+        await peer.again()
+        queue.widen(1)  # while `subscribe` is on its way
+        assert not peer.link.has("permit")
+        assert (await subscribed(peer))["credit"] == 5
+        assert (await peer.link.take("permit"))["messages"] == 1
