@@ -16,6 +16,7 @@ INVALID = 422  # well-formed, and breaks a rule
 CONFIG_CONSTRAINT = 40001  # `fetch.min.bytes` of a consumer instance
 CURSOR_ILLEGAL = 40050
 MESSAGE_NOT_FOUND = 40451
+RECURRING_NOT_FOUND = 40452
 EPOCH_CHANGED = 40953
 SCHEMA_FORMAT = 42202  # Avro, Protobuf, JSON Schema
 DELAY_ILLEGAL = 42250

@@ -33,20 +33,28 @@ def check_format(root: Path, files: Files) -> None:
         content = file.pread(_BYTES_MAX, 0)
     finally:
         file.close()
-    if not content.strip(b"\0"):
+    version = version_of(content, str(path))
+    if version is None:
         _stamp(path, files)
         return
-    version = content.removeprefix(_PREFIX).strip()
-    if not content.startswith(_PREFIX) or not version.isdigit():
-        raise Corrupt(str(path), 0, f"{content[:40]!r} is not a format stamp")
-    if int(version) > VERSION:
-        raise FormatTooNew(f"{path} says format {int(version)}; this program knows {VERSION}: use a newer mq")
-    if int(version) < VERSION:
+    if version > VERSION:
+        raise FormatTooNew(f"{path} says format {version}; this program knows {VERSION}: use a newer mq")
+    if version < VERSION:
         # Not written over: a power cut may spoil a sector that is being written. Without a file it is stamped as new.
         files.remove(path)
         files.sync_dir(root)
         _stamp(path, files)
-        log.info("upgraded data_dir=%s from_format=%d to_format=%d", root, int(version), VERSION)
+        log.info("upgraded data_dir=%s from_format=%d to_format=%d", root, version, VERSION)
+
+
+def version_of(content: bytes, path: str) -> int | None:
+    """The version that a stamp says; None for an empty one. Raises Corrupt when it is no stamp."""
+    if not content.strip(b"\0"):
+        return None
+    version = content.removeprefix(_PREFIX).strip()
+    if not content.startswith(_PREFIX) or not version.isdigit():
+        raise Corrupt(path, 0, f"{content[:40]!r} is not a format stamp")
+    return int(version)
 
 
 def _stamp(path: Path, files: Files) -> None:

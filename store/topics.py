@@ -104,8 +104,11 @@ class Topic:
 META = Topic(1, "__meta", 1)
 TIMER = Topic(2, "__timer", 1)
 OFFSETS = Topic(3, "__offsets", 1)
+RECURRING = Topic(4, "__recurring", 1)
 META_QUEUE = QueueKey(META.topic_id, 0)
 TIMER_QUEUE = QueueKey(TIMER.topic_id, 0)
+OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
+RECURRING_QUEUE = QueueKey(RECURRING.topic_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,7 @@ class TopicTable:
         self._by_id: dict[int, Topic] = {}
         self._queues: dict[QueueKey, QueueState] = {}  # those of which something is to be said
         self._next_id = FIRST_USER_TOPIC_ID
-        for topic in (META, TIMER, OFFSETS):
+        for topic in (META, TIMER, OFFSETS, RECURRING):
             self._put(topic)
 
     def decide_create(

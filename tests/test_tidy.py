@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import tomllib
@@ -27,7 +28,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.brokers.base": "gateway/fake_broker.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
-    "gateway.cli.complete": "gateway/cli/test_cli.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
     "gateway.cli.dump": "gateway/cli/test_cli.py",
     "gateway.cli.send": "gateway/cli/test_cli.py",
@@ -42,6 +42,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
+    "gateway.surfaces.openapi.schemas.recurring": "gateway/surfaces/native/test_recurring.py",
     "gateway.surfaces.rest_v2.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.surfaces.rest_v3.groups": "gateway/surfaces/rest_v3/test_resources.py",
     "gateway.surfaces.ws.commits": "gateway/surfaces/ws/test_stream.py",
@@ -54,6 +55,7 @@ TESTED_THROUGH_OTHERS = {
     "mq.leases": "clients/python/test_queue.py",
     "mq.message": "clients/python/test_behaviours.py",
     "mq.placed": "clients/python/test_read.py",
+    "mq.testing.recurring": "clients/python/test_behaviours.py",
     "mq.record": "clients/python/test_send.py",
     "mq.subscription": "clients/python/test_read.py",
     "mq.testing.fake": "clients/python/test_testing.py",
@@ -256,6 +258,18 @@ def test_packages_that_are_called_typed_say_so_to_type_checkers() -> None:
         packages += [distribution / name for name in names]
     assert len(packages) == len(ROOTS)
     assert [package for package in packages if not (package / "py.typed").exists()] == []
+
+
+def test_whatever_names_the_version_names_the_same() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    python = tomllib.loads((REPOSITORY / "clients" / "python" / "pyproject.toml").read_text())["project"]["version"]
+    package, lock = (
+        json.loads((REPOSITORY / "clients" / "js" / name).read_text()) for name in ("package.json", "package-lock.json")
+    )
+    assert {python, package["version"], lock["version"], lock["packages"][""]["version"]} == {version}
+    headings = re.findall(r"^## (\S+)", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert next(name for name in headings if name != "Unreleased") == version
+    assert f"\n### {version}\n" in (REPOSITORY / "docs" / "upgrade.md").read_text()
 
 
 def test_every_test_directory_is_a_package() -> None:

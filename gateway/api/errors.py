@@ -22,6 +22,7 @@ from gateway.errors import (
     READ_ONLY,
     RECORD_PART_ILLEGAL,
     RECORD_TOO_LARGE,
+    RECURRING_NOT_FOUND,
     SCHEDULE_KEY_TAKEN,
     SEQUENCE_GONE,
     STALE_GENERATION,
@@ -41,6 +42,7 @@ from gateway.groups.machines.errors import (
     UnknownGroup,
     UnknownMember,
 )
+from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.routing.base import UnknownPartition
 from store.errors import (
     AlreadyStored,
@@ -107,6 +109,8 @@ ANSWERS: dict[type[Exception], _Answer] = {
     OffsetMoved: _Answer(OFFSET_MOVED),
     AlreadyStored: _Answer(ALREADY_STORED),
     ScheduleKeyTaken: _Answer(SCHEDULE_KEY_TAKEN),
+    UnknownRecurring: _Answer(RECURRING_NOT_FOUND, message="There is no such recurring schedule."),
+    TooManyRecurring: _Answer(TOO_MANY),
     UnknownGroup: _Answer(GROUP_NOT_FOUND),
     UnknownMember: _Answer(MEMBER_NOT_FOUND),
     StaleGeneration: _Answer(STALE_GENERATION),

@@ -187,7 +187,7 @@ class Trail:
 def _ring_of(act: Act) -> RingSpec:
     if act.outcome == "refused":
         return REFUSED
-    return SCHEDULES if act.action.startswith("schedule.") else ACTIONS
+    return SCHEDULES if act.action.startswith(("schedule.", "recurring.")) else ACTIONS
 
 
 def _counted(action: str, count: int) -> Act:

@@ -1,7 +1,8 @@
 """The trail on disk: who changed what, a line of JSON each, in rings of files that only the server's user may read.
 
     DATA/audit/actions-00000007.jsonl      what was done, or has failed
-    DATA/audit/schedules-00000001.jsonl    schedules cancelled, moved and fired: senders do that by the thousand
+    DATA/audit/schedules-00000001.jsonl    schedules cancelled, moved and fired, recurring ones changed: senders do
+                                            that by the thousand
     DATA/audit/refused-00000003.jsonl      what was refused: anybody can cause that
     DATA/audit/tokens-00000001.jsonl       tokens made and revoked by `mq token`, a process beside the server
 

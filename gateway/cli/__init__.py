@@ -24,6 +24,7 @@ from gateway.cli import (
     group,
     index,
     offline,
+    recurring,
     schedule,
     send,
     serve,
@@ -52,6 +53,7 @@ app.command("serve")(serve.serve)
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(recurring.app, name="recurring")
 app.command("send")(send.send)
 app.command("tail")(tail.tail)
 app.command("status")(status.status)
@@ -60,6 +62,8 @@ app.add_typer(context.app, name="context")
 app.command("dump")(dump.dump)
 app.command("verify")(offline.verify)
 app.command("repair")(offline.repair)
+app.command("backup")(offline.backup)
+app.command("restore")(offline.restore)
 app.add_typer(index.app, name="index")
 app.add_typer(token.app, name="token")
 app.command("audit")(audit.audit)

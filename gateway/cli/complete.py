@@ -1,4 +1,4 @@
-"""Names of topics, groups and contexts for the shell's completion (`mq --install-completion`).
+"""Names of topics, groups, recurring schedules and contexts for the shell's completion (`mq --install-completion`).
 
 Silent and quick: without a server, or without the right to list, there is nothing to propose.
 """
@@ -25,6 +25,11 @@ def topic_names(ctx: typer.Context, incomplete: str) -> list[str]:
 def group_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Groups that begin so."""
     return _names(ctx, "/mq/v1/groups", "groups", "group", incomplete)
+
+
+def recurring_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Recurring schedules that begin so."""
+    return _names(ctx, "/mq/v1/recurring?limit=1000", "recurring", "name", incomplete)
 
 
 def context_names(incomplete: str) -> list[str]:

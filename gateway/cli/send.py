@@ -115,7 +115,7 @@ def send(
         raise CliError("--msg-id names one record: give a VALUE", USAGE)
     common: dict[str, object] = {}
     if headers:
-        common["headers"] = [_header(text) for text in headers]
+        common["headers"] = [parse_header(text) for text in headers]
     if partition is not None:
         common["partition"] = partition
     if msg_id is not None:
@@ -186,7 +186,8 @@ def _lines(stream: IO[bytes]) -> Iterator[tuple[bytes, str]]:
             yield content, f"line {number}"
 
 
-def _header(text: str) -> dict[str, str]:
+def parse_header(text: str) -> dict[str, str]:
+    """A header from NAME=VALUE. Raises CliError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise CliError(f"--header {text}: use NAME=VALUE", USAGE)

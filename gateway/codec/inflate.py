@@ -66,6 +66,7 @@ class Inflater:
         for piece in self._decoder.decode(data):
             self._out_bytes += len(piece)
             if self._out_bytes > allowed:
+                piece = b""  # the error has this frame in its traceback, and may wait for the collector
                 raise InflatedTooLarge(
                     f"the body inflates to more than {self._bytes_max} bytes"
                     if self._out_bytes > self._bytes_max

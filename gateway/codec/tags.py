@@ -22,6 +22,12 @@ SCHEDULE_KEY_HEADER = "mq-schedule-key"
 MESSAGE_GROUP_HEADER = "mq-group"
 """Names the message group a record belongs to: a consumer group with `fifo` hands those out one after the other."""
 
+RECURRING_HEADER = "mq-recurring"
+"""Names the recurring schedule that sent the record; `mq-deliver-at` says for which due time."""
+
+MISSED_HEADER = "mq-recurring-missed"
+"""How many due times before it got no record."""
+
 RESERVED_PREFIX = "mq-"
 """Header names that begin so are the server's own."""
 

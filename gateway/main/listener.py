@@ -14,9 +14,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
+from gateway.surfaces.http.accepting import Site
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.application import origins_of
-from gateway.surfaces.http.connection import Connection, ConnectionLimiter, Site
+from gateway.surfaces.http.connection import Connection, ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.rest_v2.fast_path import FastPath
@@ -65,14 +66,27 @@ async def answering_not_ready(
     runner = web.AppRunner(
         build_starting_application(progress),
         handle_signals=False,
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=0,  # nobody is to stay with an application that goes away
         shutdown_timeout=config.shutdown_timeout_ms / 1000,
     )
     await runner.setup()
+    server = runner.server
+    assert server is not None
+    limiter = ConnectionLimiter(config.limits, GatewayStats())  # recovery opens files: no stranger takes their handles
+    request_ids = RequestIds()
+
+    def connect() -> Connection:
+        return Connection(
+            server,
+            limiter,
+            request_ids,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=0,  # nobody is to stay with an application that goes away
+            write_timeout_s=config.ws_write_timeout_ms / 1000,
+        )
+
     try:
-        await web.SockSite(runner, listener.dup(), ssl_context=_context(tls)).start()
+        await Site(runner, listener.dup(), connect, limiter, ssl_context=_context(tls), backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()
@@ -112,7 +126,7 @@ async def listening(
         )
 
     try:
-        await Site(runner, listener, connect, ssl_context=_context(tls), backlog=BACKLOG).start()
+        await Site(runner, listener, connect, limiter, ssl_context=_context(tls), backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from gateway.api.producer import Producer
 from gateway.api.trail import TrailStats
 from gateway.codec.texts import TextCache
+from gateway.recurring.service import RecurringSchedules
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
 from store import Store
@@ -177,6 +178,23 @@ def store_metrics(store: Store) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_store_producers", "Numbered producers that are remembered.", value=producers)
     failed = 0 if store.failure is None else 1
     yield GaugeMetricFamily("mq_store_failed", "1 when records are refused until a restart.", value=failed)
+
+
+class RecurringCollector:
+    """What the recurring schedules count, for a registry."""
+
+    def __init__(self, recurring: RecurringSchedules) -> None:
+        self._recurring = recurring
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading."""
+        table = self._recurring.table
+        yield GaugeMetricFamily("mq_recurring_schedules", "Recurring schedules.", value=len(table))
+        waiting = len(table.owing) + len(self._recurring.troubles)
+        yield GaugeMetricFamily(
+            "mq_recurring_waiting", "Recurring schedules that are due and cannot be delivered now.", value=waiting
+        )
+        yield from integers_of(self._recurring.stats, "mq_recurring")
 
 
 def timer_metrics(timer: TimerService) -> Iterator[Metric]:

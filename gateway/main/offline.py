@@ -1,7 +1,8 @@
 """The gateway's own small files in a data directory, read while no server runs: for `mq verify` and `mq dump`.
 
     cluster.N       the name of the directory (gateway/main/identity.py)
-    groups.N        the state of the consumer groups (gateway/groups/coordinator/event_log.py)
+    groups.N        the state of the consumer groups (gateway/brokers/event_log.py)
+    recurring.N     the recurring schedules, likewise
     audit/*.jsonl   the trail of admin actions (gateway/api/trail_files.py)
     receipt-key.N   the key that signs receipts: a secret, never printed (gateway/groups/coordinator/receipt_key.py)
 
@@ -14,20 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from gateway.api import trail_files
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
-from gateway.groups.coordinator.event_log import SNAPSHOT_NAME as GROUPS
+from gateway.brokers.event_log import EventKind
+from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.coordinator.receipt_key import KEY_BYTES
 from gateway.groups.coordinator.receipt_key import NAME as RECEIPT_KEY
-from gateway.groups.machines.events import decode_events
 from gateway.main.identity import CLUSTER
+from gateway.recurring.definitions import RECURRING_EVENTS
 from store.offline.verify import Finding, Severity, VerifyReport, check_snapshots
 from store.snapshot import decode_snapshot
 
 Add = Callable[[Finding], None]
+
+EVENT_KINDS: tuple[EventKind[Any], ...] = (GROUP_EVENTS, RECURRING_EVENTS)
+"""Whose snapshots there are."""
+
+_DUMPED = (CLUSTER, RECEIPT_KEY, *(kind.snapshot_name for kind in EVENT_KINDS))
 
 
 def verify(root: Path, report: VerifyReport) -> None:
@@ -38,24 +45,25 @@ def verify(root: Path, report: VerifyReport) -> None:
     if key is not None and len(key.content) != KEY_BYTES:
         reason = "not a key: the next start makes another one, and records on lease are delivered again"
         report.add(Finding(Severity.LEFTOVER, str(root / f"{RECEIPT_KEY}.0"), 0, reason))
-    _verify_groups(root, report)
+    for kind in EVENT_KINDS:
+        _verify_events(root, report, kind)
 
 
-def _verify_groups(root: Path, report: VerifyReport) -> None:
-    path = str(root / f"{GROUPS}.0")
-    snapshot = check_snapshots(root, GROUPS, report.add)
-    events = report.offsets.get(OFFSETS_QUEUE)
+def _verify_events(root: Path, report: VerifyReport, kind: EventKind[Any]) -> None:
+    path = str(root / f"{kind.snapshot_name}.0")
+    snapshot = check_snapshots(root, kind.snapshot_name, report.add)
+    events = report.offsets.get(kind.queue)
     low, high = (0, 0) if events is None else events
     next_offset = 0 if snapshot is None else snapshot.next_offset
     if next_offset < low:
-        reason = f"no snapshot of the consumer groups reaches the first event in the log, {low}: restore a backup of it"
+        reason = f"no snapshot of the {kind.whose} reaches the first event in the log, {low}: restore a backup of it"
         report.add(Finding(Severity.DAMAGE, path, 0, reason))
     if next_offset > high and (events is not None or report.log_begin == 0):  # else all of them may have expired
-        reason = f"a snapshot of the consumer groups is of offset {next_offset}, their events in the log end at {high}"
+        reason = f"a snapshot of the {kind.whose} is of offset {next_offset}, their events in the log end at {high}"
         report.add(Finding(Severity.DAMAGE, path, 0, reason))
     if snapshot is not None:
         try:
-            decode_events(snapshot.content.splitlines())
+            kind.decode(snapshot.content.splitlines())
         except ValueError as error:
             report.add(Finding(Severity.DAMAGE, path, 0, str(error)))
 
@@ -66,8 +74,8 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
     if path.suffix == ".jsonl":
         return trail_files.dump(path)
     name, _, number = path.name.rpartition(".")
-    if number not in ("0", "1") or name not in (CLUSTER, GROUPS, RECEIPT_KEY):
-        raise ValueError(f"{path} is not a cluster, groups or receipt-key file")
+    if number not in ("0", "1") or name not in _DUMPED:
+        raise ValueError(f"{path} is not a cluster, groups, recurring or receipt-key file")
     if name == RECEIPT_KEY:
         raise PermissionError(f"{path} is a secret: whoever has it can forge receipts, so it is not printed")
     return _dump(path, name)

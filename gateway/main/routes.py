@@ -12,7 +12,19 @@ from aiohttp import hdrs
 from gateway.api.shapes import queries
 from gateway.auth.access import Permission
 from gateway.surfaces.http.routes import Body, Handler, Query, Row
-from gateway.surfaces.native import audit, examples, groups, lookup, ndjson, ops, raw, schedules, tickets, topics
+from gateway.surfaces.native import (
+    audit,
+    examples,
+    groups,
+    lookup,
+    ndjson,
+    ops,
+    raw,
+    recurring,
+    schedules,
+    tickets,
+    topics,
+)
 from gateway.surfaces.openapi import served
 from gateway.surfaces.openapi.table import routes_page
 from gateway.surfaces.rest_v2 import consumers, fetch, produce
@@ -94,6 +106,8 @@ _GROUP = "/mq/v1/groups/{group}"
 _INSTANCE = "/consumers/{group}/instances/{instance}"
 _SCHEDULES = "/mq/v1/schedules"
 _SCHEDULE = "/mq/v1/schedules/{schedule}"
+_RECURRINGS = "/mq/v1/recurring"
+_RECURRING = "/mq/v1/recurring/{recurring}"
 
 
 def _v3(prefix: str) -> tuple[Row, ...]:
@@ -283,6 +297,27 @@ ROUTES: tuple[Row, ...] = (
         Body.NONE,
         queries.OneScheduleQuery,
         "schedule.fire",
+    ),
+    # native: recurring schedules
+    _get(_RECURRINGS, "list_recurring", recurring.list_recurring, Permission.DESCRIBE, queries.ListRecurringQuery),
+    _get(_RECURRING, "get_recurring", recurring.get_recurring, Permission.RECEIVE),
+    _put(_RECURRING, "put_recurring", recurring.put_recurring, Permission.SEND, action="recurring.put"),
+    _delete(_RECURRING, "delete_recurring", recurring.delete_recurring, Permission.SEND, action="recurring.delete"),
+    _post(
+        f"{_RECURRING}:pause",
+        "pause_recurring",
+        recurring.pause_recurring,
+        Permission.SEND,
+        Body.NONE,
+        action="recurring.pause",
+    ),
+    _post(
+        f"{_RECURRING}:resume",
+        "resume_recurring",
+        recurring.resume_recurring,
+        Permission.SEND,
+        Body.NONE,
+        action="recurring.resume",
     ),
     # native: consumer groups
     _post(f"{_GROUP}/messages:receive", "receive", groups.receive, Permission.RECEIVE),

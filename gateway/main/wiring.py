@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
 import signal
 import time
@@ -25,6 +26,7 @@ from time import monotonic_ns
 
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
+from gateway.api.recurring import SentPlacing
 from gateway.api.trail import Trail
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
@@ -38,6 +40,7 @@ from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import (
     Collector,
+    RecurringCollector,
     process_metrics,
     registry_of,
     store_metrics,
@@ -45,9 +48,11 @@ from gateway.main.metrics import (
     timer_metrics,
     trail_metrics,
 )
+from gateway.main.notify import Notifier
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
+from gateway.recurring.service import RecurringSchedules
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
@@ -57,6 +62,7 @@ from gateway.surfaces.http.admission import rates_of
 from gateway.surfaces.http.application import uses_c_parser
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress
+from gateway.surfaces.native.recurring import RECURRING
 from gateway.surfaces.native.schedules import SCHEDULES
 from gateway.surfaces.rest_v2.consumers import install_instances
 from gateway.surfaces.rest_v2.instances.service import Instances
@@ -126,7 +132,9 @@ async def run(
     tls = ServerTls(config.tls) if config.tls.is_on else None
     auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
     _warn_of_exposure(config)
+    manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
+        parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
@@ -139,11 +147,15 @@ async def run(
             parts.push_async_callback(trail.close)
             gateway, groups = build_gateway(config, store, timer, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
+            recurring = build_recurring(gateway, store, admin)
+            await parts.enter_async_context(_opened_recurring(recurring, store))
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
             auth_reloader.judge_by(groups.dead_letters.origins)
         application = build_application(gateway)
         application[SCHEDULES] = timer
+        application[RECURRING] = recurring
+        gateway.metrics.register(RecurringCollector(recurring))
         instances = _restored_instances(gateway)
         install_instances(application, gateway, instances)
         loop_watch = LoopWatch()
@@ -154,6 +166,7 @@ async def run(
                 tasks.create_task(admin.run_timer(), name="timer"),
                 tasks.create_task(store.watch(), name="store"),
                 tasks.create_task(groups.run(), name="groups"),
+                tasks.create_task(recurring.run(), name="recurring schedules"),
                 tasks.create_task(instances.run(), name="consumer instances"),
                 tasks.create_task(trail.run(), name="trail"),
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
@@ -162,12 +175,14 @@ async def run(
             async with listening(application, gateway, listener, tls):
                 url = url_of(config.host, listener, tls)
                 announce(url)
+                manager.ready(url)
                 log.info(
                     "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
                     url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,
                 )  # fmt: skip
                 await stopping.wait()
                 gateway.leaving.set()
+                manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
@@ -249,6 +264,20 @@ def build_gateway(
     return gateway, groups
 
 
+def build_recurring(gateway: Gateway, store: Store, admin: LocalAdmin) -> RecurringSchedules:
+    """The recurring schedules of one gateway over an open store, not started."""
+    return RecurringSchedules(
+        gateway.config.data,
+        store.files,
+        admin.broker,
+        store,
+        RoutedPartitions(admin.routes, own=BROKER_NAME),
+        gateway.clock,
+        placing=SentPlacing(gateway.producer, admin.routes),
+        count_max=gateway.limits.recurring_max,
+    )
+
+
 def _restored_instances(gateway: Gateway) -> Instances:
     instances = Instances(
         gateway.groups,
@@ -289,13 +318,29 @@ async def _opened_timer(
             log.error("timer not closed clean error=%s", error)
 
 
-@asynccontextmanager
-async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -> AsyncIterator[None]:
-    def needed_position() -> int:
-        position = groups.needed_position
+def pin(store: Store, needed_position: Callable[[], int | None]) -> None:
+    """Have the log kept from a position on; None: from its end on."""
+
+    def lowest_needed() -> int:
+        position = needed_position()
         return store.end_position if position is None else position
 
-    store.pin(needed_position)  # before they are read: until then all of the log is needed
+    store.pin(lowest_needed)
+
+
+@asynccontextmanager
+async def _opened_recurring(recurring: RecurringSchedules, store: Store) -> AsyncIterator[None]:
+    pin(store, lambda: recurring.needed_position)  # before they are read: until then all of the log is needed
+    await recurring.start()
+    try:
+        yield
+    finally:
+        await recurring.close()
+
+
+@asynccontextmanager
+async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -> AsyncIterator[None]:
+    pin(store, lambda: groups.needed_position)  # likewise
     await groups.start()
     admin.on_change = groups.topics_changed
     try:

@@ -17,6 +17,7 @@ from store.limits import (
     RECORD_BYTES_MAX,
     TAG_BYTES_MAX,
     TOPIC_NAME_BYTES_MAX,
+    KiB,
     MiB,
 )
 
@@ -29,6 +30,9 @@ IDEMPOTENCY_KEY_BYTES_MAX = 256
 PRODUCER_NAME_BYTES_MAX = 128
 MESSAGE_GROUP_BYTES_MAX = 128
 SCHEDULE_KEY_BYTES_MAX = 256
+
+RECURRING_RECORD_BYTES_MAX = 8 * KiB
+"""What `recurring_record_bytes_max` can be set to: the record fits a small body however it is written."""
 
 DELAY_MS_LIMIT = 100 * 366 * DAY_MS
 """What `delay_ms_max` can be set to. Longer delays are a mistake in units."""
@@ -111,6 +115,12 @@ class Limits:
     delay_ms_max: int = 365 * DAY_MS
     """Longest delay of a record, from the server's clock."""
 
+    recurring_max: int = 10_000
+    """Recurring schedules of one server: they are kept in memory."""
+
+    recurring_record_bytes_max: int = RECURRING_RECORD_BYTES_MAX
+    """Key, value, headers and tag of the record of one."""
+
     timeout_ms_max: int = 60_000
     """Longest long poll."""
 
@@ -189,10 +199,12 @@ class Limits:
             raise ValueError(f"answering_bytes_max must be at least {ANSWERING_BYTES_MIN}")
         for name in (
             "connections_max", "groups_max", "group_in_flight_max", "in_flight_total_max", "group_bytes_max",
-            "groups_bytes_max", "topics_max", "partitions_total_max",
+            "groups_bytes_max", "topics_max", "partitions_total_max", "recurring_max", "recurring_record_bytes_max",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.recurring_record_bytes_max > RECURRING_RECORD_BYTES_MAX:
+            raise ValueError(f"recurring_record_bytes_max must be at most {RECURRING_RECORD_BYTES_MAX}")
         if self.fetch_bytes_max < self.fetch_batch_bytes_default:
             raise ValueError("fetch_bytes_max must be at least fetch_batch_bytes_default")
         if not 0 <= self.timeout_ms_max <= 600_000:

@@ -53,7 +53,7 @@ def tell(row: Row) -> None:
         late = "" if figures.late_ms is None else f", late {figures.late_ms:,.0f} ms"
         numbers = (
             f"memory {figures.start_bytes / MiB:,.0f} to {figures.worst_bytes / MiB:,.0f} MiB{back}; health "
-            f"{figures.health_ms:,.0f} ms, gap {figures.gap_ms:,.0f} ms{late}; turn {turn(figures.turn_ms) or '-'}; "
+            f"{figures.health_ms:,.0f} ms, gap {figures.gap_ms:,.0f} ms{late}; turn {turn(figures.turn_ms)}; "
             f"{figures.handles} handles"
         )
     print(

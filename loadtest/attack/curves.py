@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-LOOP_TURNS = "mq_event_loop_"
-"""The beginning of the name of the server's histogram of turns of its event loop, in seconds."""
+LOOP_TURNS = "mq_loop_held_seconds_bucket"
+"""The server's histogram of long turns of its event loop, in seconds (`gateway/main/loop_watch.py`)."""
+
+WORK = 'cause="work"'
+"""Turns that used the CPU for so long; the others were late because the machine was busy with something else."""
 
 
 class Point(NamedTuple):
@@ -50,24 +53,22 @@ def _badness(point: Point) -> float:
 
 
 def loop_turns(metrics: str) -> dict[float, float] | None:
-    """From `/metrics`: turns of the event loop by the upper bound of their bucket, cumulative. None: it has none."""
+    """From `/metrics`: long turns that were work, by the upper bound of their bucket, cumulative. None: it has none."""
     found: dict[float, float] = {}
     for line in metrics.splitlines():
         name, _, value = line.rpartition(" ")
         metric, _, labels = name.partition("{")
-        if metric.startswith(LOOP_TURNS) and metric.endswith("_bucket"):
-            bound = labels.partition('le="')[2].partition('"')[0]
-            found[float(bound)] = found.get(float(bound), 0.0) + float(value)
+        if metric == LOOP_TURNS and WORK in labels:
+            found[float(labels.partition('le="')[2].partition('"')[0])] = float(value)
     return found or None
 
 
-def longest_turn_ms(before: Mapping[float, float], after: Mapping[float, float]) -> float | None:
-    """The upper bound of the longest turn between two readings; None when no turn was counted.
+def longest_turn_ms(before: Mapping[float, float], after: Mapping[float, float]) -> float:
+    """The upper bound of the longest turn between two readings; 0 when no turn was long enough to be counted.
 
     One longer than every bound is infinite.
     """
-    longest = None
-    counted = 0.0
+    longest = counted = 0.0
     for bound in sorted(after):
         new = after[bound] - before.get(bound, 0.0)
         if new > counted:

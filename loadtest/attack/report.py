@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from gateway.main.loop_watch import BOUNDS_S, HELD_S
 from loadtest.attack.attack import FULL, Bounds, MiB, Row
 from loadtest.attack.curves import Curves, Point, thinned
 from loadtest.charts import Panel, Span, panels
@@ -56,7 +57,7 @@ def chart(rows: Sequence[Row], curves: Curves, bounds: Bounds = FULL) -> str:
     drawn = [
         panel("memory, MiB", curves.rss_mib, bounds.rss_bytes / MiB),
         panel("/healthz, ms", curves.health_ms, bounds.health_ms, log=True),
-        panel("turn of the loop, ms", curves.turn_ms, log=True),
+        panel("longest turn, ms at most", [_drawn(point) for point in curves.turn_ms], bounds.turn_ms),
         panel("file handles", curves.handles),
     ]
     return panels([one for one in drawn if one.x], spans, x_label="minutes")
@@ -95,10 +96,14 @@ def _cells(row: Row) -> Iterator[str]:
         yield f"{figures.back_bytes / MiB:,.0f} MiB after {figures.back_s:,.0f} s{promised}"
 
 
-def turn(longest_ms: float | None) -> str:
-    """The longest turn of the loop as a cell: empty where the server does not tell."""
-    if longest_ms is None:
-        return ""
+def _drawn(turn_ms: Point) -> Point:
+    return turn_ms._replace(value=None if turn_ms.value is None else min(turn_ms.value, BOUNDS_S[-1] * 1000))
+
+
+def turn(longest_ms: float) -> str:
+    """The longest turn of the loop as a cell."""
+    if not longest_ms:
+        return f"< {HELD_S * 1000:,.0f} ms"
     return "beyond all bounds" if longest_ms == float("inf") else f"≤ {longest_ms:,.0f} ms"
 
 

@@ -48,6 +48,8 @@ QUIET_MIN_S = 5.0
 POLL_S = 0.02
 END_TIMEOUT_S = 5.0
 PREPARED = "prepared"
+TURN_TOLD = b"event loop held"
+TURNS_SHOWN_MAX = 5
 GO = "go"
 SESSION_ADDRESS = "127.0.1.200"
 """Of the attacker's HTTP; its raw connections have others."""
@@ -130,6 +132,7 @@ class Run:
         outcome = Outcome({}, [])
         figures: Figures | None = None
         problem: str | None = None
+        log_bytes = target.log.stat().st_size
         try:
             with _attacking(self._context, target, attack, numbers) as child:
                 await child.until_prepared(watch, attack.timeout_s)
@@ -150,10 +153,12 @@ class Run:
                 turn_ms=_longest(turns, await watch.turns()), back_bytes=back_bytes, back_s=back_s,
             )  # fmt: skip
             if figures is None:
-                problem = problem or "a health check had no good answer"
+                problem = problem or "a health check, or /metrics, had no good answer"
         except NotMeasured as reason:
             problem = str(reason)
         found = problems_of(figures, self._bounds, keeps=attack.keeps) if figures is not None else []
+        if figures is not None and figures.turn_ms > self._bounds.turn_ms:
+            found += [f"the server's log: {line}" for line in _turns_told(target.log, log_bytes)]
         return Row(
             name=attack.name, tried=attack.text(numbers), victim=attack.victim.name, began_s=began_s,
             ended_s=ended_s, figures=figures, seen=outcome.seen, keeps=attack.keeps,
@@ -170,7 +175,7 @@ class Run:
         health_ms = worst(self.curves.health_ms, since_s, now_s)
         handles = worst(self.curves.handles, since_s, now_s)
         gaps_ms = [*(one.value or 0 for one in steady.gap_ms if one.at_s >= since_s), gap_ms.value or 0]
-        if rss_mib is None or health_ms is None or handles is None:
+        if rss_mib is None or health_ms is None or handles is None or turn_ms is None:
             return None
         return Figures(
             start_bytes=start_bytes,
@@ -286,6 +291,14 @@ async def _carry_out(target: Target, attack: Attack, numbers: Numbers, pipe: Con
         except (SetupFailed, aiohttp.ClientError, TimeoutError, OSError) as error:
             attacker.wrong(f"the attack ended with {type(error).__name__}: {error}")
         pipe.send(Outcome(dict(attacker.seen), attacker.problems))
+
+
+def _turns_told(log: Path, since_bytes: int) -> list[str]:
+    """What the server has written of its longest turns since, in its own words."""
+    with log.open("rb") as file:
+        file.seek(since_bytes)
+        lines = [line.decode(errors="replace").strip() for line in file if TURN_TOLD in line]
+    return [line[line.index(TURN_TOLD.decode()) :] for line in lines[:TURNS_SHOWN_MAX]]
 
 
 async def _is_closed_to_others(target: Target) -> str | None:

@@ -28,7 +28,7 @@ OVERHEAD_S = 5.0
 FLEET_START_S = 120.0
 PARTS = ("works", "topics", "delayed", "restart")
 QUICK_PARTS = PARTS[:-1]
-"""A quick run has no log large enough for a restart to say anything, and starting every peer again takes two minutes."""
+"""A quick run has no log large enough for a restart to say anything, and starting all peers again takes two minutes."""
 LONG_EXPECTED_S = 100.0
 
 RESTART_BYTES = 5 * 2**30

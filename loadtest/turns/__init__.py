@@ -5,6 +5,6 @@ largest and oddest requests that every route and socket command takes (`cases.py
 `measure` is what other programs call.
 """
 
-from loadtest.turns.run import HELD_MS_MAX, Turn, measure
+from loadtest.turns.run import Turn, measure
 
-__all__ = ["HELD_MS_MAX", "Turn", "measure"]
+__all__ = ["Turn", "measure"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from loadtest.turns.cases import Size
-from loadtest.turns.run import HELD_MS_MAX, Turn, measure
+from loadtest.turns.cases import HELD_MS_MAX, LOOKED_MS_MAX, Size
+from loadtest.turns.run import Turn, measure
 
 
 def main() -> None:
@@ -20,13 +20,13 @@ def main() -> None:
         wanted=lambda case: options.only in f"{case.route} {case.name}",
         tell=_tell,
     )
-    print(f"\nThe longest turn of each route; none may take {HELD_MS_MAX:g} ms\n")
+    print(f"\nThe longest turn of each route; none may take {HELD_MS_MAX:g} ms, of many partitions {LOOKED_MS_MAX:g}\n")
     seen: set[str] = set()
     for turn in turns:
         if turn.route not in seen:
             seen.add(turn.route)
             print(f"{turn.ms:8.1f} ms  {turn.route:24} {turn.case:32} {turn.by}")
-    sys.exit(int(any(turn.ms > HELD_MS_MAX for turn in turns)))
+    sys.exit(int(any(turn.ms > turn.held_ms_max for turn in turns)))
 
 
 def _tell(turn: Turn) -> None:

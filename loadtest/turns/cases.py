@@ -26,8 +26,9 @@ import zstandard
 from yarl import URL
 
 from gateway.main.routes import ROUTES
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
-from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX, Body, Row
+from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.protocol import binary_frame
 from store import record_batch
@@ -40,7 +41,21 @@ RECORDS_MAX = 10_000
 JSON = "application/vnd.kafka.json.v2+json"
 BINARY = "application/vnd.kafka.binary.v2+json"
 V2 = "application/vnd.kafka.v2+json"
+GROUPS = 100
+TOPICS = 10
+"""Of RECORDS_MAX partitions together."""
+
+KEPT_MAX = 5_000
+"""Partitions of them that fit into what is kept of a consumer instance."""
+
 _STREAM_READ_S = 1.0  # how long an endless answer is listened to
+
+
+HELD_MS_MAX = 50.0
+"""What no turn may take of its thread's CPU time, whatever a client sends."""
+
+LOOKED_MS_MAX = 10.0
+"""What a turn may take where many partitions are looked at, or many groups are."""
 
 
 class Size(Enum):
@@ -71,9 +86,9 @@ class Client:
     async def outcome(
         self, method: str, path: str, body: bytes = b"", *, kind: str = JSON, headers: Mapping[str, str] | None = None
     ) -> str:
-        """As `send`: the status in words, and the size of the answer."""
+        """As `send`: the status, and the size of the answer or the code of its error."""
         status, answer = await self._exchange(method, path, body, {"Content-Type": kind, **(headers or {})})
-        return f"{status} {len(answer)} B"
+        return f"{status} {len(answer)} B" if status < 400 else f"{status} {_code(answer)}"
 
     async def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         url = URL(f"{self._url}{path}".replace("CLUSTER", self.cluster), encoded=True)
@@ -115,6 +130,13 @@ class Client:
         await self._session.close()
 
 
+def _code(answer: bytes) -> object:
+    try:
+        return orjson.loads(answer)["error_code"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "?"
+
+
 class RequestFailed(Exception):
     """A request that the preparation of a case needs was refused."""
 
@@ -131,6 +153,7 @@ class Case:
     route: str
     name: str
     run: Run
+    held_ms_max: float = HELD_MS_MAX
 
 
 BOMBS: dict[str, Callable[[int], bytes]] = {
@@ -180,10 +203,10 @@ _KINDS = {"produce_lines": LINES_TYPE, "v3_produce": "application/json", "v3_pro
 
 def cases(size: Size) -> Iterator[Case]:
     """All of them. Every route of the table and every op of a socket has one."""
-    seen: set[str] = set()
-    for row in ROUTES:
-        if row.name not in seen:
-            seen.add(row.name)
+    rows = {row.name: row for row in reversed(ROUTES)}  # of several paths the first
+    deleting = [row for row in rows.values() if row.method == "DELETE"]
+    for row in reversed(rows.values()):
+        if row not in deleting:
             yield from _bombs_of(row, size.value) if row.reads_body else [_plain(row)]
     yield from _sends(size.value)
     yield from _framings()
@@ -191,13 +214,25 @@ def cases(size: Size) -> Iterator[Case]:
     yield from _queues()
     yield from _instances()
     yield from _sockets(size.value)
+    for row in deleting:  # last: nothing is there any more for the others
+        yield _plain(row)
 
 
 async def prepare(client: Client, size: Size) -> None:
     """Topics that the cases read and write: `orders` is small, `wide` has the most partitions, `tiny` the most records
     in a batch, `large` the most bytes."""
-    for topic, partitions in (("orders", 1), ("wide", PARTITIONS_MAX), ("tiny", 1), ("large", 1), ("busy", 1)):
+    for topic, partitions in (
+        ("orders", 1),
+        ("wide", PARTITIONS_MAX),
+        ("empty", PARTITIONS_MAX),
+        ("tiny", 1),
+        ("large", 1),
+        ("busy", 1),
+    ):
         await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":%d}' % partitions, kind="application/json")
+    for number in range(TOPICS):
+        await client.send("PUT", f"/mq/v1/topics/m{number}", b'{"partitions":%d}' % (RECORDS_MAX // TOPICS),
+                          kind="application/json")  # fmt: skip
     client.cluster = orjson.loads(await client.send("GET", "/v3/clusters"))["data"][0]["cluster_id"]
     tiny = bytes(_tiny())
     for _ in range(3):
@@ -224,7 +259,7 @@ def path_of(row: Row, client: Client) -> str:
 
 
 def _bombs_of(row: Row, size: int) -> Iterator[Case]:
-    size = SMALL_BODY_BYTES_MAX if row.body is Body.SMALL else size
+    size = min(size, row.body.bytes_max(Limits()) or size)  # 0: it reads a stream
     for wrap in ("%s", *WRAPS.get(row.name, ())):
         for name, bomb in BOMBS.items():
             yield Case(row.name, f"{name} in {wrap[:16]}", partial(_throw, row=row, wrap=wrap, bomb=bomb, size=size))
@@ -260,7 +295,10 @@ def _request(
     named = {key.replace("_", "-"): value for key, value in headers.items()}
 
     async def run(client: Client) -> str:
-        return await client.outcome(method, path, body() if callable(body) else body, kind=kind, headers=named)
+        outcome = await client.outcome(method, path, body() if callable(body) else body, kind=kind, headers=named)
+        if outcome.startswith("404"):
+            raise RequestFailed(f"{method} {path}: {outcome}, so the case shows nothing")
+        return outcome
 
     return Case(route, name, run)
 
@@ -421,8 +459,15 @@ def _queues() -> Iterator[Case]:
         path = f"/mq/v1/groups/{group}/messages:receive"
         return lambda client: client.outcome("POST", path, body, kind="application/json")
 
+    async def many_groups(client: Client) -> str:
+        asked = (receive(["empty"], f"many-{number}")(client) for number in range(1, GROUPS + 1))
+        return ", ".join(set(await asyncio.gather(*asked)))
+
     yield Case("receive", "the most records", receive(["busy"], "first"))
     yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
+    nothing = receive(["empty"], "many-0")
+    yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
+    yield Case("receive", "for 100 groups at once", many_groups, held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"))
     yield Case("receive", "from them again", receive(["wide"], "third"))
     for op, more in (("extend", {"invisible_ms": 60_000}), ("nack", {"delay_ms": 1}), ("reject", {}), ("ack", {})):
@@ -449,22 +494,33 @@ def _instances() -> Iterator[Case]:
     """Consumer instances with the most partitions."""
     at = "/consumers/g/instances/i"
     every = [{"topic": "wide", "partition": number} for number in range(PARTITIONS_MAX)]
-    more = [{"topic": "wide", "partition": number % PARTITIONS_MAX} for number in range(RECORDS_MAX)]
-    yield _request("assign", "10,000 partitions", "POST", f"{at}/assignments", orjson.dumps({"partitions": more}), V2)
-    yield _request("assignments", "1,024 partitions", "GET", f"{at}/assignments")
-    yield _request("instance_records", "of 1,024 partitions", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
+    more = [{"topic": f"m{number % TOPICS}", "partition": number // TOPICS} for number in range(RECORDS_MAX)]
+    kept = more[:KEPT_MAX]
+    yield _request("assign", "too many", "POST", f"{at}/assignments", orjson.dumps({"partitions": more}), V2)
+    yield _request("assign", "the most", "POST", f"{at}/assignments", orjson.dumps({"partitions": kept}), V2)
+    yield _request("assignments", "the most", "GET", f"{at}/assignments")
+    yield _request(
+        "instance_records", "of the most partitions", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON
+    )
     for name, path in (("seek_to_beginning", "positions/beginning"), ("seek_to_end", "positions/end")):
-        yield _request(name, "10,000", "POST", f"{at}/{path}", orjson.dumps({"partitions": more}), V2)
-    offsets = orjson.dumps({"offsets": [{**one, "offset": 0} for one in more]})
-    yield _request("seek", "10,000", "POST", f"{at}/positions", offsets, V2)
+        yield _request(name, "the most", "POST", f"{at}/{path}", orjson.dumps({"partitions": kept * 2}), V2)
+    offsets = orjson.dumps({"offsets": [{**one, "offset": 0} for one in kept * 2]})
+    yield _request("seek", "the most", "POST", f"{at}/positions", offsets, V2)
     yield _request("commit_offsets", "10,000", "POST", f"{at}/offsets", offsets, V2)
     yield _request(
-        "query_committed_offsets", "10,000", "POST", f"{at}/offsets:query", orjson.dumps({"partitions": every}), V2
+        "query_committed_offsets", "10,000", "POST", f"{at}/offsets:query", orjson.dumps({"partitions": more}), V2
     )
+    yield _request("commit_offsets", "all", "POST", f"{at}/offsets", kind=V2)
+    yield _request("assign", "1,024 partitions", "POST", f"{at}/assignments", orjson.dumps({"partitions": every}), V2)
+    yield _request("instance_records", "of 1,024 partitions", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
     yield _request("assign", "the largest batch", "POST", f"{at}/assignments",
                    b'{"partitions":[{"topic":"tiny","partition":0},{"topic":"large","partition":0}]}', V2)  # fmt: skip
     yield _request("instance_records", "of the largest batch", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
     yield _request("assign", "nothing", "POST", f"{at}/assignments", b'{"partitions":[]}', V2)
+    yield _request("subscribe", "to 10,000 partitions", "POST", f"{at}/subscription", b'{"topic_pattern":"m."}', V2)
+    yield _request("instance_records", "of 10,000 partitions", "GET", f"{at}/records?timeout=100", Accept=JSON)
+    yield _request("instance_records", "of them again", "GET", f"{at}/records?timeout=100", Accept=JSON)
+    yield _request("commit_offsets", "of them", "POST", f"{at}/offsets", kind=V2)
     yield _request("subscribe", "1,000 topics", "POST", f"{at}/subscription",
                    orjson.dumps({"topics": [f"t{number}" for number in range(1_000)]}), V2)  # fmt: skip
     yield _request("subscribe", "by pattern", "POST", f"{at}/subscription", b'{"topic_pattern":".*.*.*x"}', V2)

@@ -40,7 +40,7 @@ class RocksDbIndexCheck:
             )
             offsets = self._db.get_column_family("offset")
             self.checkpoint = checkpoint_in(offsets)
-            self._max_offsets = dict(max_offsets_in(offsets))
+            self.max_offsets = dict(max_offsets_in(offsets))
             del offsets
         except Exception as error:  # the binding has one class of errors for all
             self._scratch.cleanup()
@@ -57,7 +57,7 @@ class RocksDbIndexCheck:
         expected = [ROW.pack(entry.position, entry.size, tag_hash, entry.store_time_ms) for tag_hash in hashes]
         topic = topic_bytes(key.topic_id)
         offsets = range(entry.base_offset, entry.next_offset)
-        is_counted = entry.next_offset <= self._max_offsets.get(key, 0)
+        is_counted = entry.next_offset <= self.max_offsets.get(key, 0)
         for first in range(0, len(offsets), _KEYS_PER_GET):
             part = offsets[first : first + _KEYS_PER_GET]
             keys = [index_key(topic, key.queue_id, offset) for offset in part]
@@ -72,7 +72,7 @@ class RocksDbIndexCheck:
             for wrong in ranges:
                 reason = "index rows do not point to the entry that holds these records"
                 yield WrongUnits(key, (wrong.first, wrong.end), str(self._path), 0, reason, False)
-        for key, max_offset in self._max_offsets.items():
+        for key, max_offset in self.max_offsets.items():
             seen = self._seen.get(key)
             if seen is None and self._log_begin:
                 continue  # all its records have expired

@@ -425,6 +425,7 @@ async def test_worker_processes_are_killed_while_the_server_is_and_every_task_is
             counts = done()
             assert counts.keys() == set(range(tasks)), "every task is done at least once"
             twice = sum(count > 1 for count in counts.values())
+            print(f"{tasks} tasks, {kills} kills of a worker, {kills // 2} of the server: {twice} done more than once")
             # Only what a killed worker held, or was acking, comes again: its slots and what it had prefetched.
             assert twice <= kills * 2 * 4 * 24, twice
         finally:

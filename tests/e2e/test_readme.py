@@ -109,7 +109,7 @@ def test_every_block_is_of_a_language_that_is_run_here_and_every_command_known()
 def test_every_page_it_links_is_there_and_what_users_look_for_is_linked() -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README.read_text())
     assert [link for link in links if not (REPOSITORY / link).exists()] == []
-    wanted = {"security", "operations", "configuration", "cli", "http", "websocket", "groups", "spark"}
+    wanted = {"security", "operations", "upgrade", "configuration", "cli", "http", "websocket", "groups", "spark"}
     assert {f"docs/{name}.md" for name in wanted} | {"clients/js/README.md"} <= set(links)
 
 

@@ -47,6 +47,7 @@ NAMES = {
     "group": ["billing", "shipping", "no-such-group"],
     "instance": ["c1", "c2"],
     "partition": [0, 1, 9],
+    "recurring": ["daily-report", "poll", "no-such-schedule"],
 }
 """What paths are made of, most of the time: names that are there, or may be, so that more is met than 404."""
 
@@ -127,6 +128,9 @@ async def prepare(url: str, token: str) -> str:
             path = f"/mq/v1/topics/orders/messages?key=u1&tag=paid&partition={number % 2}"
             async with session.post(path, data=b'{"sku": 9}', headers={"Content-Type": "application/json"}) as answer:
                 assert answer.status == 201
+        daily = {"topic": "orders", "record": {"value": 1}, "cron": "@daily"}
+        async with session.put("/mq/v1/recurring/daily-report", json=daily) as answer:
+            assert answer.status == 201
         receive = {"topics": ["orders"], "start": "earliest", "max_messages": 2}
         async with session.post("/mq/v1/groups/billing/messages:receive", json=receive) as answer:
             assert answer.status == 200

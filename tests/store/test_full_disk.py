@@ -7,12 +7,10 @@ import pytest
 from store.errors import DiskFull
 from store.limits import KiB
 from store.store import Store
-from store.topics import OFFSETS
+from store.topics import OFFSETS_QUEUE
 from store.types import QueueKey
 from tests.simdisk import SimDisk
 from tests.store.kit import append_of, open_store, with_settings
-
-OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
 
 
 async def _filled(disk: SimDisk, floor_bytes: int) -> tuple[Store, QueueKey]:

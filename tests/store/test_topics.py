@@ -14,6 +14,7 @@ from store.topics import (
     FIRST_USER_TOPIC_ID,
     META,
     OFFSETS,
+    RECURRING,
     TIMER,
     Event,
     KeyForm,
@@ -39,7 +40,7 @@ def created(table: TopicTable, name: str, partitions: int = 2) -> Topic:
 
 
 def test_a_new_table_has_the_system_topics_only() -> None:
-    assert TopicTable().all() == [META, TIMER, OFFSETS]
+    assert TopicTable().all() == [META, TIMER, OFFSETS, RECURRING]
     assert all(topic.is_system for topic in TopicTable().all())
 
 

@@ -124,6 +124,85 @@ test("a delayed message is never early; schedules are shown, moved, cancelled an
   await mq.close();
 });
 
+test("a recurring schedule sends by itself, rests, and ends", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("again", 1);
+  const arrived = [];
+  mq.subscribe({ topics: "again", from: "earliest", onMessage: (message) => arrived.push(message) });
+  const put = await mq.http.putRecurring("tick", { topic: "again", record: { key: "k", value: { n: 1 } }, every_ms: 1_000, missed: "all" });
+  assert.equal(put.next_at, put.anchor + 1_000);
+  await until(() => arrived.length >= 2, () => arrived.length);
+  assert.deepEqual(arrived.slice(0, 2).map(({ key, value, deliverAt }) => [key, value, deliverAt]), [
+    ["k", { n: 1 }, put.next_at],
+    ["k", { n: 1 }, put.next_at + 1_000],
+  ]);
+  assert.equal((await mq.http.pauseRecurring("tick")).next_at, null);
+  assert.deepEqual((await mq.http.recurring({ topic: "again" })).recurring.map(({ name }) => name), ["tick"]);
+  assert.deepEqual((await mq.http.recurringSchedule("tick")).record, { key: "k", value: { n: 1 } });
+  assert.equal((await mq.http.resumeRecurring("tick")).paused, false);
+  await mq.http.deleteRecurring("tick");
+  const gone = await mq.http.recurringSchedule("tick").catch((e) => e);
+  assert.ok(gone instanceof Refused && gone.code === 40452, String(gone));
+  await mq.close();
+});
+
+test("the level of safety is asked for, and the one that was reached is named", async () => {
+  for (const acks of [undefined, "flushed", "written"]) {
+    const mq = await connect(server.url, { acks });
+    await mq.http.createTopic("levels", 1);
+    assert.equal((await mq.produce("levels", { value: 1 })).acks, acks ?? "flushed");
+    await mq.close();
+  }
+});
+
+test("frames of six mebibytes go and come", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("large", 1);
+  const size = 3 * 1024 * 1024;
+  const values = [7919, 104_729].map((factor) => new Uint8Array(size).map((_, n) => (n * factor) >> 3));
+  await mq.produce("large", values.map((value) => ({ value }))); // one frame
+  const got = await collect(mq.subscribe({ topics: "large", from: "earliest" }), 2);
+  got.forEach(({ value }, n) => assert.ok(Buffer.from(value).equals(Buffer.from(values[n]))));
+  await mq.close();
+});
+
+test("a topic that was made again is not read on under the old offsets", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("anew", 1);
+  await mq.produce("anew", [1, 2, 3].map((value) => ({ value })));
+  const got = [];
+  const reading = (async () => {
+    for await (const { value } of mq.subscribe({ topics: "anew", from: "earliest" })) {
+      got.push(value);
+      if (got.length === 1) {
+        await mq.http.deleteTopic("anew");
+        await mq.http.createTopic("anew", 1);
+        await mq.produce("anew", [4, 5, 6].map((value) => ({ value })));
+      }
+    }
+  })();
+  const error = await reading.catch((e) => e);
+  assert.ok(error instanceof Refused && [40401, 40953].includes(error.code), String(error));
+  assert.ok(got.every((value) => value <= 3), got.join());
+  await mq.close();
+});
+
+test("a pattern takes in topics and partitions that come later", async () => {
+  const mq = await connect(server.url);
+  await mq.http.createTopic("grown-a", 1);
+  await mq.produce("grown-a", { value: "a" });
+  const got = new Set();
+  mq.subscribe({ pattern: "grown-.*", from: "earliest", onMessage: ({ value }) => got.add(value) });
+  await until(() => got.has("a"), () => [...got].join());
+  await mq.http.createTopic("grown-b", 1);
+  await mq.produce("grown-b", { value: "b" });
+  await until(() => got.has("b"), () => [...got].join());
+  await mq.http.call("PATCH", "/mq/v1/topics/grown-a", { partitions: 3 });
+  await mq.produce("grown-a", { value: "c", partition: 2 });
+  await until(() => got.has("c"), () => [...got].join());
+  await mq.close();
+});
+
 test("queue: attempts, dead letters and back again; helpers of groups", async () => {
   const mq = await connect(server.url);
   await mq.http.createTopic("jobs", 1);
@@ -145,6 +224,7 @@ test("queue: attempts, dead letters and back again; helpers of groups", async ()
   await until(async () => (await mq.http.lag("workers")).total_lag === 0 && attempts.length >= 5, () => JSON.stringify(attempts));
   assert.deepEqual(attempts.filter(([value]) => value === "bad"), [["bad", 1], ["bad", 2]]);
   assert.deepEqual(attempts.filter(([value]) => value === "slow"), [["slow", 1], ["slow", 2]]);
+  assert.ok(JSON.stringify(await mq.http.call("GET", "/mq/v1/groups/workers/dlq")).includes("no such job"));
   isFixed = true;
   await mq.http.redrive("workers");
   await until(() => attempts.filter(([value]) => value === "bad").length === 3, () => JSON.stringify(attempts));

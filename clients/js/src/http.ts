@@ -1,4 +1,4 @@
-/** What is asked over HTTP: topics, offsets, schedules, groups. One method a route of the server's native API. */
+/** What is asked over HTTP: topics, offsets, schedules, recurring ones, groups. One method a route of the server's native API. */
 import { ConnectionLost, Refused } from "./errors.js";
 import type { Fields } from "./frames.js";
 import type { TokenSource } from "./connection.js";
@@ -21,6 +21,27 @@ export interface Schedule extends Fields {
   topic: string;
   deliver_at: number;
   state: string;
+}
+
+/** What is sent, and when: `every_ms` (from `anchor`, or from now) or `cron` (in time zone `tz`). */
+export interface RecurringDefinition {
+  topic: string;
+  record: Fields;
+  every_ms?: number;
+  anchor?: number | string;
+  cron?: string;
+  tz?: string;
+  /** When several due times have passed: one record that counts the others, or one each. */
+  missed?: "once" | "all";
+  paused?: boolean;
+}
+
+export interface Recurring extends Fields {
+  name: string;
+  topic: string;
+  paused: boolean;
+  next_at: number | null;
+  last_at: number | null;
 }
 
 export class Http {
@@ -71,7 +92,31 @@ export class Http {
     return this.call("PATCH", path`/mq/v1/schedules/${id}` + query({ topic }), body);
   }
   fireSchedule(id: string, topic?: string): Promise<Fields> {
-    return this.call("POST", path`/mq/v1/schedules/${id}` + ":fire" + query({ topic }));
+    return this.call("POST", path`/mq/v1/schedules/${id}:fire` + query({ topic }));
+  }
+
+  /** Records that the server sends by a rule, by name; with `include: "record"`, what they are. */
+  recurring(
+    filter: { topic?: string; limit?: number; cursor?: string; include?: "record" } = {},
+  ): Promise<{ recurring: Recurring[]; next_cursor: string | null }> {
+    return this.call("GET", "/mq/v1/recurring" + query(filter));
+  }
+  /** Rejects, as the next ones do, with Refused 40452 when there is none of this name. */
+  recurringSchedule(name: string): Promise<Recurring> {
+    return this.call("GET", path`/mq/v1/recurring/${name}`);
+  }
+  /** Creates or replaces; the same again changes nothing. */
+  putRecurring(name: string, definition: RecurringDefinition): Promise<Recurring> {
+    return this.call("PUT", path`/mq/v1/recurring/${name}`, definition);
+  }
+  pauseRecurring(name: string): Promise<Recurring> {
+    return this.call("POST", path`/mq/v1/recurring/${name}:pause`);
+  }
+  resumeRecurring(name: string): Promise<Recurring> {
+    return this.call("POST", path`/mq/v1/recurring/${name}:resume`);
+  }
+  deleteRecurring(name: string): Promise<null> {
+    return this.call("DELETE", path`/mq/v1/recurring/${name}`);
   }
 
   groups(): Promise<Fields> {
@@ -96,13 +141,13 @@ export class Http {
       force?: boolean;
     },
   ): Promise<unknown> {
-    return this.call("POST", path`/mq/v1/groups/${group}/offsets` + ":reset", reset);
+    return this.call("POST", path`/mq/v1/groups/${group}/offsets:reset`, reset);
   }
   deleteGroup(group: string): Promise<null> {
     return this.call("DELETE", path`/mq/v1/groups/${group}`);
   }
   redrive(group: string, maxMessages?: number): Promise<Fields> {
-    return this.call("POST", path`/mq/v1/groups/${group}/dlq` + ":redrive", { max_messages: maxMessages });
+    return this.call("POST", path`/mq/v1/groups/${group}/dlq:redrive`, { max_messages: maxMessages });
   }
 
   /** Any other route. Rejects with Refused for every status from 400 on, and with ConnectionLost without an answer. */
@@ -112,9 +157,7 @@ export class Http {
     const bearer = typeof token === "function" ? await token() : token;
     if (bearer !== undefined) headers["Authorization"] = `Bearer ${bearer}`;
     if (body !== undefined) headers["Content-Type"] = "application/json";
-    const request: RequestInit = { method, headers };
-    if (body !== undefined) request.body = JSON.stringify(body);
-    if (signal !== undefined) request.signal = signal;
+    const request = { method, headers, body: JSON.stringify(body), signal } as RequestInit;
     let answer: Response;
     let text: string;
     try {
@@ -140,6 +183,7 @@ function path(strings: TemplateStringsArray, ...names: string[]): string {
 }
 
 function query(parameters: Record<string, unknown>): string {
-  const given = Object.entries(parameters).filter(([, value]) => value !== undefined);
-  return given.length === 0 ? "" : "?" + given.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join("&");
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined) as [string, string][];
+  const text = new URLSearchParams(given).toString();
+  return text && "?" + text;
 }

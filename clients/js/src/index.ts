@@ -7,7 +7,7 @@ export { Client, type ConnectOptions } from "./client.js";
 export type { ConnectionState, TokenSource } from "./connection.js";
 export { Closed, ConnectionLost, MqError, QueueFull, Refused, Undecodable } from "./errors.js";
 export type { Fields } from "./frames.js";
-export { Http, type HttpOptions, type Schedule, type TopicInfo } from "./http.js";
+export { Http, type HttpOptions, type Recurring, type RecurringDefinition, type Schedule, type TopicInfo } from "./http.js";
 export { Message } from "./message.js";
 export type { ProduceRecord, ProducerOptions, Receipt } from "./producer.js";
 export { RawRecord, type Header, type Inflate, type Inflaters } from "./record_batch.js";

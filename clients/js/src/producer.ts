@@ -55,6 +55,8 @@ export interface Receipt {
   /** Of a delayed record, epoch ms. */
   deliverAt: number | null;
   duplicate: boolean;
+  /** How safe the record is: the level that was reached. */
+  acks: "flushed" | "written";
 }
 
 export interface ProducerOptions {
@@ -260,7 +262,7 @@ export class Producer {
         encode: (id) => this.#frame(id, topic, form, calls),
         repeatable: calls.every((call) => call.repeatable),
       });
-      const offsets = arrayOf(answer["offsets"]).map(receiptOf);
+      const offsets = arrayOf(answer["offsets"]).map((written) => receiptOf(written, answer["acks"]));
       const count = calls.reduce((sum, call) => sum + call.count, 0);
       if (offsets.length !== count) throw new Undecodable(`${offsets.length} receipts for ${count} records`);
       let at = 0;
@@ -318,7 +320,7 @@ function guiltyOf(error: Refused, calls: readonly Call[]): Set<Call> {
   return guilty;
 }
 
-function receiptOf(written: unknown): Receipt {
+function receiptOf(written: unknown, acks: unknown): Receipt {
   const offset = objectOf(written);
   return {
     partition: offset["partition"] as number,
@@ -326,6 +328,7 @@ function receiptOf(written: unknown): Receipt {
     scheduleId: (offset["schedule_id"] as string | undefined) ?? null,
     deliverAt: (offset["deliver_at"] as number | undefined) ?? null,
     duplicate: offset["duplicate"] === true,
+    acks: acks as Receipt["acks"],
   };
 }
 

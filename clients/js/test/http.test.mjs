@@ -29,6 +29,12 @@ test("each helper asks its route, with names escaped", async () => {
   await http.moveSchedule("k/1", { delayMs: 5 }, "t");
   await http.fireSchedule("k/1", "t");
   await http.cancelSchedule("k/1", "t");
+  await http.recurring({ topic: "t", include: "record" });
+  await http.recurringSchedule("r.1");
+  await http.putRecurring("r.1", { topic: "t", record: { value: 1 }, cron: "@daily", tz: "Europe/Berlin" });
+  await http.pauseRecurring("r.1");
+  await http.resumeRecurring("r.1");
+  await http.deleteRecurring("r.1");
   await http.groups();
   await http.group("%DLQ%g");
   await http.lag("g");
@@ -49,6 +55,12 @@ test("each helper asks its route, with names escaped", async () => {
     ["PATCH", "schedules/k%2F1?topic=t", { delay_ms: 5 }],
     ["POST", "schedules/k%2F1:fire?topic=t", undefined],
     ["DELETE", "schedules/k%2F1?topic=t", undefined],
+    ["GET", "recurring?topic=t&include=record", undefined],
+    ["GET", "recurring/r.1", undefined],
+    ["PUT", "recurring/r.1", { topic: "t", record: { value: 1 }, cron: "@daily", tz: "Europe/Berlin" }],
+    ["POST", "recurring/r.1:pause", undefined],
+    ["POST", "recurring/r.1:resume", undefined],
+    ["DELETE", "recurring/r.1", undefined],
     ["GET", "groups", undefined],
     ["GET", "groups/%25DLQ%25g", undefined],
     ["GET", "groups/g/lag", undefined],

@@ -86,11 +86,12 @@ test("all that a record may have goes on the wire under the protocol's names", a
 test("a scheduled record's receipt names its schedule; a repeated one is a duplicate", async () => {
   const { server, client } = await connected();
   server.answers.produce = () => ({
+    acks: "flushed",
     offsets: [{ partition: 1, offset: null, schedule_id: "s1", deliver_at: 7 }, { partition: 1, offset: 4, duplicate: true }],
   });
   assert.deepEqual(await client.produce("t", [{ value: 1, delayMs: 5 }, { value: 2, msgId: "x" }]), [
-    { partition: 1, offset: null, scheduleId: "s1", deliverAt: 7, duplicate: false },
-    { partition: 1, offset: 4, scheduleId: null, deliverAt: null, duplicate: true },
+    { partition: 1, offset: null, scheduleId: "s1", deliverAt: 7, duplicate: false, acks: "flushed" },
+    { partition: 1, offset: 4, scheduleId: null, deliverAt: null, duplicate: true, acks: "flushed" },
   ]);
   await client.close();
 });

@@ -14,12 +14,13 @@ from mq.queue import Queue
 from mq.read import Reader
 from mq.record import Record
 from mq.record_batch import RawBatch, RawRecord
+from mq.recurring import Recurring
 from mq.schedules import Schedule
 from mq.stream import Stream
 from mq.worker import Worker, worker
 
 __all__ = [
     "Client", "Closed", "ConnectionLost", "Group", "LeaseLost", "Message", "MqError", "Outgoing", "Queue", "QueueFull",
-    "RawBatch", "RawRecord", "Reader", "Receipt", "Record", "Refused", "Reject", "Retry", "Schedule", "Stream",
-    "Undecodable", "Worker", "connect", "worker",
+    "RawBatch", "RawRecord", "Reader", "Receipt", "Record", "Recurring", "Refused", "Reject", "Retry", "Schedule",
+    "Stream", "Undecodable", "Worker", "connect", "worker",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from mq.protocol import ConnectionState
 from mq.queue import Queue
 from mq.read import Reader, Start
 from mq.record import BYTES, Record, encode, encode_plain
+from mq.recurring import RecurringSchedules
 from mq.schedules import Schedules
 from mq.send import Acks, Sender, Sending
 from mq.stream import COMMIT_INTERVAL_S, Commit, Stream
@@ -262,6 +263,11 @@ class Client:
     def schedules(self) -> Schedules:
         """Delayed records that wait."""
         return Schedules(self._checked_http())
+
+    @property
+    def recurring(self) -> RecurringSchedules:
+        """Records that the server sends by a rule."""
+        return RecurringSchedules(self._checked_http())
 
     @property
     def topics(self) -> Topics:

@@ -24,6 +24,7 @@ from mq.errors import Closed, MqError
 from mq.message import Message, Receipt
 from mq.placed import Placed
 from mq.queue import Queue
+from mq.recurring import Recurring
 from mq.schedules import Schedule
 from mq.send import Acks
 from mq.subscription import Subscription
@@ -119,6 +120,11 @@ class Client:
         return Schedules(self)
 
     @property
+    def recurring(self) -> RecurringSchedules:
+        """As `mq.Client.recurring`."""
+        return RecurringSchedules(self)
+
+    @property
     def topics(self) -> Topics:
         """As `mq.Client.topics`."""
         return Topics(self)
@@ -183,6 +189,42 @@ class Schedules:
     def fire(self, name: str, key: str | None = None) -> Receipt:
         """As `fire` of `mq.Client.schedules`."""
         return self._loop.call(lambda: self._inner.schedules.fire(name, key))
+
+
+class RecurringSchedules:
+    """See `mq.recurring.RecurringSchedules`."""
+
+    def __init__(self, client: Client) -> None:
+        self._loop = client._loop
+        self._inner = client._inner
+
+    def put(self, name: str, topic: str, value: Any, **options: Any) -> Recurring:
+        """As `put` of `mq.Client.recurring`."""
+        return self._loop.call(lambda: self._inner.recurring.put(name, topic, value, **options))
+
+    def list(self, topic: str | None = None) -> Iterator[Recurring]:
+        """As `list` of `mq.Client.recurring`."""
+
+        async def collect() -> list[Recurring]:
+            return [recurring async for recurring in self._inner.recurring.list(topic)]
+
+        return iter(self._loop.call(collect))
+
+    def get(self, name: str) -> Recurring:
+        """As `get` of `mq.Client.recurring`."""
+        return self._loop.call(lambda: self._inner.recurring.get(name))
+
+    def pause(self, name: str) -> Recurring:
+        """As `pause` of `mq.Client.recurring`."""
+        return self._loop.call(lambda: self._inner.recurring.pause(name))
+
+    def resume(self, name: str) -> Recurring:
+        """As `resume` of `mq.Client.recurring`."""
+        return self._loop.call(lambda: self._inner.recurring.resume(name))
+
+    def delete(self, name: str) -> None:
+        """As `delete` of `mq.Client.recurring`."""
+        self._loop.call(lambda: self._inner.recurring.delete(name))
 
 
 class Topics:

@@ -303,6 +303,15 @@ class CancelSchedulesQuery(Shape):
     key: RecordKey | None = None
 
 
+class ListRecurringQuery(Shape):
+    """Which recurring schedules, page by page."""
+
+    topic: Topic | None = None
+    limit: Rows = PAGE_ROWS_DEFAULT
+    cursor: Annotated[str, _text("The `next_cursor` of the page before.", minLength=1, maxLength=249)] | None = None
+    include: Annotated[Literal["record"], one_of("record", said="`record`: with the records.")] | None = None
+
+
 class AuditQuery(Shape):
     """Which lines of the trail, page by page."""
 

@@ -11,17 +11,27 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.groups.coordinator.event_log import EventLog, RunBlocking
+from gateway.brokers.event_log import EventKind, EventLog, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.errors import GroupFull
-from gateway.groups.machines.events import Event
+from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.table import GroupTable
 from gateway.routing.base import Routes, TopicView, UnknownPartition
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
 from store.errors import UnknownQueue
+from store.topics import OFFSETS_QUEUE
 from store.uncancelled import uncancelled
+
+GROUP_EVENTS: EventKind[Event] = EventKind(
+    whose="consumer groups",
+    snapshot_name="groups",
+    queue=OFFSETS_QUEUE,
+    encode=encode_event,
+    decode=decode_events,
+    barrier=Barrier(),
+)
 
 
 class OwnTopics(Protocol):
@@ -267,7 +277,7 @@ class Context:
     """One coordinator's common ground. `monotonic_ms` is for lengths of time, `clock` for data."""
 
     table: GroupTable
-    log: EventLog
+    log: EventLog[Event]
     routes: Routes
     records: RecordReader
     tail_watcher: TailWatcher

@@ -13,7 +13,8 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     dead_letters  what was rejected or failed too often, and its way back
     origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
-    event_log     the events of all, written and read again
+
+Their events are written and read again by gateway/brokers/event_log.py.
 
 Here is what concerns a group as a whole (lists, settings, deletion, documents), and what one part must know of another
 when an event is applied.
@@ -46,10 +47,10 @@ from pathlib import Path
 from typing import get_args
 
 from gateway.brokers.base import Broker
-from gateway.groups.coordinator.context import Context, GroupLimits, OwnTopics, Room, Stats
+from gateway.brokers.event_log import EventLog, RunBlocking
+from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
-from gateway.groups.coordinator.event_log import EventLog, RunBlocking, snapshot_files
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.receipt_key import load_or_make_key
@@ -144,10 +145,11 @@ class Coordinator:
     ) -> None:
         table = GroupTable(strategies or StrategyRegistry(installed()))
         self._log = EventLog(
+            GROUP_EVENTS,
             broker,
             clock,
-            snapshot_files(directory, files),
-            apply=self._apply,
+            GROUP_EVENTS.snapshot_files(directory, files),
+            apply=lambda event, _: self._apply(event),
             whole_state=table.snapshot,
             run_blocking=run_blocking,
         )
@@ -256,7 +258,7 @@ class Coordinator:
         return self._context.stats
 
     @property
-    def log(self) -> EventLog:
+    def log(self) -> EventLog[Event]:
         """The events, for what they count."""
         return self._log
 

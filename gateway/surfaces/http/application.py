@@ -40,6 +40,9 @@ AiohttpHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SCHEDULE = "{schedule:[^/]+}"
 """Colons too: a schedule key may have some, and not all clients escape them. `…/{schedule}:fire` is for POST alone."""
 
+RECURRING = "{recurring:[^/:]+}"
+"""No colons: no name has one, and `…/{recurring}:pause` is a resource of its own, for POST alone."""
+
 UNMATCHED = "unmatched"
 """The metrics label of requests that no route answers."""
 
@@ -56,7 +59,7 @@ def application_of(gateway: Gateway, rows: Sequence[Row]) -> web.Application:
     for slash in ("", "/"):
         for row, endpoint in endpoints:
             if row.path != "/" or not slash:
-                path = row.path.replace("{schedule}", SCHEDULE) + slash
+                path = row.path.replace("{schedule}", SCHEDULE).replace("{recurring}", RECURRING) + slash
                 router.add_route(row.method, path, endpoint)
                 if row.method == hdrs.METH_GET:
                     router.add_route(hdrs.METH_HEAD, path, endpoint)

@@ -20,8 +20,11 @@ from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.routes import Row
 
-NAMES = frozenset(("topic", "topic_name", "group", "schedule"))
+NAMES = frozenset(("topic", "topic_name", "group", "schedule", "recurring"))
 """Fields and parameters that name what an action is for; a path has others, which say which part of it."""
+
+_RECORD = "record"
+"""The field with the record of a recurring schedule: what is sent is in no log."""
 
 _BODY = web.RequestKey("mq.audited_body", bytes)
 _ERROR_CODE = web.RequestKey("mq.error_code", int)
@@ -100,4 +103,4 @@ def _fields(body: bytes) -> Mapping[str, object]:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    return fields if isinstance(fields, dict) else {}
+    return {name: given for name, given in fields.items() if name != _RECORD} if isinstance(fields, dict) else {}

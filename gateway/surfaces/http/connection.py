@@ -15,8 +15,6 @@ requests. What the fast path gives back is parsed and answered as if it had neve
 from __future__ import annotations
 
 import asyncio
-import socket
-import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
@@ -38,9 +36,6 @@ RETRY_AFTER_S = 1
 LINES_BYTES = 16 * KiB
 LINES_MAX = 1_000
 """Line ends in what has arrived at once, beyond which it is taken in pieces of LINES_BYTES."""
-
-HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a connection may take to agree on TLS."""
 
 
 class ConnectionLimiter:
@@ -141,12 +136,24 @@ class Connection(web.RequestHandler):
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
+    def let_in(self, address: str) -> None:
+        """It is counted already; `connection_lost` or `give_up` takes it off."""
+        self._address = address
+
+    def give_up(self) -> None:
+        """Nothing came of it, so it is not counted any more. Nothing happens once it was made."""
+        if self._address is not None and self.transport is None:
+            self._limiter.leave(self._address)
+            self._address = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        peer = transport.get_extra_info("peername")
-        address = counted_as(str(peer[0])) if peer else ""
-        if self._limiter.enter(address):
-            self._address = address
+        if self._address is None:
+            peer = transport.get_extra_info("peername")
+            address = counted_as(str(peer[0])) if peer else ""
+            if self._limiter.enter(address):
+                self._address = address
+        if self._address is not None:
             super().connection_made(transport)
         else:
             self.force_close()  # what still comes in is dropped
@@ -358,41 +365,6 @@ class _Anonymous(web.Response):
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
         self.headers.pop(hdrs.SERVER, None)
-
-
-class Site(web.BaseSite):
-    """Where a runner's connections come in: a bound socket, with TLS or without."""
-
-    __slots__ = ("_connect", "_socket")
-
-    def __init__(
-        self,
-        runner: web.BaseRunner,
-        bound: socket.socket,
-        connect: Callable[[], Connection],
-        *,
-        ssl_context: ssl.SSLContext | None,
-        backlog: int,
-    ) -> None:
-        super().__init__(runner, ssl_context=ssl_context, backlog=backlog)
-        self._socket = bound
-        self._connect = connect
-
-    @property
-    def name(self) -> str:
-        """See web.BaseSite."""
-        return str(self._socket.getsockname())
-
-    async def start(self) -> None:
-        """Accept connections from now on."""
-        await super().start()
-        self._server = await asyncio.get_running_loop().create_server(
-            self._connect,
-            sock=self._socket,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._ssl_context else None,
-        )
 
 
 def _length_of(message: RawRequestMessage) -> int:

@@ -131,7 +131,11 @@ class ProduceStream:
             raise failures.exceptions[0] from None  # the first is the cause, the rest was cancelled
         if self._ending is not None:
             if not self._answer.has_begun:
-                raise self._ending
+                ending, self._ending = self._ending, None
+                try:
+                    raise ending
+                finally:
+                    del ending  # see `_read`
             last_words = self._dialect.last_words(self._ending, done_count)
             await self._answer.write(orjson.dumps(last_words) + b"\n")
         elif self._errors_only:
@@ -163,7 +167,9 @@ class ProduceStream:
             else:
                 await self._dispatch(tasks, self._splitter.finish())
         except RequestError as error:
-            self._ending = error
+            # Tracebacks have this frame, and so this stream: what it holds would wait for the collector.
+            error.__context__ = None
+            self._ending = error.with_traceback(None)
         except asyncio.CancelledError:
             if self._ending is None:
                 raise

@@ -116,9 +116,14 @@ class BodyStream:
             if inflater is None:
                 yield arrived
                 continue
+            unseen_bytes = 0
             try:
                 for piece in inflater.feed(arrived):
+                    unseen_bytes += len(piece)
                     yield piece
+                    if unseen_bytes >= _TURN_BYTES:
+                        unseen_bytes = 0
+                        await asyncio.sleep(0)
             except ValueError as error:
                 raise _not_inflated(error) from None
         if inflater is not None:
@@ -139,6 +144,7 @@ class BodyStream:
 
 async def _inflated(inflater: Inflater, body: bytes) -> bytes:
     parts: list[bytes] = []
+    part = b""
     unseen_bytes = 0
     try:
         for part in inflater.feed(body):
@@ -147,10 +153,14 @@ async def _inflated(inflater: Inflater, body: bytes) -> bytes:
             if unseen_bytes >= _TURN_BYTES:
                 unseen_bytes = 0
                 await asyncio.sleep(0)
+            part = b""
         inflater.finish()
+        return b"".join(parts)
     except ValueError as error:
         raise _not_inflated(error) from None
-    return b"".join(parts)
+    finally:
+        parts.clear()  # the error has this frame in its traceback, and waits for the collector
+        part = b""
 
 
 def _inflater(request: web.Request, bytes_max: int) -> Inflater | None:

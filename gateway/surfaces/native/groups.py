@@ -11,6 +11,7 @@ in `Mq-*` headers, and 204 when there is none.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -69,6 +70,9 @@ from store.limits import MiB
 
 RECEIVED_BYTES_MAX = 16 * MiB
 """Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
+
+RENDERED_A_TURN = 500
+"""Records of a receive between two turns of the event loop: 4 us each."""
 
 # Groups
 
@@ -172,6 +176,7 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
             received = await gateway.groups.receive(group, asked)
     finally:
         gateway.stats.long_poll_count -= 1
+    shown = [] if wants_raw else await _shown(gateway, group, received.messages)
     is_allowed = all(access.allows(Permission.RECEIVE, topic=topic, group=group) for topic in asked.topics)
     if received.messages and not (is_allowed and request.transport is not None):  # who asked has gone, or may no more
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
@@ -180,10 +185,6 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if wants_raw:
         response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
     else:
-        shown = [
-            delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic))
-            for message in received.messages
-        ]
         response = json_answer(request, {"messages": shown, "backlog": received.backlog})
     if not allowance.hold(size_of(response)):
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
@@ -192,6 +193,21 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if received.messages:
         pollers.took(consumer, received.messages, received.messages[-1].until_ms, gateway.clock.now_ms())
     return response
+
+
+async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[dict[str, object]]:
+    """What was leased, rendered in turns of the event loop. Who is cancelled gives it back."""
+    shown: list[dict[str, object]] = []
+    for first in range(0, len(messages), RENDERED_A_TURN):
+        if first:
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                await gateway.groups.give_back(group, [message.receipt for message in messages])
+                raise
+        for message in messages[first : first + RENDERED_A_TURN]:
+            shown.append(delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic)))
+    return shown
 
 
 async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:

@@ -35,6 +35,7 @@ MEANINGS: dict[int, str] = {
     40406: "The member is not in the group (any more): join again.",
     40450: "No such schedule: cancelled, moved to another id, or never accepted. On a socket: no such subscription.",
     40451: "No such message id, or retention has passed it.",
+    40452: "No such recurring schedule.",
     40601: "The consumer instance has another format than `Accept` asks for.",
     40801: "A record does not decode in the format asked for.",
     40901: "v1: the instance reads another topic.",
@@ -64,7 +65,8 @@ MEANINGS: dict[int, str] = {
     42253: "A number is out of its range.",
     42254: "The Idempotency-Key was used for another body.",
     42901: "Too many requests or bytes of one caller, or too many failed logins; `Retry-After` says when.",
-    42950: "Too many topics, partitions, schedules, remembered ids, streams, sockets, instances, tickets or leases.",
+    42950: "Too many topics, partitions, schedules (recurring ones too), remembered ids, streams, sockets, instances, "
+    "tickets or leases.",
     50002: "Stored bytes fail their check: never skipped, never served.",
     50350: "The server is starting, stopping, or stopped by an I/O error. Whether a send was stored is unknown then.",
     50351: "Too much waits to be written or to be taken, a group is being read, or the timer is behind: try again.",

@@ -66,6 +66,7 @@ TAGS: dict[str, str] = {
     "Read": "Records by partition and offset, one by one, as a stream, or by key.",
     "Topics": "Topics and where their partitions begin and end.",
     "Delayed records": "What has been accepted and not been delivered yet.",
+    "Recurring schedules": "Records that the server sends by itself, every so long or by a cron expression.",
     "Queue mode": "Records on lease, settled one by one: no membership, nothing to set up.",
     "Groups": "How far consumer groups are, and what they may do.",
     "Consumer instances": "As the REST Proxy v2 (and v1) has them.",
@@ -399,6 +400,43 @@ _SCHEDULES: dict[str, Operation] = {
     ),
 }
 
+_RECURRING: dict[str, Operation] = {
+    "list_recurring": Operation(
+        tag="Recurring schedules",
+        answers={200: _json("A page of them.", ref("RecurringPage"))},
+        errors=(*QUERY, *READS),
+    ),
+    "get_recurring": Operation(
+        tag="Recurring schedules",
+        answers={200: _json("The recurring schedule.", ref("Recurring"))},
+        errors=(404, 40452),
+    ),
+    "put_recurring": Operation(
+        tag="Recurring schedules",
+        body=_body(ref("NewRecurring")),
+        answers={
+            200: _json("It was there; this is how it is now.", ref("Recurring")),
+            201: _json("It is new.", ref("Recurring")),
+        },
+        errors=(400, 422, 404, *TOPIC, 40402, 41350, 42250, 42251, 42950, *WRITES),
+    ),
+    "delete_recurring": Operation(
+        tag="Recurring schedules",
+        answers={204: _nothing("It is gone.")},
+        errors=(404, 40452, *WRITES),
+    ),
+    "pause_recurring": Operation(
+        tag="Recurring schedules",
+        answers={200: _json("It rests.", ref("Recurring"))},
+        errors=(404, 40452, *WRITES),
+    ),
+    "resume_recurring": Operation(
+        tag="Recurring schedules",
+        answers={200: _json("It goes on.", ref("Recurring"))},
+        errors=(404, 40452, *WRITES),
+    ),
+}
+
 _LEASED = {200: _json("What became of each receipt.", ref("Results"))}
 
 _GROUPS: dict[str, Operation] = {
@@ -643,6 +681,7 @@ OPERATIONS: dict[str, Operation] = {
     **_READ,
     **_TOPICS,
     **_SCHEDULES,
+    **_RECURRING,
     **_GROUPS,
     **_INSTANCES,
     **_V3,

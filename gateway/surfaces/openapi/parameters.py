@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.api.shapes.recurring import NAME_CHARS_MAX, NAME_PATTERN
 from gateway.codec.times import TIME_MS_MAX
 from gateway.groups.machines.copies import GROUP_NAME_BYTES_MAX
 from gateway.settings.limits import Limits
@@ -47,6 +48,9 @@ def path_parameters() -> dict[str, Schema]:
         "file": with_example(said(text(least=1), "A file of the page's."), "mq.js"),
         "message_id": with_example(said(text(least=1), "`<epoch>-<partition>-<offset>`."), "16-2-105"),
         "schedule": said(text(least=1, pattern="^[^/]+$"), "A schedule id, as the receipt of a delayed record has it."),
+        "recurring": with_example(
+            said(text(NAME_CHARS_MAX, least=1, pattern=NAME_PATTERN), "A recurring schedule's name."), "daily-report"
+        ),
         "cluster": said(text(least=1), "The cluster's id: `data[0].cluster_id` of `GET /v3/clusters`."),
         "broker": with_example(said(words("0"), "0: there is one broker."), "0"),
         "name": said(words("retention.ms", "max.message.bytes", "cleanup.policy"), "A setting."),

@@ -45,7 +45,7 @@ from gateway.surfaces.http.reading import json_object, partition_in, read_query,
 from gateway.surfaces.http.rights import ended
 from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.rest_v2.fetch import fetch_messages
-from gateway.surfaces.rest_v2.instances.polling import Poll
+from gateway.surfaces.rest_v2.instances.polling import Poll, turn_of_others
 from gateway.surfaces.rest_v2.instances.service import Instances
 from gateway.surfaces.rest_v2.instances.settings import parse_settings
 from store.limits import MiB
@@ -261,10 +261,12 @@ async def seek(gateway: Gateway, request: web.Request, body: bytes) -> web.Respo
     await _check_own(request, [topic_partition for topic_partition, _ in (*offsets, *times)])
     reset = request.app[INSTANCES].settings(*_instance(request)).start
     for index, (topic_partition, offset) in enumerate(offsets):
+        await turn_of_others(index)
         low, high = await gateway.consumer.bounds(*topic_partition)
         if offset > high:
             offsets[index] = topic_partition, low if reset is Start.FIRST else high
-    for topic_partition, at_ms in times:
+    for index, (topic_partition, at_ms) in enumerate(times):
+        await turn_of_others(index)
         offsets.append((topic_partition, await gateway.consumer.offset_for_time(*topic_partition, at_ms)))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
@@ -283,10 +285,10 @@ async def seek_to_end(gateway: Gateway, request: web.Request, body: bytes) -> we
 async def _seek_to_bound(gateway: Gateway, request: web.Request, body: bytes, bound: int) -> web.Response:
     topic_partitions = _topic_partitions(gateway, body)
     await _check_own(request, topic_partitions)
-    offsets = [
-        (topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound])
-        for topic_partition in topic_partitions
-    ]
+    offsets = []
+    for index, topic_partition in enumerate(topic_partitions):
+        await turn_of_others(index)
+        offsets.append((topic_partition, (await gateway.consumer.bounds(*topic_partition))[bound]))
     await request.app[INSTANCES].seek(*_instance(request), offsets)
     return web.Response(status=204)
 

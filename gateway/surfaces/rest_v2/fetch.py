@@ -404,6 +404,7 @@ async def _texts(
         too_many = texts.pop()
         size -= too_many.size
         if too_many.record_count > 1 and (size < room_bytes or not texts):
+            await asyncio.sleep(0)  # they are rendered once more
             texts += _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
             size += too_many.size
         else:

@@ -214,6 +214,64 @@ async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_a
     assert arrived.store_timestamp_ms >= (soon.deliver_at_ms or 0)
 
 
+@pytest.mark.behaviour(47)
+async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Client, place: Place) -> None:
+    topic = await made(client, place, "again")
+    recurring, name = client.recurring, place.topic("tick")
+    put = await recurring.put(
+        name, topic, {"n": 1}, every="1s", key="k", tag="t", headers={"own": "1"}, partition=0, missed="all"
+    )
+    assert (put.topic, put.every_ms, put.missed, put.paused, put.last_at) == (topic, 1_000, "all", False, None)
+    assert await recurring.put(
+        name, topic, {"n": 1}, every="1s", key="k", tag="t", headers={"own": "1"}, partition=0, missed="all"
+    ) == put, "the same again changes nothing"  # fmt: skip
+    reader = client.read(topic, start="earliest")
+    found: list[mq.Message[Any]] = []
+
+    async def follow() -> None:
+        async for message in reader:
+            found.append(message)
+
+    following = asyncio.ensure_future(follow())
+    await place.until(lambda: len(found) >= 2, lambda: found)
+    following.cancel()
+    for message in found:
+        assert (message.value, message.key, message.tag) == ({"n": 1}, "k", "t")
+        assert message.headers == {"own": "1", "mq-recurring": name}
+        assert message.timestamp == message.deliver_at
+    dues_ms = [message.deliver_at_ms or 0 for message in found]
+    assert dues_ms == list(range(dues_ms[0], dues_ms[0] + 1_000 * len(dues_ms), 1_000))
+    rests = await recurring.pause(name)
+    assert (rests.paused, rests.next_at) == (True, None)
+    assert rests.delivered_count >= 2
+    assert [one.name async for one in recurring.list(topic)] == [name]
+    shown = await recurring.get(name)
+    assert shown.record is not None
+    assert shown.record["value"] == {"n": 1}
+    goes_on = await recurring.resume(name)
+    assert goes_on.next_at is not None
+    assert goes_on.last_at is not None
+    assert goes_on.next_at > goes_on.last_at
+    daily = await recurring.put(name, topic, b"\xff", cron="30 2 * * *", tz="Europe/Berlin", paused=True)
+    assert (daily.cron, daily.tz, daily.every_ms, daily.paused) == ("30 2 * * *", "Europe/Berlin", None, True)
+    assert daily.version > put.version
+    await recurring.put(place.topic("named"), topic, None, cron="@daily", anchor=None, paused=True)
+    for wrong in ({"cron": "60 * * * *"}, {"cron": "@daily", "tz": "Europe/Nowhere"}):
+        with pytest.raises(mq.Refused) as caught:
+            await recurring.put(name, topic, 1, **wrong)
+        assert caught.value.code == 422
+    with pytest.raises(mq.MqError, match="either every"):
+        await recurring.put(name, topic, 1)
+    with pytest.raises(mq.Refused) as caught:
+        await recurring.put(name, "no-such-topic", 1, every="1h")
+    assert caught.value.code == 40401
+    await recurring.delete(name)
+    for gone in (recurring.get, recurring.pause, recurring.resume, recurring.delete):
+        with pytest.raises(mq.Refused) as caught:
+            await gone(name)
+        assert caught.value.code == 40452
+
+
 @pytest.mark.behaviour(23)
 async def test_a_reader_goes_on_from_the_cursor_of_another(client: Client, place: Place) -> None:
     topic = await made(client, place, "cursor")

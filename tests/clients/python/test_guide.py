@@ -43,7 +43,7 @@ async def run(program: str, tmp_path: Path) -> str:
 
 async def test_the_guide(mq_server: str, tmp_path: Path) -> None:
     first, *others = examples("docs/python.md")
-    assert len(others) == 8
+    assert len(others) == 9
     async with mq.connect(mq_server) as client:
         for topic in ("orders", "mails"):
             await client.topics.create(topic, 1)
@@ -53,6 +53,7 @@ async def test_the_guide(mq_server: str, tmp_path: Path) -> None:
     program = BEGIN + textwrap.indent(body, "    ") + REST
     printed = await run(program.replace(URL, mq_server), tmp_path)
     assert "order-77-reminder" in printed
+    assert "daily-report" in printed
     assert "to ann@example.org" in printed
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import mq
 import mq.client
+import mq.recurring
 import mq.schedules
 import mq.sync
 import mq.topics
@@ -81,6 +82,19 @@ def test_schedules_and_topics(client: mq.sync.Client) -> None:
     client.group("g").delete()
 
 
+def test_recurring_schedules(client: mq.sync.Client) -> None:
+    made = client.recurring.put("poll", "orders", {"n": 1}, every="5m", key="k")
+    assert (made.every_ms, made.paused, made.version) == (300_000, False, 1)
+    assert client.recurring.pause("poll").next_at is None
+    assert client.recurring.resume("poll").next_at is not None
+    assert [one.name for one in client.recurring.list("orders")] == ["poll"]
+    assert client.recurring.get("poll").record == {"key": "k", "value": {"n": 1}}
+    client.recurring.delete("poll")
+    with pytest.raises(mq.Refused) as caught:
+        client.recurring.get("poll")
+    assert caught.value.code == 40452
+
+
 def test_many_threads_may_send(client: mq.sync.Client) -> None:
     offsets: list[int | None] = []
 
@@ -126,6 +140,7 @@ def test_whatever_the_client_can_do_can_be_done_without_async() -> None:
         (mq.client.Client, mq.sync.Client, {"flush", "room", "is_full", "state", "http"}),  # each send is waited for
         (mq.client.Group, mq.sync.Group, set()),
         (mq.schedules.Schedules, mq.sync.Schedules, set()),
+        (mq.recurring.RecurringSchedules, mq.sync.RecurringSchedules, set()),
         (mq.topics.Topics, mq.sync.Topics, set()),
     ]
     for asynchronous, blocking, left_out in pairs:

@@ -26,6 +26,9 @@ import mq
 async def send_mail(message: mq.Message[int]) -> None:
     if message.value < 0 and message.attempt == 1:
         os._exit(3)
+    if message.value == 500 and message.attempt == 1:
+        with open("begun.txt", "w"):
+            await asyncio.sleep(60)
     await asyncio.sleep(0.02)
     with open("done.txt", "a") as done:
         done.write(f"{message.value} {os.getpid()}\\n")
@@ -103,6 +106,28 @@ async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, se
         async with asyncio.timeout(20):
             await process.communicate()
         assert process.returncode == 0
+
+
+async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path, server: Server) -> None:
+    async with mq.connect(server.url) as client:
+        await client.topics.create("mails", 1)
+        process = await command(tmp_path, server, "app:send_mail")
+        await client.send("mails", 500)
+        await until((tmp_path / "begun.txt").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        async with asyncio.timeout(20):
+            while b"stopping" not in (told := await process.stderr.readline()):
+                assert told
+            assert process.returncode is None, "it finishes what it works on"
+            process.send_signal(signal.SIGTERM)
+            _, errors = await process.communicate()
+        assert process.returncode == 0
+        assert b"was given back" in errors
+        async with client.group("mailers").queue("mails") as messages:
+            again = await asyncio.wait_for(anext(aiter(messages)), 20)
+            assert (again.value, again.attempt) == (500, 2)
+            await again.ack()
 
 
 async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, server: Server) -> None:

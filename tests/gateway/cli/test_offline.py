@@ -1,8 +1,11 @@
-"""`mq verify` and `mq repair` from the command line: exit codes, output for people and for programs."""
+"""`mq verify`, `mq repair`, `mq backup` and `mq restore` from the command line: exit codes and
+output."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import orjson
@@ -21,6 +24,8 @@ from store.types import Append, QueueKey
 app = typer.Typer()
 app.command("verify")(offline.verify)
 app.command("repair")(offline.repair)
+app.command("backup")(offline.backup)
+app.command("restore")(offline.restore)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -118,3 +123,62 @@ def test_repair_wants_to_know_where_to(data: Path, tmp_path: Path) -> None:
         result = run("repair", *arguments)
         assert isinstance(result.exception, CliError)
         assert result.exception.exit_code == 2
+
+
+def test_a_backup_takes_tokens_along_is_private_and_is_restored(data: Path, tmp_path: Path) -> None:
+    (data / "auth").mkdir()
+    (tmp_path / "mounted.json").write_text("{}")
+    (data / "auth" / "tokens.json").symlink_to(tmp_path / "mounted.json")
+    out, restored = tmp_path / "copy", tmp_path / "restored"
+    result = run("backup", data, out, "--json")
+    assert result.exit_code == 0, result.output
+    said = orjson.loads(result.stdout)
+    assert said["out"] == str(out)
+    assert said["verified"] is True
+    assert said["copied_bytes"] == said["log_end"] - said["log_begin"] > 0
+    assert (out / "auth" / "tokens.json").read_text() == "{}"
+    assert not (out / "auth" / "tokens.json").is_symlink()
+    assert out.stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "copy.partial").exists()
+    result = run("restore", out, restored)
+    assert result.exit_code == 0, result.output
+    assert "verified" in result.stdout
+    assert run("verify", restored).exit_code == 0
+    assert (restored / "auth" / "tokens.json").read_text() == "{}"
+
+
+def test_a_backup_writes_over_nothing_and_not_into_the_directory_itself(data: Path, tmp_path: Path) -> None:
+    for out, wanted in ((tmp_path, "in the way"), (data / "copy", "lies in")):
+        result = run("backup", data, out)
+        assert isinstance(result.exception, CliError)
+        assert wanted in str(result.exception)
+        assert result.exception.exit_code == 2
+    (tmp_path / "copy.partial").mkdir()
+    result = run("backup", data, tmp_path / "copy")
+    assert "copy.partial is in the way" in str(result.exception)
+
+
+def test_a_backup_of_damage_fails_and_keeps_nothing_under_its_name(damaged: Path, tmp_path: Path) -> None:
+    result = run("backup", damaged, tmp_path / "copy")
+    assert isinstance(result.exception, CliError)
+    assert "see mq verify" in str(result.exception)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_only_a_finished_backup_is_restored(data: Path, tmp_path: Path) -> None:
+    result = run("restore", data, tmp_path / "restored")
+    assert "backup.json" in str(result.exception)
+    assert not (tmp_path / "restored").exists()
+
+
+def test_a_backup_that_finds_the_disk_full_leaves_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    result = run("backup", data, tmp_path / "copy")
+    assert isinstance(result.exception, CliError)
+    assert "No space left" in str(result.exception)
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.coordinator.receipt_key import load_or_make_key
 from gateway.groups.machines.events import Configured, DocumentPut, encode_event
 from gateway.main.identity import cluster_id
 from gateway.main.offline import dump, verify
+from gateway.recurring.definitions import RECURRING_EVENTS, Versions
 from store.errors import FormatTooNew
 from store.files import OsFiles
 from store.offline.verify import Severity, VerifyReport
 from store.snapshot import Snapshot, SnapshotFiles
+from store.topics import OFFSETS_QUEUE, RECURRING_QUEUE
 from store.types import Bounds
 
 FILES = OsFiles()
@@ -30,10 +31,14 @@ def make(root: Path, *, next_offset: int = 7) -> None:
     groups = SnapshotFiles(root, "groups", FILES)
     for offset in (next_offset - 1, next_offset):
         groups.save(Snapshot(offset, b"\n".join(map(encode_event, EVENTS))))
+    recurring = SnapshotFiles(root, "recurring", FILES)
+    recurring.save(Snapshot(next_offset, RECURRING_EVENTS.encode(Versions(3))))
 
 
 def checked(root: Path, *, events: Bounds | None = NINE_EVENTS, log_begin: int = 0) -> list[tuple[Severity, str]]:
-    report = VerifyReport(log_begin=log_begin, offsets={} if events is None else {OFFSETS_QUEUE: events})
+    report = VerifyReport(
+        log_begin=log_begin, offsets={} if events is None else {OFFSETS_QUEUE: events, RECURRING_QUEUE: events}
+    )
     verify(root, report)
     return [(finding.severity, finding.reason) for finding in report.findings]
 
@@ -73,6 +78,9 @@ def _save(name: str, snapshot: Snapshot) -> Callable[[Path], None]:
         (_tear("cluster.1"), Severity.LEFTOVER, "a snapshot fails its check"),
         (_save("groups", Snapshot(10, b"")), Severity.DAMAGE, "is of offset 10, their events in the log end at 9"),
         (_save("groups", Snapshot(8, b'{"event":"?"}')), Severity.DAMAGE, "is not understood"),
+        (_tear("recurring.1"), Severity.LEFTOVER, "a snapshot fails its check"),
+        (_save("recurring", Snapshot(10, b"")), Severity.DAMAGE, "recurring schedules is of offset 10"),
+        (_save("recurring", Snapshot(8, b'{"event":"?"}')), Severity.DAMAGE, "is not understood"),
         (_save("receipt-key", Snapshot(0, b"short")), Severity.LEFTOVER, "not a key"),
     ],
 )
@@ -86,9 +94,10 @@ def test_what_is_wrong_is_told(spoil: Callable[[Path], None], severity: Severity
 
 def test_groups_that_begin_behind_what_retention_has_left_are_damage(tmp_path: Path) -> None:
     make(tmp_path, next_offset=4)
-    [(severity, reason)] = checked(tmp_path, events=Bounds(5, 9), log_begin=4096)
-    assert severity is Severity.DAMAGE
-    assert "reaches the first event in the log, 5" in reason
+    findings = checked(tmp_path, events=Bounds(5, 9), log_begin=4096)
+    for (severity, reason), whose in zip(findings, ("consumer groups", "recurring schedules"), strict=True):
+        assert severity is Severity.DAMAGE
+        assert f"of the {whose} reaches the first event in the log, 5" in reason
 
 
 def test_a_newer_format_is_not_judged(tmp_path: Path) -> None:
@@ -109,6 +118,7 @@ def test_each_file_is_printed_but_the_key(tmp_path: Path) -> None:
     head, *events = list(dump(tmp_path / "groups.0"))
     assert head == {"valid": True, "version": 1, "generation": 2, "next_offset": 7}
     assert [event["event"] for event in events] == ["configured", "document_put"]
+    assert list(dump(tmp_path / "recurring.1"))[1:] == [{"event": "versions", "next_version": 3}]
     [_, cluster] = dump(tmp_path / "cluster.1")
     assert cluster == {"cluster": cluster_id(tmp_path, FILES)}
     with pytest.raises(PermissionError, match="a secret"):

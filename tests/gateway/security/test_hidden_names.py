@@ -204,6 +204,27 @@ async def test_the_state_of_a_schedule_is_told_to_nobody_else(world: World) -> N
     assert next(iter(told))[0] == 404
 
 
+async def test_a_recurring_schedule_of_a_hidden_topic_is_not_there(world: World) -> None:
+    daily = {"record": {"value": 1}, "cron": "@daily"}
+    path = "/mq/v1/recurring"
+    assert (await world.root.put(f"{path}/hidden", json={"topic": HIDDEN, **daily})).status == 201
+    assert (await world.asked("PUT", f"{path}/own", {"topic": "mine", **daily}, NATIVE))[0] == 201
+    for method, verb in (("GET", ""), ("DELETE", ""), ("POST", ":pause"), ("POST", ":resume")):
+        told = [without((await world.asked(method, f"{path}/{name}{verb}"))[1]) for name in ("hidden", "nowhere")]
+        assert told[0] == told[1]
+        assert "40452" in told[0]
+    status, text = await world.asked("GET", path)
+    assert status == 200
+    assert [row["name"] for row in orjson.loads(text)["recurring"]] == ["own"]
+    assert (await world.asked("GET", f"{path}?topic={HIDDEN}"))[0] == 403
+    # Its name is taken, which the caller learns; not for which topic.
+    for topic in ("mine", HIDDEN, MISSING):
+        status, text = await world.asked("PUT", f"{path}/hidden", {"topic": topic, **daily}, NATIVE)
+        assert status == 403
+        assert topic == HIDDEN or HIDDEN not in text
+    assert (await world.root.get(f"{path}/hidden")).status == 200
+
+
 async def test_lists_and_groups_show_no_hidden_topic(world: World) -> None:
     """Somebody else consumes both topics in a group that the caller may see."""
     settings = {"name": "others", "format": "json", "auto.offset.reset": "earliest"}

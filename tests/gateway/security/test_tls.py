@@ -1,22 +1,27 @@
-"""TLS from outside: what is no handshake, or ends in the middle of one, leaves nothing; nobody renegotiates.
+"""TLS from outside: connections that begin it and stall are counted and cut off, nobody renegotiates.
 
-Covers gateway.surfaces.http.connection and gateway.main.tls.
+Covers gateway.surfaces.http.accepting and gateway.main.tls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
+import uvloop
 
+from gateway.main.loop_watch import Held, LoopWatch
 from gateway.main.tls import ServerTls
 from gateway.settings.tls import TlsConfig
+from gateway.surfaces.http import accepting
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from loadtest.certificates import write_certificate
 from tests.clock import FakeClock
@@ -26,6 +31,14 @@ from tests.waiting import PATIENCE_S, until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 CONNECTIONS_MAX = 8
+
+
+HELLOS = 300
+TURN_S_MAX = 0.05
+
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+"""A server runs on uvloop, the other tests do not; TLS is each one's own."""
 
 
 @dataclass
@@ -47,17 +60,53 @@ class Served:
         return answer
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Served]:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+@asynccontextmanager
+async def serving(directory: Path, connections_max: int) -> AsyncIterator[Served]:
+    cert, key = directory / "cert.pem", directory / "key.pem"
     write_certificate(cert, key)
-    gateway: Gateway = fake_gateway(FakeClock(), limits__connections_max=CONNECTIONS_MAX)[0]
+    gateway: Gateway = fake_gateway(FakeClock(), limits__connections_max=connections_max)[0]
     tls = ServerTls(TlsConfig(cert_file=cert, key_file=key))
     async with served(gateway, tls=tls) as port:
         yield Served(port, gateway.stats, ssl.create_default_context(cafile=str(cert)))
 
 
-HALF_OF_A_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path, CONNECTIONS_MAX) as one:
+        yield one
+
+
+FIRST = {
+    "nothing": b"",
+    "one byte": b"\x16",
+    "half of a hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+}
+"""What somebody may begin with who does not mean it."""
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+async def test_connections_that_begin_tls_and_stall_count_and_end(
+    server: Served, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKE_TIMEOUT_S", 1.0)
+    stalled = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(CONNECTIONS_MAX)]
+    for _, writer in stalled:
+        writer.write(first)
+    await until(lambda: server.stats.connection_count == CONNECTIONS_MAX, pause_s=0.01)
+    # One more is closed before anything of it is read.
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with asyncio.timeout(0.7):
+        assert await _ended(reader)
+    writer.close()
+    assert server.stats.connection_refused_count == 1
+    # Their time is over soon, and there is room again.
+    async with asyncio.timeout(PATIENCE_S):
+        for reader, _ in stalled:
+            assert await _ended(reader)
+    await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
+    assert (await server.health()).startswith(b"HTTP/1.1 200")
+    for _, writer in stalled:
+        writer.close()
 
 
 async def _ended(reader: asyncio.StreamReader) -> bool:
@@ -65,6 +114,70 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return await reader.read() is not None
     except ConnectionError:
         return True
+
+
+async def test_a_handshake_that_trickles_has_no_more_time(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "HANDSHAKE_TIMEOUT_S", 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    ended = asyncio.ensure_future(_ended(reader))
+    async with asyncio.timeout(5):
+        for byte in FIRST["half of a hello"]:
+            writer.write(bytes((byte,)))
+            if (await asyncio.wait((ended,), timeout=0.05))[0]:
+                break
+        assert await ended
+    writer.close()
+    await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_first_words_that_come_all_at_once_are_answered_a_few_a_turn(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def run() -> list[Held]:
+        loop = asyncio.get_running_loop()
+        async with serving(tmp_path, 2 * HELLOS) as server:
+            hello = hello_of(server.trusting)
+            strangers = []
+            for _ in range(HELLOS):
+                strangers.append(one := socket.socket())
+                one.setblocking(False)
+                await loop.sock_connect(one, ("127.0.0.1", server.port))
+            await until(lambda: server.stats.connection_count == HELLOS, pause_s=0.01)
+            turns: list[Held] = []
+            with LoopWatch(held_s=TURN_S_MAX, on_work=turns.append).running():
+                await asyncio.sleep(0.05)
+                for one in strangers:
+                    one.send(hello)
+                await asyncio.sleep(0)
+                for one in strangers:
+                    async with asyncio.timeout(PATIENCE_S):
+                        assert await loop.sock_recv(one, 1) == b"\x16"
+                    one.close()
+            await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
+            return turns
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == []
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_nobody_is_lost_who_comes_with_many(tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, 2 * HELLOS) as server:
+            answers = await asyncio.gather(*(server.health() for _ in range(HELLOS)))
+            assert {answer[:12] for answer in answers} == {b"HTTP/1.1 200"}
+            await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+def hello_of(client: ssl.SSLContext) -> bytes:
+    outgoing = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
 
 
 @pytest.mark.parametrize("sent", [HEALTH, b"\x00" * 1000, b"\x15\x03\x03\x00\x02\x02\x28"])
@@ -82,7 +195,7 @@ async def test_what_is_no_handshake_ends_and_leaves_nothing(server: Served, sent
 async def test_who_goes_in_the_middle_of_a_handshake_is_forgotten(server: Served) -> None:
     for _ in range(3 * CONNECTIONS_MAX):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(HALF_OF_A_HELLO)
+        writer.write(FIRST["half of a hello"])
         writer.transport.abort()
         await until(lambda: server.stats.connection_count == 0, pause_s=0.01)
     assert server.stats.connection_refused_count == 0

@@ -50,9 +50,9 @@ def test_a_dead_victim_is_a_failed_row_without_numbers() -> None:
     assert "held in 1 of 2" in text
 
 
-def test_a_server_that_does_not_tell_its_turns_has_an_empty_cell() -> None:
-    assert turn(None) == ""
-    assert turn(50.0) == "≤ 50 ms"
+def test_a_turn_that_is_not_counted_is_shorter_than_what_is() -> None:
+    assert turn(0) == "< 50 ms"
+    assert turn(100.0) == "≤ 100 ms"
     assert turn(float("inf")) == "beyond all bounds"
 
 
@@ -68,8 +68,8 @@ def test_the_chart_has_every_curve_and_number() -> None:
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
     for text in ("memory, MiB", "/healthz, ms", "file handles", "minutes", ">1<", ">2<"):
         assert text in drawn
-    assert "turn of the loop" not in drawn, "a server that does not tell has no curve"
-    assert "turn of the loop" in chart([HELD], replace(CURVES, turn_ms=[Point(1, 50.0), Point(6, None)]))
+    assert "longest turn" not in drawn, "what has no point has no curve"
+    assert "longest turn" in chart([HELD], replace(CURVES, turn_ms=[Point(1, 0.0), Point(6, float("inf"))]))
     assert drawn == chart([HELD, DEAD], CURVES)
 
 

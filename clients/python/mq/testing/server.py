@@ -24,6 +24,7 @@ from mq.errors import Refused
 from mq.frames import _HEADER_LEN, write_binary
 from mq.message import Message
 from mq.places import read_cursor
+from mq.testing.recurring import FakeRecurring
 from mq.transport import CUT, Response, Socket
 
 Fields = dict[str, Any]
@@ -223,6 +224,7 @@ class Server:
         self.topics: dict[str, Topic] = {}
         self.schedules: dict[str, Waiting] = {}
         self.groups: dict[str, _Group] = {}
+        self.recurring = FakeRecurring(self.clock.now_ms, self.clock.later, self.topic, self._fire_recurring)
         self.activity = 0
         """Counts what happens."""
         self._sockets: list[FakeSocket] = []
@@ -451,6 +453,33 @@ class Server:
         fired = self._fire(self._pending(name.removesuffix(":fire"), query))
         self._deliver()
         return fired
+
+    # ------------------------------------------------------------------------------------------ recurring schedules
+
+    def _fire_recurring(self, topic: str, key: bytes | None, value: bytes | None, fields: Fields) -> tuple[int, int]:
+        to = self.topic(topic)
+        partition = fields.pop("partition", (0 if key is None else zlib.crc32(key)) % len(to.partitions))
+        stored = self._append(to, partition, key, value, fields)
+        self._deliver()
+        return stored.partition, stored.offset
+
+    def _list_recurring(self, parts: list[str], query: Fields, body: Fields) -> Fields:
+        return self.recurring.list(query.get("topic"))
+
+    def _get_recurring(self, parts: list[str], query: Fields, body: Fields) -> Fields:
+        return self.recurring.get(parts[0])
+
+    def _put_recurring(self, parts: list[str], query: Fields, body: Fields) -> Fields:
+        return self.recurring.put(parts[0], body)
+
+    def _delete_recurring(self, parts: list[str], query: Fields, body: Fields) -> None:
+        self.recurring.delete(parts[0])
+
+    def _pause_recurring(self, parts: list[str], query: Fields, body: Fields) -> Fields:
+        name, _, verb = parts[0].rpartition(":")
+        if verb not in ("pause", "resume"):
+            raise KeyError(parts[0])
+        return self.recurring.pause(name, verb == "pause")
 
     # ------------------------------------------------------------------------------------------------- subscriptions
 
@@ -808,6 +837,11 @@ _ROUTES: dict[tuple[str, str, int], Callable[[Server, list[str], Fields, Fields]
     ("DELETE", "schedules", 2): Server._cancel_schedule,
     ("PATCH", "schedules", 2): Server._move_schedule,
     ("POST", "schedules", 2): Server._fire_schedule,
+    ("GET", "recurring", 1): Server._list_recurring,
+    ("GET", "recurring", 2): Server._get_recurring,
+    ("PUT", "recurring", 2): Server._put_recurring,
+    ("DELETE", "recurring", 2): Server._delete_recurring,
+    ("POST", "recurring", 2): Server._pause_recurring,
     ("GET", "groups", 3): Server._get_lag,
     ("PATCH", "groups", 2): Server._patch_group,
     ("DELETE", "groups", 2): Server._delete_group,

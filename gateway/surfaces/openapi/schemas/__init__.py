@@ -10,6 +10,7 @@ from dataclasses import fields
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas.groups import groups
 from gateway.surfaces.openapi.schemas.instances import instances
+from gateway.surfaces.openapi.schemas.recurring import recurring
 from gateway.surfaces.openapi.schemas.schedules import schedules
 from gateway.surfaces.openapi.schemas.sent import receipts, sent
 from gateway.surfaces.openapi.schemas.shown import shown
@@ -47,6 +48,7 @@ def schemas(limits: Limits) -> dict[str, Schema]:
         **instances(limits),
         **groups(limits),
         **schedules(limits),
+        **recurring(limits),
         **v3(limits),
         **_operations(),
     }

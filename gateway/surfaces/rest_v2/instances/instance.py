@@ -80,16 +80,28 @@ class Instance:
     # What is wanted
 
     def subscribe(self, wish: Subscription) -> None:
-        """Replace the subscription. Raises RequestError 409 when partitions are assigned."""
+        """Replace the subscription. Raises RequestError 409 when partitions are assigned, 422 when it is too long to be
+        kept."""
         if self.assigned:
             raise _illegal_state("partitions are assigned to this instance; unassign them before subscribing")
-        self.wish = wish
+        before, self.wish = self.wish, wish
+        try:
+            self._wanted()
+        except RequestError:
+            self.wish = before
+            raise
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Replace the assignment; none ends it. Raises RequestError 409 when the instance subscribes."""
+        """Replace the assignment; none ends it. Raises RequestError 409 when the instance subscribes, 422 when it is
+        too long to be kept."""
         if self.wish is not None:
             raise _illegal_state("this instance subscribes to topics; delete its subscription before assigning")
-        self.assigned = tuple(dict.fromkeys(partitions))
+        before, self.assigned = self.assigned, tuple(dict.fromkeys(partitions))
+        try:
+            self._wanted()
+        except RequestError:
+            self.assigned = before
+            raise
 
     def unsubscribe(self) -> None:
         """Want nothing any more, by subscription or assignment."""
@@ -146,12 +158,17 @@ class Instance:
         first = self._rotation % len(topic_partitions)
         return topic_partitions[first:] + topic_partitions[:first]
 
-    def partition_of(self, topic: str, partition: int) -> Partition:
-        """The partition by its name. Raises RequestError 409 when it is not the instance's."""
-        for topic_partition in self.positions:
-            if topic_partition.topic == topic and topic_partition.partition == partition:
-                return topic_partition
-        raise _illegal_state(f"no current assignment for partition {partition} of topic {topic}")
+    def partitions_of(self, named: Iterable[TopicPartition]) -> list[Partition]:
+        """The partitions of these names. Raises RequestError 409 when one is not the instance's."""
+        own = self._by_name()
+        try:
+            return [own[one] for one in named]
+        except KeyError as error:
+            topic, partition = error.args[0]
+            raise _illegal_state(f"no current assignment for partition {partition} of topic {topic}") from None
+
+    def _by_name(self) -> dict[TopicPartition, Partition]:
+        return {TopicPartition(one.topic, one.partition): one for one in self.positions}
 
     # How far it is
 
@@ -193,23 +210,28 @@ class Instance:
 
     def committed(self, commits: Iterable[OffsetCommit]) -> None:
         """These are durable. Whoever commits an offset has the records before it."""
-        by_name = {
-            (topic_partition.topic, topic_partition.partition): position
-            for topic_partition, position in self.positions.items()
-        }
+        own = self._by_name()
         for commit in commits:
-            position = by_name.get((commit.topic, commit.partition))
-            if position is not None:
+            named = own.get(TopicPartition(commit.topic, commit.partition))
+            if named is not None:
+                position = self.positions[named]
                 position.committed = commit.offset
                 position.confirmed = max(position.confirmed, min(commit.offset, position.next_offset))
 
     # Kept across restarts
 
     def encode(self) -> bytes:
-        """The document. Positions that make it too long are left out: the group's commits then say where to begin.
+        """The document. Positions that make it too long are left out: the group's commits then say where to begin."""
+        document, bare = self._wanted()
+        document["positions"] = [
+            (*topic_partition, position.next_offset, position.confirmed, position.committed)
+            for topic_partition, position in self.positions.items()
+        ]
+        whole = orjson.dumps(document)
+        return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
 
-        Raises RequestError 422 when what is wanted is too long by itself.
-        """
+    def _wanted(self) -> tuple[dict[str, object], bytes]:
+        """The document without positions, and its bytes. Raises RequestError 422 when it is too long."""
         wish = self.wish
         document: dict[str, object] = {
             "version": _DOCUMENT_VERSION,
@@ -223,12 +245,7 @@ class Instance:
         bare = orjson.dumps({**document, "positions": []})
         if len(bare) > DOCUMENT_BYTES_MAX:
             raise invalid(f"the topics of one instance have at most {DOCUMENT_BYTES_MAX} bytes together; use a pattern")
-        document["positions"] = [
-            (*topic_partition, position.next_offset, position.confirmed, position.committed)
-            for topic_partition, position in self.positions.items()
-        ]
-        whole = orjson.dumps(document)
-        return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
+        return document, bare
 
 
 def decode_instance(group: str, name: str, content: bytes) -> Instance:

@@ -34,7 +34,7 @@ from gateway.routing.base import Routes, UnknownPartition
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance, decode_instance
-from gateway.surfaces.rest_v2.instances.polling import Poll, Poller
+from gateway.surfaces.rest_v2.instances.polling import Poll, Poller, turn_of_others
 from gateway.surfaces.rest_v2.instances.settings import InstanceSettings
 from store.errors import StoreError
 
@@ -234,10 +234,10 @@ class Instances:
         """Go on at these offsets. Durable on return. Raises RequestError 409/40903 unless all are its partitions."""
         async with self._at(group, name) as live:
             await self._sync(live)
-            topic_partitions = [(live.instance.partition_of(*partition), offset) for partition, offset in offsets]
+            partitions = live.instance.partitions_of(partition for partition, _ in offsets)
             live.instance.is_resumed = False
-            for topic_partition, offset in topic_partitions:
-                live.instance.seek(topic_partition, offset)
+            for partition, (_, offset) in zip(partitions, offsets, strict=True):
+                live.instance.seek(partition, offset)
             await self._keep(live, flushed=True)
 
     # Progress
@@ -406,7 +406,10 @@ class Instances:
             TopicPartition(topic_partition.topic, topic_partition.partition) for topic_partition in topic_partitions
         ]
         stored = await self._groups.committed(instance.group, named)
-        for topic_partition, partition, committed in zip(topic_partitions, named, stored, strict=True):
+        for number, (topic_partition, partition, committed) in enumerate(
+            zip(topic_partitions, named, stored, strict=True)
+        ):
+            await turn_of_others(number)
             offset = await self._groups.start_offset(instance.group, partition, instance.settings.start)
             instance.begin(topic_partition, offset, committed.offset)
 

@@ -28,7 +28,6 @@ from random import Random
 
 import pytest
 
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.machines.copies import dead_letter_topic
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember
 from gateway.groups.machines.events import (
@@ -46,6 +45,7 @@ from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.protocol import Delivered, MemberKey, OffsetCommit, TopicPartition
 from store import record_batch
 from store.errors import StoreError, UnknownQueue
+from store.topics import OFFSETS_QUEUE
 from store.types import QueueKey
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting
 from tests.simdisk import PowerCut, SimDisk

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.machines.events import Leased, LeasesSet, Settled
@@ -19,6 +18,7 @@ from gateway.groups.machines.table import GroupTable
 from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
 from store.files import OsFiles
 from store.offline.repair import repair
+from store.topics import OFFSETS_QUEUE
 from tests.gateway.groups.coordinator.test_settling import receipts
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting
 from tests.store.offline_kit import config_of, entries_of, overwrite

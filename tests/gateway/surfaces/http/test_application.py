@@ -69,6 +69,8 @@ def test_routes_that_only_read_read_no_body() -> None:
         "root",
         "fire_schedule",
         "issue_ticket",
+        "pause_recurring",
+        "resume_recurring",
     }
     with_body = {row.name for row in ROUTES if row.method in reading and row.body is not Body.NONE}
     assert with_body == {"committed_offsets"}  # the REST Proxy has a GET with a body

@@ -104,7 +104,7 @@ async def test_every_administering_route_is_in_the_trail_with_who_and_what(parts
             async with client.request(row.method, path_of(row), headers=headers) as response:
                 assert response.status == 204
             newest = (await trail.page(lambda row: True, cursor=None, limit=1)).rows
-            if not str(row.action).startswith("schedule."):
+            if not str(row.action).startswith(("schedule.", "recurring.")):
                 assert newest[0]["request_id"] == headers["X-Request-Id"]  # before the answer
         found = await lines(trail)
     (token_id,) = [id_ for id_, record in parts.policy.tokens.items() if record.principal == "ann"]
@@ -121,6 +121,16 @@ async def test_every_administering_route_is_in_the_trail_with_who_and_what(parts
             assert line["object"]["topic"] == "orders"  # type: ignore[index]
         if "{group}" in row.path:
             assert line["object"]["group"] == "billing"  # type: ignore[index]
+
+
+async def test_the_record_of_a_recurring_schedule_is_in_no_log(parts: Secured) -> None:
+    body = {"topic": "orders", "record": {"value": "confidential"}, "cron": "@daily"}
+    async with audited(parts, rows_with(_done)) as (client, trail):
+        async with client.put("/mq/v1/recurring/daily", json=body, headers=bearer(parts, "ann")) as response:
+            assert response.status == 204
+        (line,) = await lines(trail)
+    assert line["object"] == {"topic": "orders", "recurring": "daily"}
+    assert line["details"] == {"cron": "@daily"}
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import tracemalloc
 from collections.abc import Iterator
 
 import pytest
+import zstandard
 
 from gateway.errors import OVERLOADED
 from gateway.surfaces.http.context import Gateway
@@ -18,6 +20,7 @@ from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import served, talk
 from tests.waiting import PATIENCE_S
 
+JSON_TYPE = "application/vnd.kafka.json.v2+json"
 HEAD = (
     b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\n"
     b"Content-Type: application/vnd.kafka.json.v2+json\r\nContent-Length: %d\r\n\r\n"
@@ -74,6 +77,24 @@ async def test_uploads_that_are_given_up_leave_nothing_behind(gateway: Gateway) 
         await asyncio.sleep(0.1)
         after, _ = tracemalloc.get_traced_memory()
     assert after - before < 3 * MiB  # of 30
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@pytest.mark.parametrize("path", ["/topics/orders", "/mq/v1/topics/orders/messages:batch"])
+async def test_bodies_that_inflate_to_too_much_leave_nothing_behind(gateway: Gateway, path: str, coding: str) -> None:
+    zeros = bytes(32 * MiB)
+    bomb = gzip.compress(zeros) if coding == "gzip" else zstandard.compress(zeros)
+    kind = JSON_TYPE if path == "/topics/orders" else "application/x-ndjson"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Encoding: {coding}\r\n"
+    request = f"{head}Content-Length: {len(bomb)}\r\n\r\n".encode() + bomb
+    async with served(gateway) as port:
+        await talk(port, request)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10):
+            assert b"413" in await talk(port, request)
+        after, _ = tracemalloc.get_traced_memory()
+    assert after - before < MiB
 
 
 async def test_beyond_the_bound_a_body_is_refused_and_room_comes_back(gateway: Gateway) -> None:

@@ -138,10 +138,10 @@ def test_subscribing_and_assigning_exclude_each_other() -> None:
 
 def test_only_own_partitions_have_a_place() -> None:
     instance = subscribed(P0)
-    assert instance.partition_of("orders", 0) == P0
+    assert instance.partitions_of([TopicPartition("orders", 0)] * 2) == [P0, P0]
     for topic, number in (("orders", 1), ("other", 0)):
         with pytest.raises(RequestError) as refused:
-            instance.partition_of(topic, number)
+            instance.partitions_of([TopicPartition("orders", 0), TopicPartition(topic, number)])
         assert refused.value.error_code == ILLEGAL_STATE
 
 
@@ -169,10 +169,18 @@ def test_a_document_that_is_too_long_leaves_out_the_positions_and_then_is_refuse
     content = instance.encode()
     assert len(content) <= DOCUMENT_BYTES_MAX
     assert decode_instance("g", "c", content).positions == {}
-    instance.subscribe(Subscription(frozenset(f"{number:0249}" for number in range(TOPICS_MAX))))
+    before = instance.wish
     with pytest.raises(RequestError) as refused:
-        instance.encode()
+        instance.subscribe(Subscription(frozenset(f"{number:0249}" for number in range(TOPICS_MAX))))
     assert refused.value.error_code == 422
+    assert instance.wish == before
+    instance.unsubscribe()
+    instance.assign([TopicPartition("orders", 0)])
+    with pytest.raises(RequestError) as refused:
+        instance.assign([TopicPartition("orders", number) for number in range(10_000)])
+    assert refused.value.error_code == 422
+    assert instance.assigned == (TopicPartition("orders", 0),)
+    assert instance.encode()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"1", b'{"version": 2}'])

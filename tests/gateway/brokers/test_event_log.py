@@ -1,4 +1,4 @@
-"""gateway.groups.coordinator.event_log: what is written is applied, kept, read back, and held against retention."""
+"""gateway.brokers.event_log: what is written is applied, kept, read back, and held against retention."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from random import Random
 
 import pytest
 
+from gateway.brokers.event_log import WRITE_BYTES, EventLog
 from gateway.brokers.local import LocalBroker
-from gateway.groups.coordinator.event_log import OFFSETS_QUEUE, WRITE_BYTES, EventLog, snapshot_files
+from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.machines.events import Barrier, DocumentPut, Event
 from store import Store, record_batch
 from store.errors import Corrupt, DiskFull, RecordTooLarge, StoreStopped
 from store.files import Files
 from store.limits import KiB
 from store.record_batch import Record
-from store.types import Acks, Append
+from store.topics import OFFSETS_QUEUE
+from store.types import Acks, Append, Source
 from tests.clock import FakeClock
 from tests.gateway.groups.coordinator.world import PlainTimer, inline
 from tests.simdisk import Fault, SimDisk
@@ -29,21 +31,23 @@ class Machine:
         self.files = files
         self.clock = FakeClock()
         self.applied: list[Event] = []
+        self.places: list[Source] = []
         self.lost: list[int] = []
         self.state: dict[str, bytes] = {}
         self.store: Store
-        self.log: EventLog
+        self.log: EventLog[Event]
 
     async def start(self, **settings: int) -> int:
-        self.applied, self.state = [], {}
+        self.applied, self.places, self.state = [], [], {}
         self.store = await open_store(self.files, with_settings(**settings), self.clock)
         broker = LocalBroker(
             self.store, PlainTimer(self.store, self.clock), name="b", on_topic=lambda _: None, on_deleted=lambda _: None
         )
         self.log = EventLog(
+            GROUP_EVENTS,
             broker,
             self.clock,
-            snapshot_files(ROOT, self.files),
+            GROUP_EVENTS.snapshot_files(ROOT, self.files),
             apply=self._apply,
             whole_state=lambda: [put(key, content) for key, content in self.state.items()],
             run_blocking=inline,
@@ -52,8 +56,9 @@ class Machine:
         self.running = asyncio.create_task(self.log.run())
         return count
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: Event, at: Source) -> None:
         self.applied.append(event)
+        self.places.append(at)
         if isinstance(event, DocumentPut) and event.content is not None:
             self.state[event.key] = event.content
 
@@ -81,6 +86,13 @@ async def test_events_are_applied_in_the_order_of_the_calls_and_share_appends() 
     await asyncio.gather(*futures)
     assert machine.applied == [put(str(number), b"") for number in range(50)]
     assert machine.log.append_count < 5
+    places = machine.places
+    assert len(set(places)) == 50, "each has a place of its own in the log"
+    await machine.stop()
+    machine.files.remove(ROOT / "groups.0") if "groups.0" in machine.files.list(ROOT) else None
+    machine.files.remove(ROOT / "groups.1") if "groups.1" in machine.files.list(ROOT) else None
+    await machine.start()
+    assert machine.places == places, "which a start finds again"
     await machine.stop()
 
 
@@ -220,10 +232,11 @@ async def test_until_events_are_read_all_of_the_log_is_needed() -> None:
     machine = await started(SimDisk())
     await machine.log.write([put("key", b"1")])
     fresh = EventLog(
+        GROUP_EVENTS,
         machine.log._broker,
         machine.clock,
-        snapshot_files(ROOT, machine.files),
-        apply=lambda _: None,
+        GROUP_EVENTS.snapshot_files(ROOT, machine.files),
+        apply=lambda event, at: None,
         whole_state=list,
         run_blocking=inline,
     )
@@ -314,7 +327,7 @@ async def test_what_is_queued_at_a_stop_is_written() -> None:
 async def test_an_event_that_cannot_be_applied_stops_all_further_ones() -> None:
     machine = await started(SimDisk())
 
-    def refuse(_: Event) -> None:
+    def refuse(event: Event, at: Source) -> None:
         raise KeyError("state and log disagree")
 
     machine.log._apply = refuse

@@ -1,15 +1,14 @@
-"""The events of all groups in system topic `__offsets`: written in batches, applied in the order of the log, and read
-back at start from the last snapshot on.
+"""The events of one part of the server in a system topic: written in batches, applied in the order of the log, and read
+back at start from the last snapshot on. Consumer groups and recurring schedules each have one (`EventKind`).
 
     decide ──> write ──> waiting ──> one append of all that waits ──> apply, in order ──> wake the callers
 
-While one append is under way the next one gathers, so the events of many groups share an fdatasync. The events of one
+While one append is under way the next one gathers, so the events of many callers share an fdatasync. The events of one
 call are in one entry: after a crash all of them are there or none.
 
-Snapshot: `groups.0` and `groups.1` in the data directory (format: store/snapshot.py). The content is events, one JSON
-object a line, that lead an empty table to the state at the snapshot's offset (format:
-gateway/groups/machines/events.py). It is written now and then and at a clean stop; until it is saved, retention keeps
-the entries behind the last one.
+Snapshot: `<name>.0` and `<name>.1` in the data directory (format: store/snapshot.py). The content is events, one JSON
+object a line, that lead an empty state to the one at the snapshot's offset. It is written now and then and at a clean
+stop; until it is saved, retention keeps the entries behind the last one.
 
     crash                         what a restart finds
     before the append             nothing: nobody was answered
@@ -31,10 +30,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gateway.brokers.base import Broker
-from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
 from store import record_batch
 from store.clock import Clock
 from store.errors import Corrupt, RecordTooLarge, StoreError, StoreStopped
@@ -42,14 +42,10 @@ from store.files import Files
 from store.limits import MiB
 from store.record_batch import Record
 from store.snapshot import Snapshot, SnapshotFiles
-from store.topics import OFFSETS
-from store.types import Acks, Append, Appended, Entry, QueueKey
+from store.types import Acks, Append, Appended, Entry, QueueKey, Source
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
-
-OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
-SNAPSHOT_NAME = "groups"
 
 WRITE_BYTES = 1 * MiB
 """Events are gathered up to this size for one append; the events of one call are never cut apart."""
@@ -57,46 +53,75 @@ WRITE_BYTES = 1 * MiB
 _READ_BYTES = 1 * MiB
 _APPLIED_PER_TURN = 500
 
-_STOPPED = StoreStopped("consumer groups have stopped; restart the server")
+IN_SNAPSHOT = Source(-1, 0)
+"""Where an event is that stands in a snapshot."""
+
+EventT = TypeVar("EventT")
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function that takes long, as it waits for the disk, without holding up the event loop."""
 
 
-class _Call:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventKind(Generic[EventT]):
+    """Whose events they are: the queue they are written to, the name of the snapshot, and their form as records."""
+
+    whose: str
+    """For messages: `consumer groups`."""
+
+    snapshot_name: str
+    queue: QueueKey
+    encode: Callable[[EventT], bytes]
+    decode: Callable[[Iterable[bytes | None]], list[EventT]]
+    """Raises ValueError."""
+
+    barrier: EventT
+    """An event that changes nothing; when it is durable, all before it is."""
+
+    def snapshot_files(self, directory: Path, files: Files) -> SnapshotFiles:
+        """The two slots of the snapshot."""
+        return SnapshotFiles(directory, self.snapshot_name, files)
+
+
+class _Call(Generic[EventT]):
     """The events of one call, and the future its caller waits on."""
 
     __slots__ = ("acks", "done", "events", "records", "size")
 
-    def __init__(self, events: Sequence[Event], acks: Acks, done: asyncio.Future[None]) -> None:
+    def __init__(
+        self, events: Sequence[EventT], acks: Acks, done: asyncio.Future[None], encode: Callable[[EventT], bytes]
+    ) -> None:
         self.events = events
         self.acks = acks
         self.done = done
-        self.records = [encode_event(event) for event in events]
+        self.records = [encode(event) for event in events]
         self.size = sum(map(len, self.records))
 
 
-class EventLog:
+class EventLog(Generic[EventT]):
     """Writes events and keeps what is made of them durable. `apply` gets each event once its entry is as durable as its
-    call asked; `whole_state` gives the events of a snapshot, as of its call, to be gone through in another thread."""
+    call asked, and where it is: the entry's position in the log and its index there. `whole_state` gives the events of
+    a snapshot, as of its call, to be gone through in another thread."""
 
     def __init__(
         self,
+        kind: EventKind[EventT],
         broker: Broker,
         clock: Clock,
         snapshots: SnapshotFiles,
         *,
-        apply: Callable[[Event], None],
-        whole_state: Callable[[], Iterable[Event]],
+        apply: Callable[[EventT, Source], None],
+        whole_state: Callable[[], Iterable[EventT]],
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
+        self._kind = kind
         self._broker = broker
         self._clock = clock
         self._snapshots = snapshots
         self._apply = apply
         self._whole_state = whole_state
         self._run_blocking = run_blocking
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[_Call[EventT]] = deque()
         self._work = asyncio.Event()
         self._write_bytes = WRITE_BYTES
         self._saving = asyncio.Lock()
@@ -124,7 +149,7 @@ class EventLog:
             return 0
         return self._entries[0][1] if self._entries else None
 
-    def write(self, events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
+    def write(self, events: Sequence[EventT], *, flushed: bool = True) -> asyncio.Future[None]:
         """Have events written, in the order of the calls. The future is done when they are applied.
 
         It raises DiskFull, Overloaded, RecordTooLarge: nothing was written; StoreStopped: the outcome is unknown until
@@ -132,9 +157,10 @@ class EventLog:
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
-            done.set_exception(_STOPPED)
+            done.set_exception(self._stopped())
         elif events:
-            self._waiting.append(_Call(events, Acks.FLUSHED if flushed else Acks.WRITTEN, done))
+            acks = Acks.FLUSHED if flushed else Acks.WRITTEN
+            self._waiting.append(_Call(events, acks, done, self._kind.encode))
             self._work.set()
         else:
             done.set_result(None)
@@ -143,7 +169,7 @@ class EventLog:
     async def run(self) -> None:
         """Write until cancelled. Raises when an event that was written cannot be applied: only a restart can help."""
         self._is_ending = False
-        writing = asyncio.create_task(self._write_on(), name="groups events")
+        writing = asyncio.create_task(self._write_on(), name=f"events of {self._kind.whose}")
         while not writing.done():
             try:
                 await asyncio.wait([writing])
@@ -164,7 +190,7 @@ class EventLog:
         while self._waiting and not self._is_ending:
             await self._write_group(self._take_group())
 
-    def _take_group(self) -> list[_Call]:
+    def _take_group(self) -> list[_Call[EventT]]:
         group = [self._waiting.popleft()]
         size = group[0].size
         while self._waiting and size + self._waiting[0].size <= self._write_bytes:
@@ -172,7 +198,7 @@ class EventLog:
             size += group[-1].size
         return group
 
-    async def _write_group(self, group: list[_Call]) -> None:
+    async def _write_group(self, group: list[_Call[EventT]]) -> None:
         """Append events and apply them, or tell the callers why they are not in the log."""
         try:
             try:
@@ -189,28 +215,33 @@ class EventLog:
                 self._applied(group, appended)
         except BaseException as error:
             self._failure = error
-            self._refuse([*group, *self._waiting], _STOPPED)
+            self._refuse([*group, *self._waiting], self._stopped())
             self._waiting.clear()
             raise
 
-    def _refuse(self, group: Iterable[_Call], error: StoreError) -> None:
+    def _stopped(self) -> StoreStopped:
+        return StoreStopped(f"the {self._kind.whose} have stopped; restart the server")
+
+    def _refuse(self, group: Iterable[_Call[EventT]], error: StoreError) -> None:
         for call in group:
             if not call.done.done():
                 call.done.set_exception(error)
 
-    async def _append(self, group: Sequence[_Call]) -> list[Appended]:
+    async def _append(self, group: Sequence[_Call[EventT]]) -> list[Appended]:
         now_ms = self._clock.now_ms()
         records = [Record(None, record, now_ms) for call in group for record in call.records]
         batch = record_batch.encode(records)
-        append = Append(queue=OFFSETS_QUEUE, batch=batch, record_count=len(records), json_values=True)
+        append = Append(queue=self._kind.queue, batch=batch, record_count=len(records), json_values=True)
         return await self._broker.append([append], acks=max(call.acks for call in group))
 
-    def _applied(self, group: Sequence[_Call], appended: Appended) -> None:
+    def _applied(self, group: Sequence[_Call[EventT]], appended: Appended) -> None:
         """Apply events in the order of the log, and wake who waits (E1, E3)."""
         self._entries.append((appended.base_offset, appended.position))
+        position, index, new = appended.position, 0, tuple.__new__
         for call in group:
             for event in call.events:
-                self._apply(event)
+                self._apply(event, new(Source, (position, index)))  # a NamedTuple's own constructor takes twice as long
+                index += 1
             self._next_offset += len(call.events)
             if not call.done.done():
                 call.done.set_result(None)
@@ -224,27 +255,27 @@ class EventLog:
     async def replay(self, on_lost: Callable[[int], None]) -> int:
         """Read the last snapshot and the events behind it; how many those were. `on_lost` is told, before those behind
         them, of events that a repair of the store could not save. Raises Corrupt, or as reading does."""
+        whose, name = self._kind.whose, self._kind.snapshot_name
         loaded: list[Snapshot | None] = []
         await self._run_blocking(lambda: loaded.append(self._snapshots.load()))
         (snapshot,) = loaded
         if snapshot is not None:
-            for number, event in enumerate(_events_of("groups snapshot", 0, snapshot.content.splitlines())):
-                self._apply(event)
+            path = f"{self._kind.snapshot_name} snapshot"
+            for number, event in enumerate(self._events_of(path, 0, snapshot.content.splitlines())):
+                self._apply(event, IN_SNAPSHOT)
                 if number % _APPLIED_PER_TURN == 0:
                     await asyncio.sleep(0)
             self._next_offset = self._saved_offset = snapshot.next_offset
-        low, high = await self._broker.bounds(OFFSETS_QUEUE)
+        low, high = await self._broker.bounds(self._kind.queue)
         if self._next_offset < low:
-            raise Corrupt(
-                SNAPSHOT_NAME, 0, f"no snapshot of the consumer groups reaches the first kept event, {low}; restore it"
-            )
+            raise Corrupt(name, 0, f"no snapshot of the {whose} reaches the first kept event, {low}; restore it")
         if self._next_offset > high:
-            raise Corrupt(SNAPSHOT_NAME, 0, f"the snapshot is of offset {self._next_offset}, the log ends at {high}")
+            raise Corrupt(name, 0, f"the snapshot is of offset {self._next_offset}, the log ends at {high}")
         first = self._next_offset
         while self._next_offset < high:
-            read = await self._broker.read(OFFSETS_QUEUE, self._next_offset, max_bytes=_READ_BYTES)
+            read = await self._broker.read(self._kind.queue, self._next_offset, max_bytes=_READ_BYTES)
             if not read.entries:
-                raise Corrupt("commitlog", 0, f"event {self._next_offset} of the consumer groups cannot be read")
+                raise Corrupt("commitlog", 0, f"event {self._next_offset} of the {whose} cannot be read")
             for entry in read.entries:
                 self._replay_entry(entry, on_lost)
             await asyncio.sleep(0)
@@ -254,12 +285,13 @@ class EventLog:
 
     def _replay_entry(self, entry: Entry, on_lost: Callable[[int], None]) -> None:
         records = record_batch.decode(entry.batch)
-        found = [record.value for record in records if record.offset >= self._next_offset]
-        values = [value for value in found if value is not None]  # nothing of ours writes one without a value
-        if len(values) < len(found):
-            on_lost(len(found) - len(values))
-        for event in _events_of("commitlog", entry.position, values):
-            self._apply(event)
+        found = [record for record in records if record.offset >= self._next_offset]
+        kept = [record for record in found if record.value is not None]  # nothing of ours writes one without a value
+        if len(kept) < len(found):
+            on_lost(len(found) - len(kept))
+        events = self._events_of("commitlog", entry.position, [record.value for record in kept])
+        for record, event in zip(kept, events, strict=True):
+            self._apply(event, Source(entry.position, record.offset - entry.base_offset))
         self._entries.append((entry.base_offset, entry.position))
         self._next_offset = entry.next_offset
 
@@ -273,13 +305,13 @@ class EventLog:
             events = self._whole_state()
 
             def save() -> None:
-                self._snapshots.save(Snapshot(offset, b"\n".join(map(encode_event, events))))
+                self._snapshots.save(Snapshot(offset, b"\n".join(map(self._kind.encode, events))))
 
             try:
                 await self._flush(offset)
                 await self._run_blocking(save)
             except (OSError, StoreError) as error:
-                log.warning("groups snapshot failed error=%s", error)
+                log.warning("snapshot of %s failed error=%s", self._kind.whose, error)
                 return
             self._saved_offset = offset
             while self._entries and self._entries[0][0] < offset:
@@ -289,7 +321,7 @@ class EventLog:
     async def _flush(self, offset: int) -> None:
         """Make events durable that were only written: a snapshot must never be ahead of the log after a power cut."""
         if self._durable_offset < offset:
-            flushing = self.write([Barrier()])
+            flushing = self.write([self._kind.barrier])
             if self._closing:
                 await to_its_end(self._write_all())
             await flushing
@@ -302,14 +334,8 @@ class EventLog:
             await to_its_end(self._write_all())
             await self.save()
 
-
-def snapshot_files(directory: Path, files: Files) -> SnapshotFiles:
-    """The two slots of the groups' snapshot."""
-    return SnapshotFiles(directory, SNAPSHOT_NAME, files)
-
-
-def _events_of(path: str, position: int, values: Iterable[bytes | None]) -> list[Event]:
-    try:
-        return decode_events(values)
-    except ValueError as error:
-        raise Corrupt(path, position, str(error)) from error
+    def _events_of(self, path: str, position: int, values: Iterable[bytes | None]) -> list[EventT]:
+        try:
+            return self._kind.decode(values)
+        except ValueError as error:
+            raise Corrupt(path, position, str(error)) from error

@@ -1,0 +1,1 @@
+"""Recurring schedules: records that the server sends by itself, again and again, by a rule."""

@@ -1,0 +1,497 @@
+"""Recurring schedules at work: kept, listed, and fired when they are due.
+
+    put, pause, delete    decide ──> write ──> apply (gateway/recurring/definitions.py says what and why it survives)
+    step                  what is due: `fired` events, durable ──> the records, delivered durably ──> `delivered` events
+
+A step delivers what is owed before it fires more. All decisions are made under one lock, held until what was decided is
+applied. A start learns from the log which owed records were delivered before.
+
+Never early: a due time is compared with the server's clock when it fires. A clock that is stepped forward fires what it
+passes; stepped back, it fires nothing again, and nothing more until it has passed the last due time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gateway.brokers.base import Broker
+from gateway.brokers.event_log import EventLog, RunBlocking
+from gateway.codec.records import ProduceRecord
+from gateway.codec.tags import DELIVER_AT_HEADER, MISSED_HEADER, RECURRING_HEADER, tag_hash
+from gateway.recurring.definitions import (
+    MISSED_MAX,
+    RECURRING_EVENTS,
+    Definition,
+    Delivered,
+    Event,
+    Fired,
+    Owed,
+    Recurring,
+    RecurringTable,
+)
+from gateway.recurring.errors import NoPlace
+from gateway.recurring.rule import Rule
+from store import record_batch
+from store.clock import Clock
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
+from store.files import Files
+from store.limits import MiB
+from store.record_batch import Record
+from store.types import Source
+from store.uncancelled import to_its_end, uncancelled
+from timer.ports import Due, Partitions, Target
+from timer.state import wait
+
+log = logging.getLogger(__name__)
+
+COUNTED_MAX = 10_000
+"""Missed due times of a cron expression are counted up to here; of `every`, all of them are."""
+
+SNAPSHOT_INTERVAL_S = 30
+FIRED_PER_STEP = 500
+DELIVERED_PER_STEP = 1_000
+DELIVERED_BYTES = 1 * MiB
+_DUES_PER_TURN = 200
+_NEXT_PER_TURN = 50
+_PASSED_OVER_MAX = 64
+_IDLE_MS_MAX = 500
+_RETRY_MS = 200
+_WITHOUT_TOPIC_MS = 2_000
+"""How soon a schedule whose topic is not there looks again."""
+
+
+class DeliveredSources(Protocol):
+    """What the log says of what was delivered; `store.Store` is one."""
+
+    async def sources_since(self, position: int) -> set[Source]:
+        """The sources of all entries from a position on."""
+        ...
+
+
+class Placing(Protocol):
+    """Where records go: chosen as for those that are sent; `gateway.api.recurring.SentPlacing` is one."""
+
+    def check(self, topic: str, record: ProduceRecord) -> None:
+        """Raises NoPlace unless a topic takes the record."""
+        ...
+
+    def place(self, topic: str, records: Sequence[ProduceRecord]) -> tuple[Target, Sequence[Record]]:
+        """The partition for records of one key, or of none, and the records as they are stored. Raises NoPlace."""
+        ...
+
+
+@dataclass(slots=True)
+class RecurringStats:
+    """Counters since start."""
+
+    delivered_count: int = 0
+    missed_count: int = 0
+    dropped_count: int = 0
+
+
+class _Row(NamedTuple):
+    """One owed record on its way."""
+
+    recurring: Recurring
+    owed: Owed
+    target: Target
+    record: Record
+
+
+class RecurringSchedules:
+    """The recurring schedules of one node. `start`, then `run` until cancelled, then `close`.
+
+    `placing` says where a record goes, `partitions` stores it there, `sources` knows what was stored before.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        files: Files,
+        broker: Broker,
+        sources: DeliveredSources,
+        partitions: Partitions,
+        clock: Clock,
+        *,
+        placing: Placing,
+        count_max: int,
+        run_blocking: RunBlocking = asyncio.to_thread,
+    ) -> None:
+        self.table = RecurringTable()
+        self.stats = RecurringStats()
+        self.troubles: dict[str, str] = {}
+        """Why a schedule that is due does not fire, by name."""
+
+        self._sources = sources
+        self._partitions = partitions
+        self._clock = clock
+        self._placing = placing
+        self._count_max = count_max
+        self._events: EventLog[Event] = EventLog(
+            RECURRING_EVENTS,
+            broker,
+            clock,
+            RECURRING_EVENTS.snapshot_files(directory, files),
+            apply=self.table.apply,
+            whole_state=self.table.snapshot,
+            run_blocking=run_blocking,
+        )
+        self._unnoted: list[Delivered] = []  # delivered, but the table does not know
+        self._turn = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._next_ms: dict[str, int] = {}
+        self._due: list[tuple[int, str]] = []  # heap; what `_next_ms` does not have is passed over
+
+    @property
+    def needed_position(self) -> int | None:
+        """Retention must keep the log from this position on; None: from nowhere on. 0 before `start`."""
+        return self._events.needed_position
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Read what there is, and find out what was delivered. Raises Corrupt, or as reading does."""
+        event_count = await self._events.replay(_warn_of_lost)
+        owed = [(name, one) for name in self.table.owing for one in self.table.get(name).owed]
+        if owed:
+            delivered = await self._sources.sources_since(min(one.position for _, one in owed))
+            for name, one in owed:
+                # Delivered in order, and counted off in order.
+                if one.source in delivered:
+                    self._unnoted.append(Delivered(name, 1))
+        if event_count or len(self.table):
+            log.info("recurring schedules read schedules=%s events=%s", len(self.table), event_count)
+
+    async def run(self) -> None:
+        """Fire until cancelled. Raises only what a restart can help with."""
+        async with asyncio.TaskGroup() as outer:
+            writing = outer.create_task(self._events.run(), name="recurring schedules events")
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._fire_on(), name="recurring schedules")
+                    tasks.create_task(self._save_on(), name="recurring schedules snapshot")
+            finally:  # what these wait for is written first
+                writing.cancel()
+
+    async def close(self) -> None:
+        """Write what waits, and save a snapshot. Call when `run` has ended."""
+        await self._events.close()
+
+    # ------------------------------------------------------------------ changes
+
+    async def put(self, name: str, definition: Definition, paused: bool | None) -> tuple[Recurring, bool]:
+        """Have a schedule of this name; whether it is new. Durable on return. `paused` None: as it is. Raises
+        TooManyRecurring, or as `EventLog.write`."""
+        async with self._in_turn():
+            is_new = self.table.find(name) is None
+            now_ms = self._clock.now_ms()
+            event = self.table.decide_put(name, definition, paused, now_ms=now_ms, count_max=self._count_max)
+            await self._write(() if event is None else (event,))
+            return self.table.get(name), is_new
+
+    async def pause(self, name: str, paused: bool) -> Recurring:
+        """Have a schedule rest, or go on. Durable on return. Raises UnknownRecurring, or as `EventLog.write`."""
+        async with self._in_turn():
+            event = self.table.decide_pause(name, paused, self._clock.now_ms())
+            await self._write(() if event is None else (event,))
+            return self.table.get(name)
+
+    async def delete(self, name: str) -> None:
+        """Have no schedule of this name. Durable on return. Raises UnknownRecurring, or as `EventLog.write`."""
+        async with self._in_turn():
+            await self._write((self.table.decide_delete(name),))
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """The turn to decide. What was delivered is noted before anything else is: until then it counts as owed."""
+        async with self._turn:
+            await self._note()
+            yield
+
+    async def _note(self) -> None:
+        """Write `delivered` events of what is known to be delivered."""
+        unnoted, self._unnoted = self._unnoted, []
+        try:
+            await self._write(unnoted, flushed=False)
+        except StoreError:
+            self._unnoted = unnoted
+            raise
+
+    async def _write(self, events: Sequence[Event], *, flushed: bool = True) -> None:
+        """Write events under the turn, and wait until they are applied, even when cancelled meanwhile."""
+        if events:
+            await uncancelled(self._events.write(events, flushed=flushed))
+            self._wake.set()
+
+    # ------------------------------------------------------------------ firing
+
+    async def step(self) -> bool:
+        """Deliver what is owed, then fire what is due, some of it; whether there may be more to do at once."""
+        async with self._in_turn():
+            if self.table.owing:
+                return await self._deliver()
+            return await self._fire()
+
+    async def next_due_ms(self) -> int | None:
+        """When the next schedule is due, as far as that is known; None: none ever is."""
+        for count, name in enumerate(list(self.table.changed), 1):
+            self.table.changed.discard(name)
+            self._look_again(name, None)
+            if count % _NEXT_PER_TURN == 0:
+                await asyncio.sleep(0)
+        while self._due and self._next_ms.get(self._due[0][1]) != self._due[0][0]:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    def _look_again(self, name: str, at_ms: int | None) -> None:
+        """Look at a schedule when it is due next, or at another time."""
+        recurring = self.table.find(name)
+        due_ms = at_ms if recurring is None or at_ms is not None else recurring.next_due_ms()
+        if recurring is None or due_ms is None:
+            self._next_ms.pop(name, None)
+            self.troubles.pop(name, None)
+        elif self._next_ms.get(name) != due_ms:
+            self._next_ms[name] = due_ms
+            heapq.heappush(self._due, (due_ms, name))
+            if len(self._due) > 2 * len(self._next_ms) + _PASSED_OVER_MAX:
+                self._due = [(ms, one) for one, ms in self._next_ms.items()]
+                heapq.heapify(self._due)
+
+    async def _fire(self) -> bool:
+        """Write `fired` events of schedules that are due."""
+        now_ms = self._clock.now_ms()
+        events: list[Fired] = []
+        names: list[str] = []
+        looked_count = counted = 0
+        while looked_count < FIRED_PER_STEP and len(events) < MISSED_MAX and counted < COUNTED_MAX:
+            next_ms = await self.next_due_ms()
+            if next_ms is None or next_ms > now_ms:
+                break
+            _, name = heapq.heappop(self._due)
+            del self._next_ms[name]
+            looked_count += 1
+            recurring = self.table.get(name)
+            if not self._has_place(recurring):
+                self._look_again(name, now_ms + _WITHOUT_TOPIC_MS)
+                continue
+            names.append(name)
+            dues_ms, due_count = await self._passed(recurring, now_ms)
+            if recurring.definition.rule.cron is not None:  # gone through one by one
+                counted += due_count
+            if dues_ms:
+                events += self.table.decide_fire(name, dues_ms, due_count)
+        self.table.changed.update(names)  # also when nothing can be written: they are due still
+        await self._write_fired(events)
+        self.stats.missed_count += sum(event.missed_count for event in events)
+        return looked_count > 0
+
+    async def _write_fired(self, events: Sequence[Fired]) -> None:
+        """Write `fired` events, in one entry if the store's are that large: each of them stands for itself."""
+        try:
+            await self._write(events)
+        except RecordTooLarge:
+            if len(events) == 1:
+                raise
+            middle = len(events) // 2
+            await self._write_fired(events[:middle])
+            await self._write_fired(events[middle:])
+
+    def _has_place(self, recurring: Recurring) -> bool:
+        """Whether its topic is there and takes the record. If not, what is due is due until it is, or missed."""
+        name, definition = recurring.name, recurring.definition
+        try:
+            self._placing.check(definition.topic, definition.record.at(0))
+        except NoPlace as error:
+            if name not in self.troubles:
+                log.warning("recurring schedule=%s waits for its topic=%s: %s", name, definition.topic, error)
+            self.troubles[name] = str(error)
+            return False
+        self.troubles.pop(name, None)
+        return True
+
+    async def _passed(self, recurring: Recurring, now_ms: int) -> tuple[Sequence[int], int]:
+        """The due times behind `from_ms` and up to now that get a record, and how many there are in all."""
+        rule = recurring.definition.rule
+        kept_count = 1 if recurring.definition.missed == "once" else MISSED_MAX
+        due_count = rule.count_between(recurring.from_ms, now_ms)
+        if due_count is not None:
+            assert rule.every_ms is not None
+            start_ms = max(recurring.from_ms, now_ms - kept_count * rule.every_ms)
+            return await _last_dues(rule, start_ms, now_ms, kept_count), due_count
+        kept: deque[int] = deque(maxlen=kept_count)
+        due_count = 0
+        for due_ms in rule.dues(recurring.from_ms):
+            if due_ms > now_ms:
+                return kept, due_count
+            if due_count == COUNTED_MAX:  # too long ago to go through all of them: the last ones, from behind
+                break
+            due_count += 1
+            kept.append(due_ms)
+            if due_count % _DUES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        behind_ms = 60_000 * kept_count
+        while True:
+            start_ms = max(recurring.from_ms, now_ms - behind_ms)
+            last = await _last_dues(rule, start_ms, now_ms, kept_count)
+            if len(last) == kept_count or start_ms == recurring.from_ms:
+                return last, due_count
+            behind_ms *= 4
+
+    async def _deliver(self) -> bool:
+        """Deliver owed records durably, some of them; False: there is no room for them now."""
+        rows, dropped = self._owed_rows()
+        self._done([Delivered(name, count, dropped=True) for name, count in dropped.items()])
+        is_done = True
+        for same in _by_target(rows):
+            offsets = await self._store(same)
+            self._done(_delivered_events(same[: len(offsets)], offsets))
+            if len(offsets) < len(same):
+                is_done = False
+                break
+        await self._note()
+        return is_done
+
+    def _done(self, events: Sequence[Delivered]) -> None:
+        """Remember what was delivered until it is noted, whatever fails meanwhile: it must not be delivered again."""
+        self._unnoted += events
+        for event in events:
+            if event.dropped:
+                self.stats.dropped_count += event.count
+            else:
+                self.stats.delivered_count += event.count
+
+    def _owed_rows(self) -> tuple[list[_Row], dict[str, int]]:
+        """The next owed records, those of one schedule in order and to one partition; and how many to drop, by name."""
+        rows: list[_Row] = []
+        dropped: dict[str, int] = {}
+        size_bytes = 0
+        for name in list(self.table.owing):
+            recurring = self.table.get(name)
+            definition = recurring.definition
+            count = max(1, min(len(recurring.owed), DELIVERED_BYTES // (1 + definition.record.size_bytes)))
+            some = recurring.owed[:count]
+            try:
+                target, records = self._placing.place(
+                    definition.topic, [definition.record.at(owed.due_ms) for owed in some]
+                )
+            except NoPlace as error:
+                log.warning("dropping records of recurring schedule=%s that are due: %s", name, error)
+                dropped[name] = len(recurring.owed)
+                continue
+            rows += [_Row(recurring, owed, target, record) for owed, record in zip(some, records, strict=True)]
+            size_bytes += count * definition.record.size_bytes
+            if size_bytes >= DELIVERED_BYTES or len(rows) >= DELIVERED_PER_STEP:
+                break
+        return rows, dropped
+
+    async def _store(self, rows: Sequence[_Row]) -> Sequence[int | None]:
+        """The offsets of the first of these records, all of one partition, delivered durably; None for one that is to
+        be dropped. For those without there is no room now."""
+        try:
+            (offsets,) = await self._partitions.deliver([_due_of(rows)])
+        except (Overloaded, DiskFull) as error:
+            log.debug("recurring schedules wait for room: %s", error)
+            return ()
+        except (UnknownQueue, RecordTooLarge) as error:  # nothing was stored
+            if len(rows) == 1 or isinstance(error, UnknownQueue):
+                log.warning("dropping records of recurring schedules that are due: %s", error)
+                return [None] * len(rows)
+            middle = len(rows) // 2
+            first = await self._store(rows[:middle])
+            return first if len(first) < middle else [*first, *await self._store(rows[middle:])]
+        return offsets or ()
+
+    async def _fire_on(self) -> None:
+        """Fire until cancelled. When a disk has failed, fire no more, but let reads go on."""
+        trouble = ""
+        while True:
+            self._wake.clear()
+            try:
+                if await self.step():
+                    await asyncio.sleep(0)
+                    continue
+                is_waiting = bool(self.table.owing)
+            except StoreStopped as error:
+                log.error("recurring schedules have stopped until a restart: %s", error)
+                return
+            except StoreError as error:  # a full disk, mostly
+                if str(error) != trouble:
+                    log.warning("recurring schedules wait: %s", trouble := str(error))
+                is_waiting = True
+            if is_waiting:
+                await asyncio.sleep(_RETRY_MS / 1000)
+                continue
+            next_ms = await self.next_due_ms()
+            if next_ms is None:
+                await self._wake.wait()
+            else:  # never long: the clock may be stepped
+                await wait(self._wake, max(1, min(_IDLE_MS_MAX, next_ms - self._clock.now_ms())))
+
+    async def _save_on(self) -> None:
+        while True:
+            await asyncio.sleep(SNAPSHOT_INTERVAL_S)
+            await to_its_end(self._events.save())
+
+
+def _warn_of_lost(count: int) -> None:
+    log.warning("%d events of recurring schedules were lost before a repair: look at what there is now", count)
+
+
+async def _last_dues(rule: Rule, after_ms: int, until_ms: int, count_max: int) -> Sequence[int]:
+    """The last due times in (after, until]."""
+    last: deque[int] = deque(maxlen=count_max)
+    for number, due_ms in enumerate(rule.dues(after_ms), 1):
+        if due_ms > until_ms:
+            break
+        last.append(due_ms)
+        if number % _DUES_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return last
+
+
+def _by_target(rows: Iterable[_Row]) -> Collection[Sequence[_Row]]:
+    by_target: dict[Target, list[_Row]] = {}
+    for row in rows:
+        by_target.setdefault(row.target, []).append(row)
+    return by_target.values()
+
+
+def _due_of(rows: Sequence[_Row]) -> Due:
+    hashes = [0 if (tag := row.recurring.definition.record.tag) is None else tag_hash(tag) for row in rows]
+    return Due(
+        rows[0].target,
+        record_batch.encode([_delivered_record(row) for row in rows]),
+        len(rows),
+        all(row.recurring.definition.record.json_values for row in rows),
+        hashes if any(hashes) else (),
+        [row.owed.source for row in rows],
+    )
+
+
+def _delivered_record(row: _Row) -> Record:
+    key, value, timestamp_ms, headers = row.record
+    own = [(DELIVER_AT_HEADER, b"%d" % row.owed.due_ms), (RECURRING_HEADER, row.recurring.name.encode())]
+    if row.owed.missed_count:
+        own.append((MISSED_HEADER, b"%d" % row.owed.missed_count))
+    return Record(key, value, timestamp_ms, [*headers, *own])
+
+
+def _delivered_events(rows: Sequence[_Row], offsets: Sequence[int | None]) -> list[Delivered]:
+    """One event for each stretch of records of one schedule that had the same fate."""
+    events: list[Delivered] = []
+    for row, offset in zip(rows, offsets, strict=True):
+        name, partition = row.recurring.name, row.target.partition
+        event = Delivered(name, 1, dropped=True) if offset is None else Delivered(name, 1, partition, offset)
+        if events and events[-1].name == name and events[-1].dropped == event.dropped:
+            last = events.pop()
+            event = Delivered(name, last.count + 1, event.partition, event.offset, event.dropped)
+        events.append(event)
+    return events
