@@ -590,3 +590,22 @@ async def _conversation(pieces: Sequence[bytes]) -> tuple[bytes, list[Append]]:
     gateway, broker = await orders()
     async with served(gateway) as port:
         return await _all_answers(port, pieces), list(broker.appends)
+
+
+@pytest.mark.parametrize("begun", [b"POST /topics/none HTTP/1.1\r\nHost: localhost\r\nX-Begun: ", b"PO"])
+async def test_a_remembered_request_inside_of_another_one_is_not_taken(begun: bytes, taken: list[bytes]) -> None:
+    """What follows the beginning of a head belongs to that head, even if it looks like a whole request."""
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for _ in range(2):
+            writer.write(request())
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        assert len(taken) == 2
+        writer.write(begun)
+        await asyncio.sleep(0.05)
+        writer.write(request())
+        assert (await answer(reader))[0][9:12] in ("400", "404", "415")
+        assert len(taken) == 2
+        writer.close()
+    assert broker.stored_count == 3
