@@ -116,12 +116,14 @@ class RequestIdentity(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A record on its way to `partition`. `outcome` is the broker's; `started_s` is of `perf_counter`."""
+    """Records on their way to `partition`, as one batch. `outcome` is the broker's; `started_s` is of
+    `perf_counter`."""
 
     outcome: asyncio.Future[list[Appended]]
     topic: str
     partition: int
     route: Route
+    record_count: int
     batch_bytes: int
     started_s: float
 
@@ -430,35 +432,70 @@ class Producer:
         view = self._routes.topic(topic)
         return self._prepare(view, records, None, self._clock.now_ms(), _selector_of(view, None), None)
 
-    def begin(
-        self, topic: str, record: ProduceRecord, *, partition: int | None, json_values: bool, acks: Acks | None
-    ) -> Begun | None:
-        """Begin to send one record; `finish` takes the broker's answer. None, and nothing is begun, for what only
-        `produce` can do: delays, message ids, topics with limits of their own. Raises as `produce`; nothing was
-        stored then."""
+    def place(self, topic: str, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
+        """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
+        partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
+        with limits or a selector of their own. Raises UnknownQueue, UnknownPartition."""
         view = self._routes.topic(topic)
         _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
             return None
         if view.config.max_message_bytes is not None or view.config.selector is not None:
             return None
-        target, _, route, append = self._one(
-            view, record, partition, self._clock.now_ms(), json_values, None, None, None
+        if partition is not None:
+            _check_partition(view, partition)
+        return (self._target(view, record, partition, None),)
+
+    def begin(
+        self,
+        topic: str,
+        records: Sequence[ProduceRecord],
+        *,
+        partition: int | None,
+        json_values: bool,
+        acks: Acks | None,
+    ) -> Begun:
+        """Begin to store records that `place` has put together, as one batch; `finish` takes the broker's answer.
+        Raises as `produce`; nothing was stored then."""
+        view = self._routes.topic(topic)
+        prepared = self._prepare(view, records, partition, self._clock.now_ms(), None, None)
+        target = prepared[0][0]
+        route = self._routes.writable(topic, target)
+        append = Append(
+            queue=route.queue,
+            batch=record_batch.encode([encoded for _, encoded in prepared]),
+            record_count=len(records),
+            json_values=json_values,
+            tag_hashes=tuple(_tag_hashes(records, range(len(records)))),
         )
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
-        # A NamedTuple's own constructor takes three times as long.
-        return tuple.__new__(Begun, (outcome, topic, target, route, len(append.batch), started_s))
+        return Begun(outcome, topic, target, route, len(records), len(append.batch), started_s)
 
     def finish(self, begun: Begun) -> tuple[int, Acks]:
-        """The offset that a begun record has got, and how durable it is. Raises what the broker's answer raises."""
-        outcome, topic, _, route, batch_bytes, started_s = begun
-        (answer,) = outcome.result()
+        """The offset of the first of the begun records, and how durable they are. Raises what the broker's answer
+        raises."""
+        (answer,) = begun.outcome.result()
         ended_s = perf_counter()
-        self._routes.answered(route.broker, (ended_s - started_s) * 1000, ended_s * 1000)
-        self._count(topic, 1)
-        self.byte_count += batch_bytes
-        return route.to_logical(answer.base_offset), answer.acks
+        self._routes.answered(begun.route.broker, (ended_s - begun.started_s) * 1000, ended_s * 1000)
+        self._count(begun.topic, begun.record_count)
+        self.byte_count += begun.batch_bytes
+        return begun.route.to_logical(answer.base_offset), answer.acks
+
+    def _target(
+        self, view: TopicView, record: ProduceRecord, partition: int | None, selector: str | None
+    ) -> int | None:
+        """The partition that a record, its request or its key names; None: any."""
+        if record.partition is not None:
+            _check_partition(view, record.partition)
+            return record.partition
+        if partition is not None:
+            return partition
+        if selector is None and record.message_group is not None:
+            return self._selector.for_key(record.message_group.encode(), view.partitions)
+        if selector is None and record.key is not None:
+            return self._selector.for_key(record.key, view.partitions)
+        return None
 
     def _one(
         self,
@@ -496,24 +533,15 @@ class Producer:
         identity: RequestIdentity | None,
     ) -> list[tuple[int, Record]]:
         """The partition of each record of a request, and the record as it is stored."""
-        count = view.partitions
         if partition is not None:
             _check_partition(view, partition)
-        for_key = self._selector.for_key
         new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
         keyless: int | None = None  # all records of a request that nothing gives a partition go to one
         prepared: list[tuple[int, Record]] = []
         for record in records:
-            key, value, headers, timestamp_ms, target, tag, delay_ms, deliver_at_ms, _, group, schedule_key = record
-            if target is not None:
-                _check_partition(view, target)
-            elif partition is not None:
-                target = partition
-            elif selector is None and group is not None:
-                target = for_key(group.encode(), count)
-            elif selector is None and key is not None:
-                target = for_key(key, count)
-            else:
+            key, value, headers, timestamp_ms, _, tag, delay_ms, deliver_at_ms, _, group, schedule_key = record
+            target = self._target(view, record, partition, selector)
+            if target is None:
                 if keyless is None:
                     keyless = self._keyless(view, record, selector, identity)
                 target = keyless

@@ -48,6 +48,11 @@ class Authenticator(Protocol):
         """Whether callers must say who they are."""
         ...
 
+    @property
+    def version(self) -> int:
+        """Changes with everything that rights depend on."""
+        ...
+
     def access_of_request(self, request: web.BaseRequest) -> Access:
         """The rights of a request; NOBODY when it names nobody. Raises RequestError 401, or 429 after many failures."""
         ...
@@ -70,6 +75,7 @@ class Anybody:
     """A server without authentication: everybody may do everything. Tickets work, so that pages need not differ."""
 
     is_required = False
+    version = 0
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
         """See `Authenticator.access_of_request`."""

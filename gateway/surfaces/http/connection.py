@@ -7,28 +7,30 @@ gets the shape of all others: JSON, a request id, no Server header.
 Whoever takes no byte of an answer for the write timeout is cut off, whatever the answer is; sockets watch themselves.
 
 A request that arrives whole while the connection is idle is shown to the fast path first. While the
-lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests.
+lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests. A head that
+the parser has read before is not parsed again (heads.py), as long as it is known that the parser is between two
+requests. What the fast path gives back is parsed and answered as if it had never had it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
-from gateway.api.producer import Begun
 from gateway.auth.address import counted_as
 from gateway.errors import TOO_MANY, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
-from gateway.surfaces.http.context import GatewayStats, RouteStats
+from gateway.surfaces.http.context import GatewayStats
+from gateway.surfaces.http.heads import END, HeadMemo
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
-from store.types import Appended
 
 RETRY_AFTER_S = 1
 LINES_BYTES = 16 * KiB
@@ -67,29 +69,31 @@ class ConnectionLimiter:
             del self._by_address[address]
 
 
-class FastRequest(NamedTuple):
-    """One request that the fast path has taken."""
+Reply = Callable[[bytes | None], None]
+"""Takes the whole answer to a request; None: aiohttp must answer it."""
 
-    begun: Begun
-    content_type: str
-    request_id: str
-    stats: RouteStats
-    started_s: float
+Meaning = TypeVar("Meaning")
 
 
-class FastPath(Protocol):
+class FastPath(Protocol[Meaning]):
     """A way to answer some requests without aiohttp's tasks, requests and responses."""
 
-    def is_for(self, message: RawRequestMessage) -> bool:
-        """Whether a request may be one for it, by its first line and its headers' names."""
+    @property
+    def heads(self) -> HeadMemo[Meaning]:
+        """Heads of requests that may be for it."""
         ...
 
-    def begin(self, message: RawRequestMessage, body: bytes) -> FastRequest | None:
-        """Begin to serve a request; None, and nothing has happened, when aiohttp must."""
+    def read(self, message: RawRequestMessage) -> Meaning | None:
+        """What the head of a request that may be for it means; None: it is for aiohttp."""
         ...
 
-    def answer(self, fast_request: FastRequest) -> bytes:
-        """The whole answer to a request whose append has ended. Raises what the append raises."""
+    def is_repeatable(self, meaning: Meaning) -> bool:
+        """Whether a client may send the same head again, so that it is worth remembering."""
+        ...
+
+    def take(self, meaning: Meaning, body: bytes, reply: Reply) -> bool:
+        """Begin to serve a request, and call `reply` in a later turn of the event loop. False, and nothing has
+        happened, when aiohttp must serve it."""
         ...
 
 
@@ -98,9 +102,10 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_address",
+        "_body_left_bytes",
         "_fast_path",
-        "_fast_request",
         "_held",
+        "_is_between_requests",
         "_limiter",
         "_request_ids",
         "_taken",
@@ -113,7 +118,7 @@ class Connection(web.RequestHandler):
         manager: web.Server,
         limiter: ConnectionLimiter,
         request_ids: RequestIds,
-        fast_path: FastPath | None = None,
+        fast_path: FastPath[Any] | None = None,
         *,
         write_timeout_s: float,
         **options: Any,
@@ -122,8 +127,10 @@ class Connection(web.RequestHandler):
         self._limiter = limiter
         self._request_ids = request_ids
         self._fast_path = fast_path
-        self._fast_request: FastRequest | None = None  # the request that the fast path has
-        self._taken: tuple[RawRequestMessage, StreamReader] | None = None  # the same request as aiohttp knows it
+        # The request that the fast path has: as it came, or, when it had to be parsed, as aiohttp knows it.
+        self._taken: bytes | tuple[RawRequestMessage, StreamReader] | None = None
+        self._is_between_requests = True  # whether the parser is known to be
+        self._body_left_bytes = 0  # how much of the body that the parser is in has yet to come; 0: not known
         self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
         self._write_timeout_s = write_timeout_s
@@ -195,7 +202,7 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        if self._fast_request is not None or self._held:
+        if self._taken is not None or self._held:
             self._hold(data)
             return
         if len(data) > LINES_BYTES and has_many_lines(data):
@@ -203,48 +210,79 @@ class Connection(web.RequestHandler):
             self._hold(data[LINES_BYTES:])
             data = data[:LINES_BYTES]
             self._loop.call_soon(self._go_on)
-        waiter = self._waiter
-        if self._fast_path is None or waiter is None or waiter.done() or self._paused:
-            super().data_received(data)  # aiohttp is busy with a request, or the client does not read its answers
+        fast_path, waiter = self._fast_path, self._waiter
+        if (
+            fast_path is None or waiter is None or waiter.done() or self._paused or self._close or self._force_close
+        ):  # aiohttp is busy with a request, the client does not read its answers, or the connection ends
+            self._parse(data)
+            return
+        known = fast_path.heads.find(data) if self._is_between_requests else None
+        if known is not None and fast_path.take(*known, self._reply):
+            self._keep(data)
             return
         self._waiter = None  # so that it wakes nobody yet
-        super().data_received(data)
+        head = self._parse(data)
         self._waiter = waiter
         messages = self._messages
-        if messages and not (len(messages) == 1 and self._take(self._fast_path, *messages[0])) and not waiter.done():
-            waiter.set_result(None)
+        if messages and not (known is None and len(messages) == 1 and self._take(fast_path, head, *messages[0])):
+            self._wake(waiter)
 
-    def _take(self, fast_path: FastPath, message: object, payload: StreamReader) -> bool:
-        """Let the fast path have the request that has just arrived, if it can."""
+    def _parse(self, data: bytes) -> bytes | None:
+        """Have aiohttp's parser read on. The head, when it was between two requests, got one as a whole, and is between
+        two requests again."""
+        if not data:  # aiohttp asks its parser for what it has put off
+            super().data_received(data)
+            return None
+        was_between, self._is_between_requests = self._is_between_requests, False
+        left, self._body_left_bytes = self._body_left_bytes, 0
+        count = len(self._messages)
+        super().data_received(data)
+        if left:
+            self._body_left_bytes = max(0, left - len(data))
+            self._is_between_requests = left == len(data)
+            return None
+        if not was_between or len(self._messages) != count + 1:
+            return None
+        message = self._messages[-1][0]
+        if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
+            return None
+        end = data.find(END) + len(END)
+        left = end + _length_of(message) - len(data)
+        self._body_left_bytes = max(0, left)
+        self._is_between_requests = left == 0
+        return data[:end] if left == 0 else None
+
+    def _take(self, fast_path: FastPath[Any], head: bytes | None, message: object, payload: StreamReader) -> bool:
+        """Let the fast path have the request that was just parsed, if it can."""
         if not (isinstance(message, RawRequestMessage) and payload.__class__ is StreamReader and payload.is_eof()):
             return False  # not HTTP, without a body, or not whole
-        if not fast_path.is_for(message):
-            return False
+        meaning = fast_path.read(message)
         # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
         pieces = payload._buffer
-        fast_request = fast_path.begin(message, pieces[0]) if len(pieces) == 1 else None
-        if fast_request is None:
+        if meaning is None or len(pieces) != 1 or not fast_path.take(meaning, pieces[0], self._reply):
             return False
+        if head is not None and fast_path.is_repeatable(meaning):
+            fast_path.heads.remember(head, len(pieces[0]), meaning)
         self._messages.clear()
-        self._fast_request, self._taken = fast_request, (message, payload)
-        self._request_in_progress = True  # a shutdown waits for it
-        fast_request.begun.outcome.add_done_callback(self._arrived)
+        self._keep((message, payload))
         return True
 
-    def _arrived(self, outcome: asyncio.Future[list[Appended]]) -> None:
-        fast_request, taken, fast_path, transport = self._fast_request, self._taken, self._fast_path, self.transport
-        assert fast_request is not None
+    def _keep(self, taken: bytes | tuple[RawRequestMessage, StreamReader]) -> None:
+        self._taken = taken
+        self._request_in_progress = True  # a shutdown waits for it
+
+    def _reply(self, answer: bytes | None) -> None:
+        """Answer the request that the fast path has, or give it to aiohttp after all."""
+        taken, self._taken, transport = self._taken, None, self.transport
         assert taken is not None
-        assert fast_path is not None
-        self._fast_request = self._taken = None
         self._request_in_progress = False
-        if outcome.cancelled() or outcome.exception() is not None:
+        if answer is None:
             self._fall_back(taken)
             return
-        answer = fast_path.answer(fast_request)
         if transport is not None and not transport.is_closing():
-            assert self._parser is not None
-            self._parser.message_consumed()
+            if taken.__class__ is not bytes:
+                assert self._parser is not None
+                self._parser.message_consumed()
             transport.write(answer)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._handler_waiter is not None and not self._handler_waiter.done():
@@ -252,19 +290,26 @@ class Connection(web.RequestHandler):
         if self._held:
             self._release()
 
-    def _fall_back(self, taken: tuple[RawRequestMessage, StreamReader]) -> None:
-        """Give a request to aiohttp after all: its append has failed, which is for the ordinary way to say."""
+    def _fall_back(self, taken: bytes | tuple[RawRequestMessage, StreamReader]) -> None:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return  # the connection has ended, and nobody waits for it
-        self._messages.append(taken)
-        waiter.set_result(None)
+        if isinstance(taken, bytes):
+            self._parse(taken)
+        else:
+            self._messages.append(taken)
+            self._wake(waiter)
         if self._held:
             self._release()
 
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
     def _go_on(self) -> None:
         """Take what was held back for others' turn."""
-        if self._held and self._fast_request is None:
+        if self._held and self._taken is None:
             self._release()
 
     def _hold(self, data: bytes) -> None:
@@ -279,7 +324,7 @@ class Connection(web.RequestHandler):
 
     def _process_keepalive(self) -> None:
         """aiohttp's end of an idle connection. One whose request is in the fast path is not idle."""
-        if self._fast_request is not None:
+        if self._taken is not None:
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
@@ -320,6 +365,11 @@ class _Anonymous(web.Response):
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
         self.headers.pop(hdrs.SERVER, None)
+
+
+def _length_of(message: RawRequestMessage) -> int:
+    """How long the body of a message is that has no other framing than a length."""
+    return int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
 
 
 def has_many_lines(data: bytes) -> bool:

@@ -6,15 +6,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.api.producer import Begun, Producer
+from gateway.codec.records import Format, ProduceRecord
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Connection, FastRequest
-from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.connection import Connection, Reply
+from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.rest_v2.fast_path import BODY_BYTES_MAX, TARGETS_MAX, FastPath
+from gateway.surfaces.rest_v2.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BODY_BYTES_MAX, FastPath, Plain
 from store.errors import DiskFull, StoreStopped
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
@@ -61,19 +67,19 @@ async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[FastRequest]:
-    """The requests that have taken the fast path."""
-    journeys: list[FastRequest] = []
-    begin = FastPath.begin
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The bodies of requests that have taken the fast path."""
+    bodies: list[bytes] = []
+    take = FastPath.take
 
-    def noting(self: FastPath, *given: object) -> FastRequest | None:
-        fast_request = begin(self, *given)  # type: ignore[arg-type]
-        if fast_request is not None:
-            journeys.append(fast_request)
-        return fast_request
+    def noting(self: FastPath, meaning: Plain, body: bytes, reply: Reply) -> bool:
+        is_taken = take(self, meaning, body, reply)
+        if is_taken:
+            bodies.append(body)
+        return is_taken
 
-    monkeypatch.setattr(FastPath, "begin", noting)
-    return journeys
+    monkeypatch.setattr(FastPath, "take", noting)
+    return bodies
 
 
 async def orders(**settings: object) -> tuple[Gateway, FakeBroker]:
@@ -135,9 +141,7 @@ NOT_LANE = [
 
 
 @pytest.mark.parametrize("sent", LANE)
-async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(
-    sent: bytes, taken: list[FastRequest]
-) -> None:
+async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: bytes, taken: list[bytes]) -> None:
     first = request(ONE, ORDINARY)  # aiohttp's task does not wait yet when a connection's first bytes come
     gateway, broker = await orders()
     _, by_lane = await asked(gateway, first, sent)
@@ -160,7 +164,7 @@ async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(
 
 
 @pytest.mark.parametrize("sent", NOT_LANE)
-async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[FastRequest]) -> None:
+async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[bytes]) -> None:
     gateway, broker = await orders()
     _, (head, _) = await asked(gateway, request(ONE, ORDINARY), sent)
     assert not taken
@@ -172,7 +176,7 @@ async def test_everything_else_takes_the_ordinary_way(sent: bytes, taken: list[F
 
 @pytest.mark.parametrize("settings", [{"access_log": True}, {"limits__requests_per_s_max": 1000}])
 async def test_the_lane_is_closed_where_requests_are_logged_or_rates_are_limited(
-    settings: dict[str, object], taken: list[FastRequest]
+    settings: dict[str, object], taken: list[bytes]
 ) -> None:
     secured_ = await secured({"p": ["send:topic:orders"]}, acl=None, **settings)
     bearer = f"Authorization: Bearer {secured_.tokens['p']}"
@@ -181,7 +185,7 @@ async def test_the_lane_is_closed_where_requests_are_logged_or_rates_are_limited
     assert not taken
 
 
-async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[FastRequest]) -> None:
+async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[bytes]) -> None:
     gateway, _ = await orders()
     frame = len(b'{"records":[{"value":""}]}')
     for size, count in ((BODY_BYTES_MAX, 1), (BODY_BYTES_MAX + 1, 1)):
@@ -190,16 +194,6 @@ async def test_a_body_may_have_the_largest_size_and_not_a_byte_more(taken: list[
         answers = await asked(gateway, request(ONE, ORDINARY), request(body))
         assert all(head.startswith("HTTP/1.1 200") for head, _ in answers)
         assert len(taken) == count
-
-
-async def test_targets_are_remembered_up_to_a_limit() -> None:
-    gateway, _ = await orders()
-    lane = FastPath(gateway, Origins((), None), RequestIds())
-    for number in range(TARGETS_MAX):
-        assert lane._learn(f"/topics/t{number}")
-    assert len(lane._targets) == TARGETS_MAX
-    assert lane._learn("/topics/one-more")
-    assert len(lane._targets) == 1
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100])
@@ -391,7 +385,7 @@ async def test_a_shutdown_waits_for_what_is_in_the_lane(slow: Slow) -> None:
     writer.close()
 
 
-async def test_rights_are_asked_for_every_request(taken: list[FastRequest]) -> None:
+async def test_rights_are_asked_for_every_request(taken: list[bytes]) -> None:
     made = await secured({"sender": ["send:topic:orders"], "reader": ["receive:topic:orders"]})
     sender, reader = (request(ONE, f"Authorization: Bearer {made.tokens[name]}") for name in ("sender", "reader"))
     elsewhere = request(ONE, f"Authorization: Bearer {made.tokens['sender']}", target="/topics/other")
@@ -402,3 +396,216 @@ async def test_rights_are_asked_for_every_request(taken: list[FastRequest]) -> N
     (head, _), (again, _) = await asked(made.gateway, sender, sender)
     assert (head[9:12], again[9:12]) == ("401", "401")
     assert len(taken) == 2
+
+
+async def test_records_that_arrive_together_are_one_batch_a_partition(slow: Slow) -> None:
+    """Keyless ones go to one partition; a bad one is refused alone (F1, F3)."""
+    gateway, _, held = slow
+    async with served(gateway) as port:
+        made = [await warmed(port) for _ in range(6)]
+        bodies = [b'{"records":[{"value":%d}]}' % number for number in range(4)]
+        bodies += [b'{"records":[{"value":4,"oops":1}]}', b'{"records":[{"value":5,"partition":3}]}']
+        for (_, writer), body in zip(made, bodies, strict=True):
+            writer.write(request(body))
+        await held.next()
+        head, _ = await answer(made[4][0])
+        assert head[9:12] == "422"
+        sizes = sorted(append.record_count for appends, _, _ in held.begun for append in appends)
+        assert sizes == [1, 4]
+        held.store()
+        held.store()
+        offsets = [(await answer(reader))[1] for number, (reader, _) in enumerate(made) if number != 4]
+        assert len(set(offsets)) == 5
+        for _, writer in made:
+            writer.close()
+
+
+@pytest.mark.parametrize("at_begin", [True, False])
+async def test_each_request_of_a_batch_that_fails_is_answered_by_the_ordinary_way(
+    slow: Slow, at_begin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, broker, held = slow
+    async with served(gateway) as port:
+        made = [await warmed(port) for _ in range(4)]
+        for round_ in range(2):  # parsed in the first, remembered heads in the second
+            broker.error = DiskFull("full")
+            if at_begin:
+                with monkeypatch.context() as patch:
+                    patch.setattr(broker, "begin_append", _refuse)
+                    for _, writer in made:
+                        writer.write(request())
+                    answers = [await answer(reader) for reader, _ in made]
+            else:
+                for _, writer in made:
+                    writer.write(request())
+                await held.next()
+                held.fail(broker.error)
+                answers = [await answer(reader) for reader, _ in made]
+            assert [head[9:12] for head, _ in answers] == ["507"] * 4, round_
+            broker.error = None
+        for _, writer in made:
+            writer.close()
+    assert broker.stored_count == 4
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise DiskFull("full")
+
+
+@pytest.mark.parametrize("sent", LANE)
+async def test_a_remembered_head_is_answered_as_one_that_was_parsed(sent: bytes, taken: list[bytes]) -> None:
+    gateway, broker = await orders()
+    parsed: list[bytes] = []
+    feed = Connection._parse
+
+    def noting(self: Connection, data: bytes) -> bytes | None:
+        parsed.extend([data] if data else [])
+        return feed(self, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "_parse", noting)
+        _, first, second = await asked(gateway, request(ONE, ORDINARY), sent, sent)
+    assert len(taken) == 2
+    assert len(parsed) == (3 if b"X-Request-Id" in sent else 2)
+    assert plain(first[0]) == plain(second[0])
+    assert broker.appends[1].record_count == broker.appends[2].record_count == 1
+
+
+async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, _ = await orders()
+    sizes: list[int] = []
+    begin = Producer.begin
+
+    def noting(self: Producer, topic: str, records: Sequence[ProduceRecord], **ways: Any) -> Begun:
+        sizes.append(len(records))
+        return begin(self, topic, records, **ways)
+
+    monkeypatch.setattr(Producer, "begin", noting)
+    lane = FastPath(gateway, Origins((), None), RequestIds())
+    meaning = Plain("orders", 0, None, Format.JSON, b"t", CIMultiDictProxy(CIMultiDict()), RouteStats())
+    replies: list[bytes | None] = []
+    for _ in range(BATCH_RECORDS_MAX + 1):
+        assert lane.take(meaning, ONE, replies.append)
+    assert sizes == [BATCH_RECORDS_MAX]
+    await asyncio.sleep(0.01)
+    assert sizes == [BATCH_RECORDS_MAX, 1]
+    assert len(set(replies)) == BATCH_RECORDS_MAX + 1
+    large = b'{"records":[{"value":"%b"}]}' % (b"x" * (BODY_BYTES_MAX - 26))
+    assert len(large) == BODY_BYTES_MAX
+    sizes.clear()
+    for _ in range(BATCH_BYTES_MAX // BODY_BYTES_MAX + 1):
+        assert lane.take(meaning, large, replies.append)
+    await asyncio.sleep(0.01)
+    assert sizes == [BATCH_BYTES_MAX // BODY_BYTES_MAX, 1]
+
+
+async def test_a_revoked_token_ends_remembered_heads() -> None:
+    made = await secured({"sender": ["send:topic:orders"]})
+    sent = request(ONE, f"Authorization: Bearer {made.tokens['sender']}")
+    async with served(made.gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for status in ("200", "200", "200", "200", "401", "401"):
+            if status == "401":
+                made.authenticator.replace(replace(made.policy, tokens={}, scopes={}))
+            writer.write(sent)
+            assert (await answer(reader))[0][9:12] == status
+        writer.close()
+
+
+def _odd(random: Random) -> bytes:
+    """A request that is odd in one or two ways, or in none."""
+    body = random.choice(
+        [ONE, b'{"records":[{"value":1}]}', b'{"records":[{"value":1},{"value":2}]}', b"{", b"", b'{"records":[1]}',
+         b'{"records":[{"value":1,"msg_id":"m%d"}]}' % random.randrange(9**9)]
+    )  # fmt: skip
+    length = str(len(body) + random.choice([0] * 12 + [1, -1]))
+    lines = [
+        random.choice(["POST /topics/orders HTTP/1.1"] * 8 + [
+            "POST /topics/orders/partitions/1 HTTP/1.1", "POST http://localhost/topics/orders HTTP/1.1",
+            "POST /topics/%6frders HTTP/1.1", "POST /topics/orders HTTP/1.0", "post /topics/orders HTTP/1.1",
+            "POST /topics/orders?acks=written HTTP/1.1", "POST  /topics/orders HTTP/1.1", "POST /topics/orders",
+            "GET /topics/orders HTTP/1.1", "POST /topics/orders?acks=x HTTP/1.1",
+        ]),
+        random.choice(["Host: localhost"] * 5 + ["host: localhost", "HOST: localhost", "Host : localhost"]),
+        random.choice([f"Content-Type: {JSON}"] * 5 + [f"content-type: {JSON}", "Content-Type: text/plain"]),
+    ]  # fmt: skip
+    lines += random.choice([[f"Content-Length: {length}"]] * 6 + [
+        [f"content-length: {length}"], [f"CONTENT-LENGTH: {length}"], ["Content-Length: +5"], [],
+        [f"Content-Length: {length}", f"Content-Length: {length}"], [f"Content-Length: {length}", "Content-Length: 3"],
+        [f"Content-Length: {length}", "Transfer-Encoding: chunked"], ["Transfer-Encoding: chunked"],
+    ])  # fmt: skip
+    lines += random.choice([[]] * 8 + [
+        ["Connection: close"], ["Expect: 100-continue"], ["Upgrade: websocket", "Connection: upgrade"],
+        ["X-Odd: 1"], ["Accept: image/png"], [" folded: 1"], ["Connection: keep-alive"], ["X-Request-Id: mine"],
+    ])  # fmt: skip
+    if "Transfer-Encoding: chunked" in lines:
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+QUIET_S = 1.0
+
+
+async def _all_answers(port: int, pieces: Sequence[bytes]) -> bytes:
+    """All that comes back on a connection that is sent these pieces, then its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(OSError):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+    answered = b""
+    with suppress(OSError):
+        while True:  # until nothing more comes: an end of ours would race with the answers
+            async with asyncio.timeout(QUIET_S):
+                if not (part := await reader.read(65536)):
+                    break
+            answered += part
+    writer.transport.abort()
+    return re.sub(rb"(?m)^(Date|X-Request-Id|Content-Length): .*$|request_id\":\"[^\"]*\"", b"", answered)
+
+
+async def test_odd_requests_are_answered_alike_with_the_lane_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of requests, some in pieces, some pipelined: the same answers, the same records."""
+    random = Random(23)
+    conversations = []
+    for _ in range(300):
+        requests = [random.choice([request(), _odd(random)]) for _ in range(random.randrange(1, 9))]
+        cut = random.choice([0, 0, 1])
+        pieces: list[bytes] = []
+        for sent in requests:
+            at = random.randrange(1, len(sent)) if cut and random.random() < 0.5 else len(sent)
+            pieces += [piece for piece in (sent[:at], sent[at:]) if piece]
+        if random.random() < 0.2:
+            pieces = [b"".join(pieces)]
+        conversations.append(pieces)
+    fast = await asyncio.gather(*map(_conversation, conversations))
+    monkeypatch.setattr(FastPath, "read", lambda *_: None)
+    slow_ = await asyncio.gather(*map(_conversation, conversations))
+    for pieces, by_lane, by_others in zip(conversations, fast, slow_, strict=True):
+        assert by_lane == by_others, pieces
+
+
+async def _conversation(pieces: Sequence[bytes]) -> tuple[bytes, list[Append]]:
+    """What one connection to a server of its own gets, and what that stores."""
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        return await _all_answers(port, pieces), list(broker.appends)
+
+
+@pytest.mark.parametrize("begun", [b"POST /topics/none HTTP/1.1\r\nHost: localhost\r\nX-Begun: ", b"PO"])
+async def test_a_remembered_request_inside_of_another_one_is_not_taken(begun: bytes, taken: list[bytes]) -> None:
+    """What follows the beginning of a head belongs to that head, even if it looks like a whole request."""
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for _ in range(2):
+            writer.write(request())
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        assert len(taken) == 2
+        writer.write(begun)
+        await asyncio.sleep(0.05)
+        writer.write(request())
+        assert (await answer(reader))[0][9:12] in ("400", "404", "415")
+        assert len(taken) == 2
+        writer.close()
+    assert broker.stored_count == 3
