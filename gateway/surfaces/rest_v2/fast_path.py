@@ -21,6 +21,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from functools import partial
 from time import perf_counter
@@ -44,6 +45,8 @@ from gateway.surfaces.http.origins import Origins
 from gateway.surfaces.http.send_options import acks_named, name_of_acks
 from store.limits import KiB
 from store.types import Acks, Appended
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16 * KiB
 """Larger bodies take the normal path; what the fast path saves would not show."""
@@ -228,4 +231,7 @@ class FastPath:
             body = _BODY % (begun.partition, own_offset)
             plain.stats.answered(200, ended_s - started_s)
             request_id = self._request_ids.of_headers(plain.headers).encode()
-            reply(_ANSWER % (plain.content_type, acks, len(body), date, request_id, body))
+            try:
+                reply(_ANSWER % (plain.content_type, acks, len(body), date, request_id, body))
+            except Exception:  # of one connection; the others wait for their answers
+                log.exception("an answer of the fast path failed")
