@@ -20,7 +20,8 @@ from gateway.api.trail import Trail
 from gateway.main.admin import LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.loop_watch import LoopWatch
-from gateway.main.wiring import build_gateway
+from gateway.main.metrics import RecurringCollector
+from gateway.main.wiring import build_gateway, build_recurring
 from gateway.routing.table import RouteTable
 from gateway.settings.config import load
 from store import Store
@@ -68,7 +69,8 @@ _ROWS = (
     ("Sends and reads", ("mq_produce_", "mq_consume_", "mq_fetch_", "mq_long_polls", "mq_streams")),
     ("WebSocket", ("mq_ws_",)),
     ("Groups", ("mq_group", "mq_inflight")),
-    ("Delayed records", ("mq_schedule_",)),
+    ("Kafka", ("mq_kafka_",)),
+    ("Delayed records", ("mq_schedule_", "mq_recurring_")),
     ("Store", ("mq_store_",)),
     ("Process", ("",)),
 )
@@ -87,9 +89,11 @@ async def served_metrics(directory: Path) -> list[Metric]:
     timer = TimerService(config.timer, store, files, clock)
     await timer.start()
     trail = Trail(config.data, files, clock, monotonic_s=lambda: 0.0)
-    gateway, _ = build_gateway(config, store, timer, LocalAdmin(store, timer, config.limits, routes), clock, trail)
+    admin = LocalAdmin(store, timer, config.limits, routes)
+    gateway, _ = build_gateway(config, store, timer, admin, clock, trail)
     build_application(gateway)
     gateway.metrics.register(LoopWatch())
+    gateway.metrics.register(RecurringCollector(build_recurring(gateway, store, admin)))
     try:
         return list(gateway.metrics.collect())
     finally:

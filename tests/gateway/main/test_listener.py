@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S
 async def test_connections_are_bounded_before_the_store_is_open(tmp_path: Path) -> None:
     """Recovery opens files: who says nothing must not have their handles."""
     config = build({"data": tmp_path, "port": 0, "limits.connections_max": 3, "limits.connections_per_address_max": 2})
-    with bound_socket(config) as listener:
+    with bound_socket(config.host, config.port) as listener:
         port = listener.getsockname()[1]
         async with answering_not_ready(config, listener, RecoveryProgress(), None):
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]

@@ -191,7 +191,7 @@ async def test_a_long_wait_is_spent_in_the_timer_and_the_record_comes_back_as_it
         assert [result.ok for result in results] == [True]
         await made.groups.ack(G, [second.receipt])
         (lag, *_) = [lag for lag in await made.groups.lag(G) if lag.topic == "orders"]
-        assert (lag.committed, lag.in_flight, lag.waiting) == (2, 0, 0), "the copy holds nothing back"
+        assert (lag.committed, lag.in_flight, lag.delayed) == (2, 0, 0), "the copy holds nothing back"
         await made.tick(4999)
         assert await receive(made) == ()
         await made.tick(1)
