@@ -6,20 +6,24 @@ import asyncio
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import confluent_kafka
 import pytest
+import pytest_asyncio
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
-from tests.e2e.server import REPOSITORY, Server
+from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
@@ -99,15 +103,29 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
         assert time.monotonic() < until, shares
 
 
-@pytest.fixture
-async def kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
+@asynccontextmanager
+async def _serving(directory: Path) -> AsyncIterator[Kafka]:
     port = _free_port()
-    server = Server(tmp_path / "data", {"MQ_KAFKA_PORT": str(port)})
+    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port)})
     await server.start()
     try:
         yield Kafka(server, port)
     finally:
         await server.end()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka]:
+    """Shared: every test has topics and groups of its own."""
+    async with _serving(tmp_path_factory.mktemp("kafka")) as serving:
+        yield serving
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
+    """For a test that kills it."""
+    async with _serving(tmp_path) as serving:
+        yield serving
 
 
 async def test_every_codec_goes_in_and_comes_out_the_same_for_kafka_and_for_http(kafka: Kafka) -> None:
@@ -155,36 +173,67 @@ async def test_kafka_and_http_share_offsets_and_topics(kafka: Kafka) -> None:
             assert (lag["committed"], lag["lag"]) == (2, 0)
 
 
-async def test_a_killed_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
+MEMBER = """
+import sys
+import confluent_kafka
+
+consumer = confluent_kafka.Consumer(
+    {"bootstrap.servers": sys.argv[1], "group.id": "team", "session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
+)
+consumer.subscribe(["work"])
+while True:
+    consumer.poll(0.1)
+"""
+
+
+async def test_a_leaving_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
+    await kafka.create("left", 6)
+
+    def run() -> None:
+        with kafka.consumer("leavers", "left") as first:
+            with kafka.consumer("leavers", "left") as second:
+                shares = _assigned([first, second], 6)
+                assert [len(share) for share in shares] == [3, 3]
+            _assigned([first], 6)
+
+    await asyncio.to_thread(run)
+
+
+@pytest.mark.matrix
+async def test_a_killed_member_s_partitions_go_to_the_others_when_its_session_ends(kafka: Kafka) -> None:
     await kafka.create("work", 6)
+
+    def owned(consumer: Any) -> int:
+        consumer.poll(0.1)
+        return len(consumer.assignment())
 
     def run() -> None:
         with kafka.consumer("team", "work") as first:
             _assigned([first], 6)
-            second = confluent_kafka.Consumer(
-                {
-                    "bootstrap.servers": kafka.address, "group.id": "team", "session.timeout.ms": 6000,
-                    "heartbeat.interval.ms": 300, "max.poll.interval.ms": 6000,
-                }
-            )  # fmt: skip
-            second.subscribe(["work"])
-            shares = _assigned([first, second], 6)
-            assert [len(share) for share in shares] == [3, 3]
-            second.unsubscribe()  # it leaves without a word for the first
+            second = subprocess.Popen([*DIES_WITH_US, sys.executable, "-c", MEMBER, kafka.address])
+            try:
+                until = time.monotonic() + WAIT_S
+                while owned(first) != 3:
+                    assert time.monotonic() < until
+            finally:
+                second.kill()
+                second.wait()
+            killed_s = time.monotonic()
             _assigned([first], 6)
-            second.close()
+            # The session is as long as it asked for: what it owned is nobody else's before.
+            assert time.monotonic() - killed_s > 5
 
     await asyncio.to_thread(run)
 
 
 async def test_cooperative_members_hand_over_without_giving_up_the_rest(kafka: Kafka) -> None:
-    await kafka.create("work", 6)
+    await kafka.create("handed", 6)
     settings = {"partition_assignment_strategy": "cooperative-sticky"}
 
     def run() -> None:
-        with kafka.consumer("team", "work", **settings) as first:
+        with kafka.consumer("sticky", "handed", **settings) as first:
             _assigned([first], 6)
-            with kafka.consumer("team", "work", **settings) as second:
+            with kafka.consumer("sticky", "handed", **settings) as second:
                 shares = _assigned([first, second], 6)
                 assert [len(share) for share in shares] == [3, 3]
             _assigned([first], 6)
@@ -225,9 +274,9 @@ async def test_a_kafka_and_a_websocket_member_never_own_one_partition_at_once(ka
         await asyncio.to_thread(_assigned, [consumer], 4)  # the socket is gone, and the leader plans again
 
 
-async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(kafka: Kafka) -> None:
-    await kafka.create("kept", 2)
-    producer = kafka.producer(enable_idempotence=True, linger_ms=1)
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(own_kafka: Kafka) -> None:
+    await own_kafka.create("kept", 2)
+    producer = own_kafka.producer(enable_idempotence=True, linger_ms=1)
     acknowledged: dict[bytes, tuple[int, int]] = {}
 
     def on_delivery(error: object, message: Any) -> None:
@@ -244,13 +293,13 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(kafka: Kaf
             if sent % 200 == 0:
                 await asyncio.sleep(0.01)
         if round_ < 2:
-            await kafka.server.kill()
-            await kafka.server.start()
+            await own_kafka.server.kill()
+            await own_kafka.server.start()
     assert await asyncio.to_thread(producer.flush, WAIT_S) == 0
     assert len(acknowledged) == sent
 
     def consume() -> list[bytes]:
-        with kafka.consumer("after", "kept") as consumer:
+        with own_kafka.consumer("after", "kept") as consumer:
             return _values(consumer, sent) + _values(consumer, 1, 0.5)
 
     found = Counter(await asyncio.to_thread(consume))
