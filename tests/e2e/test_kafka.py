@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import aiokafka
 import confluent_kafka
+import kafka as kafka_python
 import pytest
 import pytest_asyncio
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
@@ -364,6 +366,56 @@ async def test_kcat_sends_reads_and_joins_a_group(kafka: Kafka) -> None:
     assert (await kcat("-C", "-t", "old", "-o", "beginning", "-e", "-q")).count(b"\n") == 500
     assert (await kcat("-G", "g", "-X", "auto.offset.reset=earliest", "-c", "500", "-q", "old")).count(b"\n") == 500
     assert b'"topic":"old"' in await kcat("-L", "-J")
+
+
+async def _lags(kafka: Kafka, group: str) -> list[tuple[int, int]]:
+    """What a group has committed, and its lag, as HTTP tells it."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{kafka.server.url}/mq/v1/groups/{group}/lag") as answer,
+    ):
+        return [(one["committed"], one["lag"]) for one in (await answer.json())["partitions"]]
+
+
+@pytest.mark.matrix
+async def test_aiokafka_sends_consumes_with_a_group_and_commits(kafka: Kafka) -> None:
+    await kafka.create("aio", 1)
+    values = [f"{number}".encode() for number in range(200)]
+    async with aiokafka.AIOKafkaProducer(bootstrap_servers=kafka.address) as producer:
+        for sent in [await producer.send("aio", value) for value in values]:
+            await asyncio.wait_for(sent, WAIT_S)
+    found: list[bytes] = []
+    async with aiokafka.AIOKafkaConsumer(
+        "aio", bootstrap_servers=kafka.address, group_id="aio", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        while len(found) < len(values):
+            found.append((await asyncio.wait_for(consumer.getone(), WAIT_S)).value)
+        await consumer.commit()
+    assert found == values
+    assert await _lags(kafka, "aio") == [(200, 0)]
+
+
+@pytest.mark.matrix
+async def test_kafka_python_sends_consumes_with_a_group_and_commits(kafka: Kafka) -> None:
+    await kafka.create("pure", 1)
+    values = [f"{number}".encode() for number in range(200)]
+
+    def run() -> list[bytes]:
+        producer = kafka_python.KafkaProducer(bootstrap_servers=kafka.address)
+        for sent in [producer.send("pure", value) for value in values]:
+            sent.get(WAIT_S)
+        producer.close()
+        consumer = kafka_python.KafkaConsumer(
+            "pure", bootstrap_servers=kafka.address, group_id="pure", auto_offset_reset="earliest",
+            enable_auto_commit=False, consumer_timeout_ms=WAIT_S * 1000,
+        )  # fmt: skip
+        found = [next(consumer).value for _ in values]
+        consumer.commit()
+        consumer.close()
+        return found
+
+    assert await asyncio.to_thread(run) == values
+    assert await _lags(kafka, "pure") == [(200, 0)]
 
 
 async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
