@@ -23,6 +23,10 @@ import pytest
 import pytest_asyncio
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
+from loadtest.peers.fetch import TOOLS, program
+from loadtest.peers.kafka import VERSION as JAVA_VERSION
+from loadtest.peers.kafka import Kafka as ApacheKafka
+from loadtest.peers.peer import Unavailable
 from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
@@ -416,6 +420,49 @@ async def test_kafka_python_sends_consumes_with_a_group_and_commits(kafka: Kafka
 
     assert await asyncio.to_thread(run) == values
     assert await _lags(kafka, "pure") == [(200, 0)]
+
+
+@pytest.mark.matrix
+async def test_apache_kafka_s_own_tools(kafka: Kafka) -> None:
+    try:
+        await asyncio.to_thread(ApacheKafka().prepare, TOOLS)
+        java = program("java", "default-jre-headless")
+    except Unavailable as error:
+        pytest.skip(f"no Java client of Kafka's here: {error}")
+
+    async def tool(name: str, *args: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            java, "-Xmx256M", "-cp", f"{TOOLS / f'kafka-{JAVA_VERSION}'}/*", f"org.apache.kafka.tools.{name}", *args,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, errors = await asyncio.wait_for(process.communicate(), 2 * WAIT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        assert process.returncode == 0, errors.decode()
+        return out.decode()
+
+    at = ("--bootstrap-server", kafka.address)
+    await tool("TopicCommand", *at, "--create", "--topic", "java", "--partitions", "2")
+    described = await tool("TopicCommand", *at, "--describe", "--topic", "java")
+    assert "PartitionCount: 2" in described
+    sent = await tool(
+        "ProducerPerformance", "--topic", "java", "--num-records", "2000", "--record-size", "100", "--throughput", "-1",
+        "--producer-props", f"bootstrap.servers={kafka.address}", "acks=all",
+    )  # fmt: skip
+    assert "2000 records sent" in sent
+    read = await tool(
+        "ConsumerPerformance", *at, "--topic", "java", "--messages", "2000", "--group", "java", "--hide-header"
+    )
+    assert int(float(read.strip().splitlines()[-1].split(",")[4])) == 2000
+    lags = await _lags(kafka, "java")
+    assert sum(committed for committed, _ in lags) == 2000
+    assert sum(lag for _, lag in lags) == 0
+    group = await tool("consumer.group.ConsumerGroupCommand", *at, "--describe", "--group", "java")
+    rows = [line.split() for line in group.splitlines() if line.startswith("java ")]
+    assert sorted(row[2] for row in rows) == ["0", "1"]
+    assert {row[5] for row in rows} == {"0"}  # the lag
 
 
 async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
