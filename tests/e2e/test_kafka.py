@@ -6,20 +6,30 @@ import asyncio
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import aiokafka
 import confluent_kafka
+import kafka as kafka_python
 import pytest
+import pytest_asyncio
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
-from tests.e2e.server import REPOSITORY, Server
+from loadtest.peers.fetch import TOOLS, program
+from loadtest.peers.kafka import VERSION as JAVA_VERSION
+from loadtest.peers.kafka import Kafka as ApacheKafka
+from loadtest.peers.peer import Unavailable
+from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
@@ -99,15 +109,29 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
         assert time.monotonic() < until, shares
 
 
-@pytest.fixture
-async def kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
+@asynccontextmanager
+async def _serving(directory: Path) -> AsyncIterator[Kafka]:
     port = _free_port()
-    server = Server(tmp_path / "data", {"MQ_KAFKA_PORT": str(port)})
+    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port)})
     await server.start()
     try:
         yield Kafka(server, port)
     finally:
         await server.end()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka]:
+    """Shared: every test has topics and groups of its own."""
+    async with _serving(tmp_path_factory.mktemp("kafka")) as serving:
+        yield serving
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
+    """For a test that kills it."""
+    async with _serving(tmp_path) as serving:
+        yield serving
 
 
 async def test_every_codec_goes_in_and_comes_out_the_same_for_kafka_and_for_http(kafka: Kafka) -> None:
@@ -155,36 +179,67 @@ async def test_kafka_and_http_share_offsets_and_topics(kafka: Kafka) -> None:
             assert (lag["committed"], lag["lag"]) == (2, 0)
 
 
-async def test_a_killed_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
+MEMBER = """
+import sys
+import confluent_kafka
+
+consumer = confluent_kafka.Consumer(
+    {"bootstrap.servers": sys.argv[1], "group.id": "team", "session.timeout.ms": 6000, "heartbeat.interval.ms": 300}
+)
+consumer.subscribe(["work"])
+while True:
+    consumer.poll(0.1)
+"""
+
+
+async def test_a_leaving_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
+    await kafka.create("left", 6)
+
+    def run() -> None:
+        with kafka.consumer("leavers", "left") as first:
+            with kafka.consumer("leavers", "left") as second:
+                shares = _assigned([first, second], 6)
+                assert [len(share) for share in shares] == [3, 3]
+            _assigned([first], 6)
+
+    await asyncio.to_thread(run)
+
+
+@pytest.mark.matrix
+async def test_a_killed_member_s_partitions_go_to_the_others_when_its_session_ends(kafka: Kafka) -> None:
     await kafka.create("work", 6)
+
+    def owned(consumer: Any) -> int:
+        consumer.poll(0.1)
+        return len(consumer.assignment())
 
     def run() -> None:
         with kafka.consumer("team", "work") as first:
             _assigned([first], 6)
-            second = confluent_kafka.Consumer(
-                {
-                    "bootstrap.servers": kafka.address, "group.id": "team", "session.timeout.ms": 6000,
-                    "heartbeat.interval.ms": 300, "max.poll.interval.ms": 6000,
-                }
-            )  # fmt: skip
-            second.subscribe(["work"])
-            shares = _assigned([first, second], 6)
-            assert [len(share) for share in shares] == [3, 3]
-            second.unsubscribe()  # it leaves without a word for the first
+            second = subprocess.Popen([*DIES_WITH_US, sys.executable, "-c", MEMBER, kafka.address])
+            try:
+                until = time.monotonic() + WAIT_S
+                while owned(first) != 3:
+                    assert time.monotonic() < until
+            finally:
+                second.kill()
+                second.wait()
+            killed_s = time.monotonic()
             _assigned([first], 6)
-            second.close()
+            # The session is as long as it asked for: what it owned is nobody else's before.
+            assert time.monotonic() - killed_s > 5
 
     await asyncio.to_thread(run)
 
 
 async def test_cooperative_members_hand_over_without_giving_up_the_rest(kafka: Kafka) -> None:
-    await kafka.create("work", 6)
+    await kafka.create("handed", 6)
     settings = {"partition_assignment_strategy": "cooperative-sticky"}
 
     def run() -> None:
-        with kafka.consumer("team", "work", **settings) as first:
+        with kafka.consumer("sticky", "handed", **settings) as first:
             _assigned([first], 6)
-            with kafka.consumer("team", "work", **settings) as second:
+            with kafka.consumer("sticky", "handed", **settings) as second:
                 shares = _assigned([first, second], 6)
                 assert [len(share) for share in shares] == [3, 3]
             _assigned([first], 6)
@@ -225,9 +280,9 @@ async def test_a_kafka_and_a_websocket_member_never_own_one_partition_at_once(ka
         await asyncio.to_thread(_assigned, [consumer], 4)  # the socket is gone, and the leader plans again
 
 
-async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(kafka: Kafka) -> None:
-    await kafka.create("kept", 2)
-    producer = kafka.producer(enable_idempotence=True, linger_ms=1)
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(own_kafka: Kafka) -> None:
+    await own_kafka.create("kept", 2)
+    producer = own_kafka.producer(enable_idempotence=True, linger_ms=1)
     acknowledged: dict[bytes, tuple[int, int]] = {}
 
     def on_delivery(error: object, message: Any) -> None:
@@ -244,13 +299,13 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(kafka: Kaf
             if sent % 200 == 0:
                 await asyncio.sleep(0.01)
         if round_ < 2:
-            await kafka.server.kill()
-            await kafka.server.start()
+            await own_kafka.server.kill()
+            await own_kafka.server.start()
     assert await asyncio.to_thread(producer.flush, WAIT_S) == 0
     assert len(acknowledged) == sent
 
     def consume() -> list[bytes]:
-        with kafka.consumer("after", "kept") as consumer:
+        with own_kafka.consumer("after", "kept") as consumer:
             return _values(consumer, sent) + _values(consumer, 1, 0.5)
 
     found = Counter(await asyncio.to_thread(consume))
@@ -315,6 +370,99 @@ async def test_kcat_sends_reads_and_joins_a_group(kafka: Kafka) -> None:
     assert (await kcat("-C", "-t", "old", "-o", "beginning", "-e", "-q")).count(b"\n") == 500
     assert (await kcat("-G", "g", "-X", "auto.offset.reset=earliest", "-c", "500", "-q", "old")).count(b"\n") == 500
     assert b'"topic":"old"' in await kcat("-L", "-J")
+
+
+async def _lags(kafka: Kafka, group: str) -> list[tuple[int, int]]:
+    """What a group has committed, and its lag, as HTTP tells it."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{kafka.server.url}/mq/v1/groups/{group}/lag") as answer,
+    ):
+        return [(one["committed"], one["lag"]) for one in (await answer.json())["partitions"]]
+
+
+@pytest.mark.matrix
+async def test_aiokafka_sends_consumes_with_a_group_and_commits(kafka: Kafka) -> None:
+    await kafka.create("aio", 1)
+    values = [f"{number}".encode() for number in range(200)]
+    async with aiokafka.AIOKafkaProducer(bootstrap_servers=kafka.address) as producer:
+        for sent in [await producer.send("aio", value) for value in values]:
+            await asyncio.wait_for(sent, WAIT_S)
+    found: list[bytes] = []
+    async with aiokafka.AIOKafkaConsumer(
+        "aio", bootstrap_servers=kafka.address, group_id="aio", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        while len(found) < len(values):
+            found.append((await asyncio.wait_for(consumer.getone(), WAIT_S)).value)
+        await consumer.commit()
+    assert found == values
+    assert await _lags(kafka, "aio") == [(200, 0)]
+
+
+@pytest.mark.matrix
+async def test_kafka_python_sends_consumes_with_a_group_and_commits(kafka: Kafka) -> None:
+    await kafka.create("pure", 1)
+    values = [f"{number}".encode() for number in range(200)]
+
+    def run() -> list[bytes]:
+        producer = kafka_python.KafkaProducer(bootstrap_servers=kafka.address)
+        for sent in [producer.send("pure", value) for value in values]:
+            sent.get(WAIT_S)
+        producer.close()
+        consumer = kafka_python.KafkaConsumer(
+            "pure", bootstrap_servers=kafka.address, group_id="pure", auto_offset_reset="earliest",
+            enable_auto_commit=False, consumer_timeout_ms=WAIT_S * 1000,
+        )  # fmt: skip
+        found = [next(consumer).value for _ in values]
+        consumer.commit()
+        consumer.close()
+        return found
+
+    assert await asyncio.to_thread(run) == values
+    assert await _lags(kafka, "pure") == [(200, 0)]
+
+
+@pytest.mark.matrix
+async def test_apache_kafka_s_own_tools(kafka: Kafka) -> None:
+    try:
+        await asyncio.to_thread(ApacheKafka().prepare, TOOLS)
+        java = program("java", "default-jre-headless")
+    except Unavailable as error:
+        pytest.skip(f"no Java client of Kafka's here: {error}")
+
+    async def tool(name: str, *args: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            java, "-Xmx256M", "-cp", f"{TOOLS / f'kafka-{JAVA_VERSION}'}/*", f"org.apache.kafka.tools.{name}", *args,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, errors = await asyncio.wait_for(process.communicate(), 2 * WAIT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+        assert process.returncode == 0, errors.decode()
+        return out.decode()
+
+    at = ("--bootstrap-server", kafka.address)
+    await tool("TopicCommand", *at, "--create", "--topic", "java", "--partitions", "2")
+    described = await tool("TopicCommand", *at, "--describe", "--topic", "java")
+    assert "PartitionCount: 2" in described
+    sent = await tool(
+        "ProducerPerformance", "--topic", "java", "--num-records", "2000", "--record-size", "100", "--throughput", "-1",
+        "--producer-props", f"bootstrap.servers={kafka.address}", "acks=all",
+    )  # fmt: skip
+    assert "2000 records sent" in sent
+    read = await tool(
+        "ConsumerPerformance", *at, "--topic", "java", "--messages", "2000", "--group", "java", "--hide-header"
+    )
+    assert int(float(read.strip().splitlines()[-1].split(",")[4])) == 2000
+    lags = await _lags(kafka, "java")
+    assert sum(committed for committed, _ in lags) == 2000
+    assert sum(lag for _, lag in lags) == 0
+    group = await tool("consumer.group.ConsumerGroupCommand", *at, "--describe", "--group", "java")
+    rows = [line.split() for line in group.splitlines() if line.startswith("java ")]
+    assert sorted(row[2] for row in rows) == ["0", "1"]
+    assert {row[5] for row in rows} == {"0"}  # the lag
 
 
 async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:

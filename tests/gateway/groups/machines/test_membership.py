@@ -26,8 +26,11 @@ from gateway.groups.machines.membership import (
     MEMBER_ID_BYTES_MAX,
     METADATA_BYTES_MAX,
     REPLACED,
+    ROUND_EXPIRED,
     SESSION_EXPIRED,
+    Join,
     Membership,
+    PlanState,
 )
 from gateway.groups.machines.strategies.averagely import Averagely
 from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy
@@ -372,3 +375,73 @@ def test_draining_begins_when_the_leader_has_said_what_moves() -> None:
     group.do(group.machine.decide_assign("m1", second, {"m1": (P0,), "m2": (P1,)}, group.topics))
     assert group.pass_ms(60_000) == []
     assert group.pass_ms(1)[0] == MemberLeft("g", "m1", DRAIN_EXPIRED)
+
+
+# Members that plan
+
+
+def _planners(*member_ids: str, generation: int | None = None) -> list[Join]:
+    return [Join(member_id, WANTS, generation, plans=True) for member_id in member_ids]
+
+
+def _round(group: Group, joins: list[Join], *leaving: str) -> list[MembershipEvent]:
+    events, errors = group.machine.decide_joins(joins, group.topics, leaving=leaving, is_round=True)
+    assert errors == [None] * len(joins)
+    return group.do(events)
+
+
+def test_while_all_members_plan_the_leader_is_asked_whatever_the_strategy(group: Group) -> None:
+    _round(group, _planners("m1", "m2"))
+    assert group.machine.plan_state() == PlanState(1, True, True, "m1")
+    assert group.assigned("m1") == group.assigned("m2") == ()
+    shares = {"m1": [P0], "m2": [P1]}
+    group.do(group.machine.decide_assign("m1", 1, shares, group.topics, notes={"m2": b"yours"}))
+    assert (group.assigned("m1"), group.assigned("m2")) == ((P0,), (P1,))
+    assert group.machine.share("m2").note == b"yours"
+    assert group.machine.plan_state() == PlanState(1, True, False, None)
+
+
+def test_a_round_begins_a_generation_though_nothing_has_changed(group: Group) -> None:
+    _round(group, _planners("m1"))
+    assert group.machine.decide_joins(_planners("m1", generation=1), group.topics) == ([], [None])
+    assert _round(group, _planners("m1", generation=1)) == [AssignmentAsked("g", 2, "m1")]
+
+
+def test_who_is_not_in_a_round_is_put_out_and_its_partitions_wait_for_the_leader(group: Group) -> None:
+    _round(group, _planners("m1", "m2"))
+    group.do(group.machine.decide_assign("m1", 1, {"m1": [P0], "m2": [P1]}, group.topics))
+    events = _round(group, _planners("m2", generation=1), "m1", "stranger")
+    assert events == [MemberLeft("g", "m1", ROUND_EXPIRED), AssignmentAsked("g", 2, "m2")]
+    assert group.assigned("m2") == ()  # nothing is known to stay until the leader has said so
+    group.do(group.machine.decide_assign("m2", 2, {"m2": [P0]}, group.topics))
+    assert group.assigned("m2") == (P0,)
+    assert group.machine.owner(P1) is None  # not given: released by the assignment
+    group.machine.check_owner("m2", 2, [P1])  # nobody has it since: what was done before may be committed
+
+
+def test_one_member_that_does_not_plan_lets_the_strategy_decide(group: Group) -> None:
+    _round(group, _planners("m1"))
+    group.do(group.machine.decide_assign("m1", 1, {"m1": [P0, P1]}, group.topics))
+    generation = group.join("plain")
+    assert not group.machine.plan_state().is_planned
+    assert (group.assigned("m1"), group.revoking("m1"), group.assigned("plain")) == ((P0,), (P1,), ())
+    group.do(group.machine.decide_leave("plain", generation, group.topics))
+    assert group.machine.plan_state() == PlanState(generation + 1, True, True, "m1")
+
+
+def test_a_leader_that_plans_is_not_put_out_for_its_silence_about_the_assignment(group: Group) -> None:
+    _round(group, _planners("m1"))
+    group.now_ms = group.config.drain_timeout_ms + 1
+    group.machine.heartbeat("m1", 1, group.now_ms)
+    assert group.machine.decide_expiry(group.topics, group.now_ms) == []
+    assert group.machine.next_deadline_ms() == group.now_ms + group.config.session_timeout_ms
+
+
+def test_each_refusal_of_a_round_is_that_member_s_alone() -> None:
+    group = Group(Sticky(), GroupConfig(members_max=2))
+    events, errors = group.machine.decide_joins(_planners("m1", "m2", "m3"), group.topics, is_round=True)
+    group.do(events)
+    assert errors[:2] == [None, None]
+    assert isinstance(errors[2], GroupFull)
+    assert [member.member_id for member in group.machine.members()] == ["m1", "m2"]
+    assert group.restarted().plan_state() == group.machine.plan_state()

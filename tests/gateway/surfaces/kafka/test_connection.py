@@ -1,0 +1,190 @@
+"""The bounds of a Kafka connection, each at its limit and one beyond, over a transport in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.auth.access import NOBODY, OPEN, Access
+from gateway.settings.kafka import KafkaListener
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.connection import ConnectionLimiter
+from gateway.surfaces.http.context import GatewayStats
+from gateway.surfaces.kafka.apis import PRODUCE
+from gateway.surfaces.kafka.connection import (
+    AUTHENTICATION_TIMEOUT_S,
+    PIPELINE_MAX,
+    UNKNOWN_FRAME_BYTES_MAX,
+    KafkaConnection,
+)
+from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Header
+from gateway.surfaces.kafka.session import Session
+from store.types import Buffer
+
+VERSION = 7
+
+
+class Transport:
+    """What asyncio would do with a connection is only noted."""
+
+    def __init__(self, address: str) -> None:
+        self.peer = (address, 50_000)
+        self.is_open = True
+        self.is_reading = True
+        self.sent: list[bytes] = []
+
+    def get_extra_info(self, name: str) -> object:
+        return {"peername": self.peer, "sockname": ("127.0.0.1", 9092)}.get(name)
+
+    def abort(self) -> None:
+        self.is_open = False
+
+    close = abort
+
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def writelines(self, buffers: Iterable[Buffer]) -> None:
+        self.sent.append(b"".join(bytes(buffer) for buffer in buffers))
+
+
+class Node:
+    """A server's side of connections; Produce requests are begun, and answered when a test says so."""
+
+    def __init__(self, limits: Limits | None = None, access: Access = OPEN) -> None:
+        self.limits = limits or Limits()
+        self.stats = GatewayStats()
+        self.limiter = ConnectionLimiter(self.limits, self.stats)
+        self.access = access
+        self.connections: set[KafkaConnection] = set()
+        self.done: list[Callable[[Iterable[Buffer] | None], None]] = []
+        self.gateway: Any = SimpleNamespace(limits=self.limits, stats=self.stats, rates=None)
+
+    def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Any) -> bool:
+        self.done.append(done)
+        return True
+
+    def connect(self, address: str = "10.0.0.1") -> tuple[KafkaConnection, Transport]:
+        def new_session(address: str, reached: KafkaListener) -> Session:
+            return Session(self.gateway, cast(Any, None), "", reached, address, self.access)
+
+        connection = KafkaConnection(self.gateway, cast(Any, self), self.limiter, new_session, self.connections)
+        transport = Transport(address)
+        connection.connection_made(cast(Any, transport))
+        return connection, transport
+
+
+def _produce(size: int = REQUEST_BYTES_MIN) -> bytes:
+    """A whole Produce request whose frame, without its length, has so many bytes."""
+    head = PRODUCE.to_bytes(2, "big") + VERSION.to_bytes(2, "big") + b"\0\0\0\1" + b"\xff\xff"
+    return size.to_bytes(4, "big") + head + bytes(size - len(head))
+
+
+def test_connections_in_all() -> None:
+    node = Node(replace(Limits(), connections_max=2, connections_per_address_max=0))
+    (first, one), (_, two), (_, three) = node.connect(), node.connect("10.0.0.2"), node.connect("10.0.0.3")
+    assert (one.is_open, two.is_open, three.is_open) == (True, True, False)
+    assert (node.stats.connection_refused_count, node.stats.address_refused_count) == (1, 0)
+    first.connection_lost(None)
+    assert node.connect("10.0.0.3")[1].is_open
+
+
+def test_connections_of_one_address() -> None:
+    node = Node(replace(Limits(), connections_per_address_max=2))
+    transports = [node.connect()[1] for _ in range(3)]
+    assert [transport.is_open for transport in transports] == [True, True, False]
+    assert node.connect("10.0.0.2")[1].is_open
+    assert node.stats.address_refused_count == 1
+    assert node.stats.kafka.connection_count == 3
+
+
+@pytest.mark.parametrize(("over", "is_open"), [(0, True), (1, False)])
+def test_bytes_being_received_of_all_connections(over: int, is_open: bool) -> None:
+    node = Node(replace(Limits(), receiving_bytes_max=1_000, body_bytes_max=1_000))
+    (first, _), (second, transport) = node.connect(), node.connect()
+    first.data_received(_produce(900)[:600])
+    second.data_received(_produce(900)[: 400 + over])
+    assert transport.is_open is is_open
+    assert node.stats.body_refused_count == over
+    for connection in (first, second):
+        connection.connection_lost(None)
+    assert node.stats.receiving_bytes == 0
+
+
+@pytest.mark.parametrize(("size", "is_open"), [(UNKNOWN_FRAME_BYTES_MAX, True), (UNKNOWN_FRAME_BYTES_MAX + 1, False)])
+def test_a_request_of_a_client_that_has_not_said_who_it_is(size: int, is_open: bool) -> None:
+    connection, transport = Node(access=NOBODY).connect()
+    connection.data_received(size.to_bytes(4, "big"))  # its length is enough: no byte of it is waited for
+    assert transport.is_open is is_open
+
+
+@pytest.mark.parametrize(("over", "is_open"), [(0, True), (1, False)])
+def test_a_request_of_a_client_that_is_known(over: int, is_open: bool) -> None:
+    node = Node()
+    connection, transport = node.connect()
+    connection.data_received((node.limits.body_bytes_max + over).to_bytes(4, "big"))
+    assert transport.is_open is is_open
+
+
+@pytest.mark.parametrize(
+    "length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\x09"]
+)
+def test_hostile_lengths(length: bytes) -> None:
+    node = Node()
+    connection, transport = node.connect()
+    connection.data_received(length)
+    assert not transport.is_open
+    assert node.stats.kafka.malformed_count == 1
+    connection.data_received(_produce())  # what asyncio had read already
+    assert not node.done
+
+
+def test_nothing_is_served_before_the_client_has_said_who_it_is() -> None:
+    node = Node(access=NOBODY)
+    connection, transport = node.connect()
+    connection.data_received(_produce())
+    assert (transport.is_open, node.done) == (False, [])
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_how_long_the_rest_of_a_request_may_take(is_late: bool) -> None:
+    connection, transport = Node().connect()
+    before_s = monotonic()
+    connection.data_received(_produce(100)[:50])
+    after_s = monotonic()
+    connection.look(after_s + 5.1 if is_late else before_s + 5, body_timeout_s=5, idle_timeout_s=1_000)
+    assert transport.is_open is not is_late
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_how_long_a_client_may_take_to_say_who_it_is(is_late: bool) -> None:
+    before_s = monotonic()
+    connection, transport = Node(access=NOBODY).connect()
+    now_s = (monotonic() + 0.1 if is_late else before_s) + AUTHENTICATION_TIMEOUT_S
+    connection.look(now_s, body_timeout_s=1_000, idle_timeout_s=1_000)
+    assert transport.is_open is not is_late
+
+
+def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
+    node = Node()
+    connection, transport = node.connect()
+    connection.data_received(_produce() * PIPELINE_MAX)
+    assert (len(node.done), transport.is_reading) == (PIPELINE_MAX, True)
+    connection.data_received(_produce())
+    assert (len(node.done), transport.is_reading) == (PIPELINE_MAX, False)  # one more waits, and no more is read
+    node.done[1]([b"second"])
+    assert transport.sent == []
+    node.done[0]([b"first"])
+    assert transport.sent[0].index(b"first") < transport.sent[0].index(b"second")
+    assert (len(node.done), transport.is_reading) == (PIPELINE_MAX + 1, True)
