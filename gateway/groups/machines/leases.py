@@ -214,12 +214,13 @@ class PartitionLeases:
         seen: set[int] = set()
         passed: list[tuple[int, int]] = []
         while state.due and state.due[0][0] <= now_ms and len(found) < limit:
-            _, offset = heapq.heappop(state.due)
+            due_ms, offset = heapq.heappop(state.due)
             # What is not ready now is not missed in the heap: a record with another time has another item, a finished
             # one is found by `dead_letters`, and a withheld one comes back when the one before it is done.
-            if offset not in seen and self._is_ready(offset, now_ms):
+            # By an old time it would come before records that are due longer, and in another order after a restart.
+            if offset not in seen and self._is_ready(offset, now_ms) and state.records[offset].visible_at_ms == due_ms:
                 seen.add(offset)
-                passed.append((state.records[offset].visible_at_ms, offset))
+                passed.append((due_ms, offset))
                 if is_wanted(offset):
                     found.append(offset)
         for item in passed:  # nothing has been decided yet

@@ -158,6 +158,19 @@ TopicLeasesModel.TestCase.settings = settings(max_examples=100, stateful_step_co
 TestTopicLeasesModel = TopicLeasesModel.TestCase
 
 
+@pytest.mark.parametrize("from_snapshot", [False, True])
+def test_records_become_ready_in_the_same_order_after_a_restart(from_snapshot: bool) -> None:
+    """Record 1 was ready from the beginning, and that old time put it before record 0 until a restart forgot it."""
+    model = TopicLeasesModel()
+    model.begin_at(0, [0])
+    model.receive(partition=0, limit=1, fresh_count=2)
+    model.receive(partition=0, limit=1, fresh_count=0)
+    model.the_clock_moves(30)
+    assert model.topic.at(0, CONFIG).ready(model.now_ms, 1) == [0]
+    model.restart(from_snapshot)
+    model.receive(partition=0, limit=1, fresh_count=0)
+
+
 @pytest.mark.parametrize("is_at_end", [False, True])
 def test_a_thousand_partitions_that_gave_nothing_take_less_than_20_bytes_each(is_at_end: bool) -> None:
     """They were 1,500 each, and an event of 120 bytes in the log."""
