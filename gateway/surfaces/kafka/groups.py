@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -148,7 +148,7 @@ class _GroupState:
 
     pending: dict[str, float] = field(default_factory=dict)  # ids that were given out, and when
     round: _Round | None = None
-    task: asyncio.Task[None] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # rounds and ends of leaders, under way
     planned: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # by generation, while it is awaited
     told: dict[str, tuple[Partition, ...]] = field(default_factory=dict)  # in assigned groups, by member
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -249,7 +249,7 @@ class KafkaGroups:
         """Join a group whose members plan."""
         if state.round is None:
             state.round = _Round()
-            state.task = asyncio.create_task(self._run_round(asked.group, state, state.round), name="kafka round")
+            _begin(state, self._run_round(asked.group, state, state.round), "kafka round")
         current = state.round
         if (before := current.answers.get(asked.member_id)) is not None and not before.done():
             before.set_exception(Refused(UNKNOWN_MEMBER_ID))  # it has asked again, on another connection
@@ -378,7 +378,7 @@ class KafkaGroups:
             with suppress(GroupError):
                 await self._groups.leave(group, MemberKey(leader, generation))
 
-        state.task = asyncio.create_task(put_out(), name="kafka leader expired")
+        _begin(state, put_out(), "kafka leader expired")
 
     def _join_of(self, asked: JoinAsked) -> Join:
         plan = self._groups.plan_state(asked.group)
@@ -496,8 +496,15 @@ class KafkaGroups:
     async def close(self) -> None:
         """End what waits; clients join again with the next server."""
         for state in list(self._states.values()):
-            if state.task is not None:
-                state.task.cancel()
+            for task in list(state.tasks):
+                task.cancel()
+
+
+def _begin(state: _GroupState, work: Coroutine[Any, Any, None], name: str) -> None:
+    """Begin a task of a group, which is kept until it ends: the event loop alone would not."""
+    task = asyncio.create_task(work, name=name)
+    state.tasks.add(task)
+    task.add_done_callback(state.tasks.discard)
 
 
 def _chosen(members: Sequence[KafkaMember]) -> str:
