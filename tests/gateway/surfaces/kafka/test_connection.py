@@ -138,7 +138,8 @@ def test_a_request_of_a_client_that_is_known(over: int, is_open: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "length", [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\x09"]
+    "length",
+    [b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\x09", b"GET ", b"POST", b"OPTI"],
 )
 def test_hostile_lengths(length: bytes) -> None:
     node = Node()
