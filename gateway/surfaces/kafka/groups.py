@@ -243,7 +243,7 @@ class KafkaGroups:
     def _replaced(self, asked: JoinAsked) -> list[str]:
         """The former member of a static name that somebody else has now."""
         holder = self.holder_of(asked.group, asked.member.instance_id)
-        return [holder] if holder not in (None, asked.member_id) and holder is not None else []
+        return [] if holder is None or holder == asked.member_id else [holder]
 
     async def _join_round(self, asked: JoinAsked, state: _GroupState) -> Joined:
         """Join a group whose members plan."""
