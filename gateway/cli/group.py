@@ -79,8 +79,8 @@ def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> Non
         return
     members, workers = rows_of(described, "members"), rows_of(described, "workers")
     typer.echo(
-        f"{group}: {described['state']}, generation {described['generation']}, {len(members)} members, "
-        f"{len(workers)} workers with {sum(number_of(worker['leased']) for worker in workers)} records"
+        f"{group}: {described['state']}, generation {described['generation']}; members: {len(members)}; "
+        f"workers: {len(workers)}; records on lease: {sum(number_of(worker['leased']) for worker in workers)}"
     )
     if workers:
         print_table(
