@@ -51,7 +51,10 @@ build-js: ## The JavaScript client's bundle, the copy of it that the gateway ser
 bench-js: $(STAMP) ## The JavaScript client alone and with a server; result in docs/benchmarks/
 	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only && node bench/bench.mjs --json ../../docs/benchmarks/js-client.json
 
-bench-python: $(STAMP) ## The Python client alone and with a server; result in docs/benchmarks/
+bench-python: $(STAMP) ## The Python client beside aiohttp by hand, the JavaScript client, nats-py, redis-py; result in docs/benchmarks/
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only
 	@$(BIN)/python -m loadtest.bench.python_client
 
 check: format lint types imports test ## Format, lint, strict types, import contracts, tests: what must pass before a push
