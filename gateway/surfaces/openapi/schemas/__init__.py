@@ -11,12 +11,11 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import answers, consumers, groups, schedules, topics, v3
+from gateway.api.shapes import answers, consumers, groups, recurring, schedules, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas import shown
-from gateway.surfaces.openapi.schemas.recurring import recurring
 from gateway.surfaces.openapi.schemas.sent import receipts, sent
 from gateway.surfaces.openapi.schemas.settings import settings
 from gateway.surfaces.openapi.shapes import (
@@ -51,6 +50,7 @@ _BODIES: dict[str, type[Struct]] = {
     "Extend": groups.ExtendBody,
     "Reset": groups.ResetBody,
     "Redrive": groups.RedriveBody,
+    "NewRecurring": recurring.RecurringBody,
     "V3NewTopic": topics.V3NewTopicBody,
     "V3TopicChanges": topics.V3TopicChangesBody,
     "V3ConfigValue": topics.V3ConfigValueBody,
@@ -68,7 +68,7 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
     """All of them, by where they come from; no two have a name in common."""
     return [
         {name: schema_of(shape, limits) for name, shape in _BODIES.items()},
-        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, v3)),
+        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, recurring, v3)),
         _choices(limits),
         _others(),
         sent(limits),
@@ -76,7 +76,6 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
         shown.shown(),
         shown.leased(),
         shown.schedules(),
-        recurring(limits),
         settings(),
     ]
 
@@ -120,6 +119,7 @@ def _others() -> dict[str, Schema]:
         ),
         "Limits": obj({item.name: {"type": "integer"} for item in fields(Limits)}),
         "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
+        "RecurringPage": obj({"recurring": array(ref("Recurring")), "next_cursor": nullable(STRING)}),
         "AuditPage": obj({"entries": array(ref("AuditEntry")), "next_cursor": nullable(STRING)}),
         "AuditEntry": obj(
             {

@@ -25,11 +25,11 @@ from gateway.surfaces.openapi.shapes import (
     words,
 )
 
-SHOWN_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
+_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
 _POSITION = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
 _TIMES = {"timestamp": said(TIME_MS, "Event time."), "store_timestamp": said(TIME_MS, "When it was stored.")}
 SHOWN = {
-    "headers": SHOWN_HEADERS,
+    "headers": _HEADERS,
     "tag": STRING,
     "deliver_at": said(nullable(TIME_MS), "When it was due, if it was delayed."),
     "schedule_id": STRING,
@@ -168,7 +168,7 @@ def leased() -> dict[str, Schema]:
 
 
 def schedules() -> dict[str, Schema]:
-    """Delayed records that are pending."""
+    """Delayed records that are pending, and the record of a recurring schedule."""
     row: dict[str, Schema] = {
         "schedule_id": STRING,
         "topic": said(nullable(STRING), "null: it was deleted."),
@@ -187,7 +187,9 @@ def schedules() -> dict[str, Schema]:
         "value": said(ANYTHING, "With include=value."),
         "value_base64": BASE64,
     }
+    recurring = {**NATIVE_PARTS, "headers": _HEADERS, "partition": PARTITION, "tag": STRING, "message_group": STRING}
     return {
+        "RecurringRecord": obj({}, recurring),
         "Schedule": obj(row, parts),
         "SchedulePage": obj(
             {
