@@ -236,7 +236,7 @@ async def by_redis(endpoint: str, payload: bytes, count: int) -> AsyncIterator[O
     from redis.asyncio import Redis as Client
 
     host, _, port = endpoint.rpartition(":")
-    client = Client(
+    client: Any = Client(  # its answers are typed as any of three protocols
         connection_pool=BlockingConnectionPool(host=host, port=int(port), max_connections=REDIS_CONNECTIONS, timeout=60)
     )
     for _ in range(count // TASKS):
