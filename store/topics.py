@@ -216,10 +216,12 @@ class TopicTable:
         config: TopicConfig | None = None,
         json_keys: KeyForm | None = None,
         is_own: bool = False,
+        before: int = 0,
     ) -> TopicCreated | Topic:
         """The event to write, or the topic if one with this shape (and `config` and `json_keys`, if given) exists. A
         new topic's keys are raw unless `json_keys` says otherwise. `is_own`: it is the server's own, and its name may
-        begin with a reserved prefix. Raises IllegalTopic, TopicExists."""
+        begin with a reserved prefix. `before`: so many topics of other names are made by events that were decided and
+        not applied yet. Raises IllegalTopic, TopicExists."""
         check_name(name, is_own=is_own)
         _check_partitions(partitions)
         existing = self._by_name.get(name)
@@ -232,7 +234,7 @@ class TopicTable:
                 raise TopicExists(f"topic {name} exists with json_keys={existing.json_keys}; it cannot be changed")
             return existing
         chosen = (config or TopicConfig()).chosen()
-        return TopicCreated(self._next_id, name, partitions, now_ms, chosen, json_keys or KeyForm.RAW)
+        return TopicCreated(self._next_id + before, name, partitions, now_ms, chosen, json_keys or KeyForm.RAW)
 
     def decide_configure(self, name: str, changes: Changes) -> TopicConfigured | Topic:
         """The event to write, or the topic if the changes change nothing; None takes a choice back. Names are those of
