@@ -16,6 +16,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import orjson
+
 from gateway.api.lease import AllLeases, Lease, Leases, settle
 from gateway.api.render import written_in_runs
 from gateway.api.shapes.commands import Extend, Nack, Reject
@@ -296,7 +298,7 @@ class Queue:
             messages = [self._message(one) for one in delivered]
             heads, payloads = split_lines([head for head, _ in messages]), [payload for _, payload in messages]
         else:
-            heads = written_in_runs(delivered, self._form_of, self._fill, self._written)
+            heads = self._heads(delivered)
         sizes = list(map(len, payloads if is_binary else heads))
         at = 0
         while at < len(delivered):
@@ -335,24 +337,26 @@ class Queue:
                 self._acks.ask(receipts).add_done_callback(self._auto_acked)
             at = end
 
-    def _form_of(self, one: Delivered) -> bytes:
-        """See `written_in_runs`: as `_message` has it."""
-        topic = one.topic.replace("%", "%%")  # a name needs no escapes in JSON
-        lease = "" if self._command.auto_ack else f',"receipt":"%b","visible_until":{one.until_ms}'
-        return (
-            f'{{"topic":"{topic}","partition":{one.partition},"offset":%d,"timestamp":%d,'
-            f'"store_timestamp":{one.store_time_ms},"attempt":{one.attempt},"key":%b,"value":%b{lease}}}'
-        ).encode()
+    def _heads(self, delivered: Sequence[Delivered]) -> list[bytes]:
+        """Each as `_message` has it, as JSON text."""
+        with_lease = not self._command.auto_ack
 
-    def _fill(self, form: bytes, one: Delivered) -> bytes:
-        key, value = one.key, one.value
-        key, value = b"null" if key is None else key, b"null" if value is None else value
-        if self._command.auto_ack:
-            return form % (one.offset, one.timestamp_ms, key, value)
-        return form % (one.offset, one.timestamp_ms, key, value, one.receipt.encode())
+        def form_of(one: Delivered) -> bytes:
+            topic = one.topic.replace("%", "%%")  # a name needs no escapes in JSON
+            lease = f',"receipt":"%b","visible_until":{one.until_ms}' if with_lease else ""
+            return (
+                f'{{"topic":"{topic}","partition":{one.partition},"offset":%d,"timestamp":%d,'
+                f'"store_timestamp":{one.store_time_ms},"attempt":{one.attempt},"key":%b,"value":%b{lease}}}'
+            ).encode()
 
-    def _written(self, one: Delivered) -> bytes:
-        return split_lines([self._message(one)[0]])[0]
+        def fill(form: bytes, one: Delivered) -> bytes:
+            key, value, offset, timestamp_ms = one.key, one.value, one.offset, one.timestamp_ms
+            key, value = b"null" if key is None else key, b"null" if value is None else value
+            if with_lease:
+                return form % (offset, timestamp_ms, key, value, one.receipt.encode())
+            return form % (offset, timestamp_ms, key, value)
+
+        return written_in_runs(delivered, form_of, fill, lambda one: orjson.dumps(self._message(one)[0]))
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
         message: dict[str, object] = {
