@@ -308,9 +308,7 @@ class TopicTable:
 
     def snapshot(self) -> dict[str, object]:
         """The whole table as JSON fields, for `restore`."""
-        topics = [
-            {**_as_fields(topic), "config": topic.config.chosen()} for topic in self.all() if not topic.is_system
-        ]
+        topics = [{**_as_fields(topic), "config": topic.config.chosen()} for topic in self.all() if not topic.is_system]
         queues = [[*queue, state.end_offset, state.before_offset] for queue, state in self._queues.items()]
         return {"next_topic_id": self._next_id, "topics": topics} | ({"queues": queues} if queues else {})
 
