@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import orjson
 from aiohttp import hdrs, web
@@ -33,6 +34,8 @@ from gateway.surfaces.http.conditions import refuse_condition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
+from gateway.surfaces.http.plain import ACKS, TOPIC
+from gateway.surfaces.http.plain_stream import PlainStream
 from gateway.surfaces.http.produce_stream import ProduceStream
 from gateway.surfaces.http.reading import BodyStream, give_back, in_turns, let_go, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
@@ -41,6 +44,7 @@ from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER
 
 QUERY = ("acks", "receipts")
+_STREAM_TYPES = (*LINES_TYPES, JSON_TYPE)
 
 
 class NativeLines:
@@ -95,7 +99,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         finally:
             give_back(gateway, counted)
         dialect: NativeLines = EventLines(view)
-    elif media in (*LINES_TYPES, JSON_TYPE):
+    elif media in _STREAM_TYPES:
         stream = BodyStream(request, timeout_ms=timeout_ms, charge=lambda count: charge_bytes(gateway, request, count))
         pieces = stream.pieces()
         dialect = NativeLines(view)
@@ -115,6 +119,19 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         identity=request_identity(request, view.topic_id, None),
         errors_only=query.receipts == "errors",
     ).run()
+
+
+def plain_lines(gateway: Gateway) -> PlainStream:
+    """Streams of one line, for the fast path."""
+    return PlainStream(
+        gateway,
+        "produce_lines",
+        rf"/mq/v1/topics/{TOPIC}/messages:batch{ACKS}",
+        splitter=partial(Lines, bytes_max=DOCUMENT_BYTES_MAX),
+        dialect=NativeLines,
+        content_type=LINES_TYPE,
+        media=_STREAM_TYPES,
+    )
 
 
 async def _lines_of_events(body: bytes, count_max: int) -> bytes:

@@ -1,5 +1,5 @@
-"""gateway/surfaces/rest_v2/fast_path.py and its part of connection.py: what takes the fast path is answered as it is
-without the fast path."""
+"""gateway/surfaces/http/fast_path.py, the forms of requests that it knows, and its part of connection.py: what takes the
+fast path is answered as it is without the fast path."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from random import Random
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict, CIMultiDictProxy
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
 from gateway.api.producer import Begun, Producer
-from gateway.codec.records import Format, ProduceRecord
+from gateway.codec.records import ProduceRecord
+from gateway.main.listener import fast_path_of
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.connection import Connection, Reply
-from gateway.surfaces.http.context import Gateway, RouteStats
-from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.rest_v2.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BODY_BYTES_MAX, FastPath, Plain
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
+from gateway.surfaces.http.plain import BODY_BYTES_MAX
 from store.errors import DiskFull, StoreStopped
+from store.record_batch import Record, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
@@ -49,6 +52,8 @@ async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     """The head and the body of the next answer."""
     async with asyncio.timeout(PATIENCE_S):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if "Transfer-Encoding: chunked\r\n" in head:
+            return head, await reader.readuntil(b"0\r\n\r\n")
         length = re.search(r"(?i)content-length: (\d+)", head)
         assert length is not None
         return head, await reader.readexactly(int(length[1]))
@@ -72,10 +77,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     bodies: list[bytes] = []
     take = FastPath.take
 
-    def noting(self: FastPath, meaning: Plain, body: bytes, reply: Reply) -> bool:
-        is_taken = take(self, meaning, body, reply)
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+        is_taken = take(self, meaning, data, start, reply)
         if is_taken:
-            bodies.append(body)
+            bodies.append(data[start:])
         return is_taken
 
     monkeypatch.setattr(FastPath, "take", noting)
@@ -93,6 +98,13 @@ def plain(head: str) -> str:
     return re.sub(r"(?m)^(Date|X-Request-Id): .*$", r"\1: ...", head)
 
 
+MESSAGES, LINES, V3 = (
+    "/mq/v1/topics/orders/messages", "/mq/v1/topics/orders/messages:batch", "/v3/clusters/unknown/topics/orders/records"
+)  # fmt: skip
+LINES_TYPE, BATCH_TYPE = "application/x-ndjson", "application/vnd.mq.batch"
+BATCH = bytes(encode([Record(b"k", b"v%d" % number, 5, [("h", b"1")]) for number in range(3)]))
+TAGGED = bytes(encode([Record(None, b"v", 5, [("mq-tag", b"t")])]))
+
 LANE = [
     request(),
     request(b'{"records":[{"value":"x"}]}', target="/topics/orders/partitions/3"),
@@ -105,6 +117,21 @@ LANE = [
     request(b'{"records":[{"value":1,"message_group":"g"}],"key_schema_id":null}'),
     request(ONE, "Accept: application/json", "X-Request-Id: mine"),
     request(ONE, "accept: */*", "USER-AGENT: x", "connection: keep-alive", "Authorization: Bearer x"),
+    request(ONE, "accept-language: *", "sec-fetch-mode: cors"),
+    request(b"x", target=MESSAGES, content_type=None),
+    request(b"{}", "X-Request-Id: mine", "Accept: */*", target=MESSAGES),
+    request(b"\x00\xff", target=f"{MESSAGES}?key=k%20%C3%BC&tag=t&partition=2&timestamp=7&acks=written"),
+    request(b"x", target=f"{MESSAGES}?message_group=g&tombstone=false", content_type="text/plain; charset=utf-8"),
+    request(b'{"key":"k","value":{"a":1}}\n', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"tag":"t","timestamp":5}', target=f"{LINES}?acks=written", content_type="application/json"),
+    request(b'\n{"key_b64":"aw==","value_text":"x"}\r\n\n', target=LINES, content_type="application/jsonl; x=y"),
+    request(b'{"value":null}', "X-Request-Id: mine", "Accept: image/png", target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":{"type":"JSON","data":{"a":"}"}}}', target=V3, content_type="application/json"),
+    request(b' {"key":{"type":"STRING","data":"k"},"value":{"type":"BINARY","data":"eA=="}}\n', target=f"/kafka{V3}"),
+    request(b'{"partition_id":1,"timestamp":"2026-01-01T00:00:00Z","tag":"t"}', target=V3, content_type=None),
+    request(BATCH, content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders/partitions/2?acks=written", content_type=BATCH_TYPE),
+    request(TAGGED, "Accept: application/json", content_type=BATCH_TYPE),
 ]
 """Plain requests."""
 
@@ -127,7 +154,37 @@ NOT_LANE = [
     request(target="/topics/orders?acks=never"),
     request(target="/topics/orders?acks=written&acks=flushed"),
     request(target="/topics/orders?format=text"),
-    request(b"\x00" * 61, content_type="application/vnd.mq.batch"),
+    request(b"\x00" * 61, content_type=BATCH_TYPE),
+    request(BATCH + BATCH, content_type=BATCH_TYPE),
+    request(BATCH[:-1], content_type=BATCH_TYPE),
+    request(BATCH[:-1] + b"x", content_type=BATCH_TYPE),
+    request(bytes(encode([Record(None, b"v", 5, [("mq-attempt", b"1")])])), content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders?delay_ms=60000", content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders/partitions/4", content_type=BATCH_TYPE),
+    request(b"x", target=f"{MESSAGES}?delay_ms=60000"),
+    request(b"x", target=f"{MESSAGES}?msg_id=m"),
+    request(b"x", target=f"{MESSAGES}?selector=key"),
+    request(b"", target=f"{MESSAGES}?tombstone=true"),
+    request(b"x", target=f"{MESSAGES}?tombstone=true"),
+    request(b"x", target=f"{MESSAGES}?partition=4"),
+    request(b"x", target=f"{MESSAGES}?oops=1"),
+    request(b"x", target=f"{MESSAGES}?tag=a&tag=b"),
+    request(b"x", "Mq-Header-A: b", target=MESSAGES),
+    request(b"x", "Accept: image/png", target=MESSAGES),
+    request(b"{}", target=MESSAGES, content_type="application/cloudevents+json"),
+    request(b'{"value":1}\n{"value":2}\n', target=LINES, content_type=LINES_TYPE),
+    request(b"\n \n", target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"oops":2}', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"delay_ms":60000}', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1}', target=f"{LINES}?receipts=errors", content_type=LINES_TYPE),
+    request(b'{"value":1}', target=LINES, content_type="text/plain"),
+    request(b'{"value":null}{"value":null}', target=V3),
+    request(b'{"value":null}x', target=V3),
+    request(b'{"value":{"type":"AVRO","data":1}}', target=V3),
+    request(b'{"value":null,"partition_id":4}', target=V3),
+    request(b'{"value":null}', target=V3.replace("unknown", "another")),
+    request(b'{"value":null}', target=V3.replace("orders", "none")),
+    request(b'{"value":null}', 'If-Match: "0"', target=V3),
     request(content_type="text/plain"),
     request(content_type=None),
     request(ONE, "Accept: image/png"),
@@ -152,11 +209,16 @@ async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: 
     assert len(taken) == 1
     assert plain(by_lane[0]) == plain(by_others[0])
     assert by_lane[1] == by_others[1]
-    assert by_lane[0].startswith("HTTP/1.1 200 OK\r\n")
+    assert by_lane[0].startswith(
+        "HTTP/1.1 201 Created\r\n"
+        if MESSAGES.encode() in sent and LINES.encode() not in sent
+        else "HTTP/1.1 200 OK\r\n"
+    )
     assert ("X-Request-Id: mine\r\n" in by_lane[0]) == (b"mine" in sent)
     assert broker.appends == other_broker.appends
     assert broker.acks == other_broker.acks
-    assert gateway.producer.record_counts == other_gateway.producer.record_counts == {"orders": 2}
+    assert gateway.producer.record_counts == other_gateway.producer.record_counts
+    assert gateway.producer.record_counts["orders"] == 1 + broker.appends[1].record_count
     assert gateway.producer.byte_count == other_gateway.producer.byte_count
     assert [stats.statuses for stats in gateway.stats.routes.values()] == [
         stats.statuses for stats in other_gateway.stats.routes.values()
@@ -488,7 +550,7 @@ async def test_a_remembered_head_is_answered_as_one_that_was_parsed(sent: bytes,
     parsed: list[bytes] = []
     feed = Connection._parse
 
-    def noting(self: Connection, data: bytes) -> bytes | None:
+    def noting(self: Connection, data: bytes) -> bool:
         parsed.extend([data] if data else [])
         return feed(self, data)
 
@@ -496,9 +558,9 @@ async def test_a_remembered_head_is_answered_as_one_that_was_parsed(sent: bytes,
         patch.setattr(Connection, "_parse", noting)
         _, first, second = await asked(gateway, request(ONE, ORDINARY), sent, sent)
     assert len(taken) == 2
-    assert len(parsed) == (3 if b"X-Request-Id" in sent else 2)
+    assert len(parsed) == (3 if b"X-Request-Id" in sent or b"?key=" in sent else 2)
     assert plain(first[0]) == plain(second[0])
-    assert broker.appends[1].record_count == broker.appends[2].record_count == 1
+    assert broker.appends[1].record_count == broker.appends[2].record_count
 
 
 async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,11 +573,16 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         return begin(self, topic, records, **ways)
 
     monkeypatch.setattr(Producer, "begin", noting)
-    lane = FastPath(gateway, Origins((), None), RequestIds())
-    meaning = Plain("orders", 0, None, Format.JSON, b"t", CIMultiDictProxy(CIMultiDict()), RouteStats())
+    lane = fast_path_of(gateway, RequestIds())
+    loop = asyncio.get_running_loop()
+    parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
+    [(message, _)], _, _ = parser.feed_data(request(target="/topics/orders/partitions/0"))
+    assert isinstance(message, RawRequestMessage)
+    meaning = lane.read(message)
+    assert meaning is not None
     replies: list[bytes | None] = []
     for _ in range(BATCH_RECORDS_MAX + 1):
-        assert lane.take(meaning, ONE, replies.append)
+        assert lane.take(meaning, ONE, 0, replies.append)
     assert sizes == [BATCH_RECORDS_MAX]
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_RECORDS_MAX, 1]
@@ -524,7 +591,7 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(large) == BODY_BYTES_MAX
     sizes.clear()
     for _ in range(BATCH_BYTES_MAX // BODY_BYTES_MAX + 1):
-        assert lane.take(meaning, large, replies.append)
+        assert lane.take(meaning, large, 0, replies.append)
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_BYTES_MAX // BODY_BYTES_MAX, 1]
 
