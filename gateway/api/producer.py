@@ -421,11 +421,10 @@ class Producer:
         view = self._routes.topic(topic)
         return self._prepare(view, records, None, self._clock.now_ms(), _selector_of(view, None), None)
 
-    def place(self, topic: str, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
+    def place(self, view: TopicView, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
         partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
-        with limits or a selector of their own. Raises UnknownQueue, UnknownPartition."""
-        view = self._routes.topic(topic)
+        with limits or a selector of their own. Raises UnknownPartition."""
         _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
             return None

@@ -29,7 +29,7 @@ from gateway.errors import TOO_MANY, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats
-from gateway.surfaces.http.heads import END, Found, HeadMemo
+from gateway.surfaces.http.heads import END, HeadMemo
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 
@@ -232,14 +232,21 @@ class Connection(web.RequestHandler):
         if self._coming is not None:
             self._come(data)
             return
-        if self._is_between_requests and self._is_idle():
-            assert self._fast_path is not None
-            found = self._fast_path.heads.find(data)
-            if found is not None and self._take_found(self._fast_path, found, data):
-                return
-            self._receive(data, may_take=found is None)
-        else:
-            self._receive(data, may_take=True)
+        found, fast_path = None, self._fast_path
+        if fast_path is not None and self._is_between_requests and self._is_idle():
+            found = fast_path.heads.find(data)
+            if found is not None:
+                meaning, start, end = found
+                if len(data) == end:
+                    if fast_path.take(meaning, data, start, self._reply):
+                        self._keep(data)
+                        return
+                elif (
+                    len(data) < end and end - start <= fast_path.bytes_max(meaning) and self._count_received(len(data))
+                ):
+                    self._coming = _Coming([data], end, self._loop.call_later(BODY_WAIT_S, self._give_up))
+                    return
+        self._receive(data, may_take=found is None)
 
     def _is_idle(self) -> bool:
         """Whether there is a fast path that may have the next request: aiohttp is not busy with one, the client reads
@@ -253,19 +260,6 @@ class Connection(web.RequestHandler):
             or self._close
             or self._force_close
         )
-
-    def _take_found(self, fast_path: FastPath[Any], found: Found[Any], data: bytes) -> bool:
-        """Let the fast path have a request whose head is remembered, or wait for the rest of its body."""
-        meaning, start, end = found
-        if len(data) == end:
-            if not fast_path.take(meaning, data, start, self._reply):
-                return False
-            self._keep(data)
-            return True
-        if len(data) > end or end - start > fast_path.bytes_max(meaning) or not self._count_received(len(data)):
-            return False
-        self._coming = _Coming([data], end, self._loop.call_later(BODY_WAIT_S, self._give_up))
-        return True
 
     def _come(self, data: bytes) -> None:
         """More of a body that is waited for."""

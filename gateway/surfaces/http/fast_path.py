@@ -26,7 +26,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
@@ -41,7 +41,7 @@ from gateway.surfaces.http.connection import Reply
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.heads import HeadMemo
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.http.plain import Asked, BatchForm, Form, RecordForm, Sent, is_plain
+from gateway.surfaces.http.plain import Asked, BatchForm, Form, RecordForm, is_plain
 from gateway.surfaces.http.send_options import name_of_acks
 from store.limits import KiB
 from store.types import Acks, Appended, Buffer
@@ -57,7 +57,8 @@ _STREAMED = b"%bTransfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %%b\r\n\
 
 
 class Plain(NamedTuple):
-    """What the head of a request for the fast path means, and where its answer is counted."""
+    """What the head of a request for the fast path means, and where its answer is counted. `request_id`: the one that
+    its client has sent."""
 
     asked: Asked
     records: RecordForm | None
@@ -65,26 +66,23 @@ class Plain(NamedTuple):
     bytes_max: int
     headers: CIMultiDictProxy[str]
     stats: RouteStats
+    request_id: str | None
 
 
-class _Waiting(NamedTuple):
-    """A request whose record is in a batch."""
-
-    plain: Plain
-    sent: Sent
-    reply: Reply
-    started_s: float
+_Waiting = tuple[Plain, ProduceRecord, Any, Reply]
+"""A request whose record is in a batch; what its form has to know for the answer."""
 
 
 class _Batch:
     """Records of one turn that go one way, and who waits for each."""
 
-    __slots__ = ("body_bytes", "records", "waiting")
+    __slots__ = ("body_bytes", "records", "started_s", "waiting")
 
     def __init__(self) -> None:
         self.records: list[ProduceRecord] = []
         self.waiting: list[_Waiting] = []
         self.body_bytes = 0
+        self.started_s = perf_counter()  # the others have come in the same turn
 
 
 _Way = tuple[str, int | None, bool, Acks | None]
@@ -107,6 +105,7 @@ class FastPath:
         self._loop = asyncio.get_running_loop()
         self._authenticator = gateway.authenticator
         self._version = gateway.authenticator.version
+        self._asks = gateway.authenticator.is_required  # else everybody may do everything
         self._check_origin = origins.check
         self._producer = gateway.producer
         self._topic_of = gateway.routes_table.topic
@@ -147,7 +146,9 @@ class FastPath:
         batches: BatchForm | None,
     ) -> Plain:
         bytes_max = min(form.bytes_max, self._bytes_max)
-        return Plain(asked, records, batches, bytes_max, message.headers, self._stats[asked.route])
+        headers = message.headers
+        request_id = self._request_ids.sent_in(headers)
+        return Plain(asked, records, batches, bytes_max, headers, self._stats[asked.route], request_id)
 
     def is_repeatable(self, meaning: Plain) -> bool:
         """See `connection.FastPath`. Ids of requests differ."""
@@ -157,53 +158,55 @@ class FastPath:
         """See `connection.FastPath`."""
         return meaning.bytes_max
 
-    def _allows(self, meaning: Plain) -> bool:
+    def _allows(self, plain: Plain) -> bool:
         """Whether its caller is known and may send."""
-        access = self._authenticator.known_access(meaning.headers)
-        return access is not None and access.allows(Permission.SEND, topic=meaning.asked.topic)
+        access = self._authenticator.known_access(plain.headers)
+        return access is not None and access.allows(Permission.SEND, topic=plain.asked.topic)
 
     def take(self, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
         """See `connection.FastPath`."""
-        started_s = perf_counter()
-        if self._version != self._authenticator.version:  # some token may have been revoked
-            self._version = self._authenticator.version
-            self.heads.clear()
-        asked, form, batches, bytes_max, _, _ = meaning
+        asked, form, batches, bytes_max, _, _, _ = meaning
         body_bytes = len(data) - start
         if body_bytes > bytes_max:
             return False
-        try:
+        if self._asks:
+            if self._version != self._authenticator.version:  # some token may have been revoked
+                self._version = self._authenticator.version
+                self.heads.clear()
             if not self._allows(meaning):
                 return False
-            topic, partition, acks = asked[:3]
+        topic, partition, acks = asked[:3]
+        try:
             if form is None:
                 assert batches is not None
-                self._begin_batch(meaning, batches, memoryview(data)[start:], reply, started_s)
+                self._begin_batch(meaning, batches, memoryview(data)[start:], reply)
                 return True
-            sent = form.sent(asked, data[start:], self._topic_of(topic))
+            view = self._topic_of(topic)
+            sent = form.sent(asked, data[start:], view)
             if sent is None:
                 return False
-            place = self._producer.place(topic, sent.record, partition)
+            record, json_values, detail = sent
+            place = self._producer.place(view, record, partition)
         except Exception:  # nothing was stored: the normal path meets the same error, and answers it
             return False
         if place is None:
             return False
-        self._join((topic, place[0], sent.json_values, acks), _Waiting(meaning, sent, reply, started_s), body_bytes)
+        self._join((topic, place[0], json_values, acks), record, (meaning, record, detail, reply), body_bytes)
         return True
 
     # ------------------------------------------------------------------------------------------------ records
 
-    def _join(self, way: _Way, waiting: _Waiting, body_bytes: int) -> None:
+    def _join(self, way: _Way, record: ProduceRecord, waiting: _Waiting, body_bytes: int) -> None:
         batches = self._batches
-        if not batches:
-            self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
         batch = batches.get(way)
         if batch is None:
+            if not batches:
+                self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
             batches[way] = batch = _Batch()
         elif len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + body_bytes > BATCH_BYTES_MAX:
             self._begin(way, batch)
             batches[way] = batch = _Batch()
-        batch.records.append(waiting.sent.record)
+        batch.records.append(record)
         batch.waiting.append(waiting)
         batch.body_bytes += body_bytes
 
@@ -217,37 +220,39 @@ class FastPath:
         try:
             begun = self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
         except Exception:  # nothing was stored; see `take`
-            for waiting in batch.waiting:
-                self._loop.call_soon(waiting.reply, None)
+            self._give_back(batch.waiting)
             return
-        begun.outcome.add_done_callback(partial(self._answer, batch.waiting, begun))
+        begun.outcome.add_done_callback(partial(self._answer, batch, begun))
 
-    def _answer(self, waiting: list[_Waiting], begun: Begun, outcome: asyncio.Future[list[Appended]]) -> None:
+    def _give_back(self, waiting: Sequence[_Waiting]) -> None:
+        for _, _, _, reply in waiting:
+            self._loop.call_soon(reply, None)
+
+    def _answer(self, batch: _Batch, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> None:
         if outcome.cancelled() or outcome.exception() is not None:
-            for one in waiting:
-                self._loop.call_soon(one.reply, None)
+            self._give_back(batch.waiting)
             return
         offset, reached = self._producer.finish(begun)
         partition, now_ms = begun.partition, begun.now_ms
-        ended_s = perf_counter()
+        elapsed_s = perf_counter() - batch.started_s
         known: Plain | None = None
         template = b""
         new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
-        for own_offset, (plain, sent, reply, started_s) in enumerate(waiting, offset):
-            if plain is not known:  # those of one client follow each other, with equal heads
+        for own_offset, (plain, record, detail, reply) in enumerate(batch.waiting, offset):
+            if plain is not known:  # equal heads have one meaning
                 known, template = plain, _template(plain.asked, reached)
-            own_ms = sent.record.timestamp_ms
-            receipt = new(
-                Receipt, (partition, own_offset, now_ms if own_ms is None else own_ms, None, None, reached, False)
-            )
+            time_ms = record.timestamp_ms
+            if time_ms is None:
+                time_ms = now_ms
+            receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
             assert plain.records is not None
-            body = plain.records.answer(plain.asked, sent, receipt)
-            self._reply(plain, template, body, reply, ended_s - started_s)
+            self._reply(plain, template, plain.records.answer(plain.asked, record, detail, receipt), reply, elapsed_s)
 
     # -------------------------------------------------------------------------------------------- raw batches
 
-    def _begin_batch(self, plain: Plain, form: BatchForm, batch: Buffer, reply: Reply, started_s: float) -> None:
+    def _begin_batch(self, plain: Plain, form: BatchForm, batch: Buffer, reply: Reply) -> None:
         """Raises what refuses the batch."""
+        started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
         begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
         begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, reply, started_s))
@@ -265,14 +270,17 @@ class FastPath:
             reply(None)
             return
         receipt = self._producer.finish_batch(begun)
-        body = form.answer(receipt)
-        self._reply(plain, _template(plain.asked, receipt.acks), body, reply, perf_counter() - started_s)
+        template = _template(plain.asked, receipt.acks)
+        self._reply(plain, template, form.answer(receipt), reply, perf_counter() - started_s)
 
-    def _reply(self, plain: Plain, template: bytes, body: bytes, reply: Reply, took_s: float) -> None:
-        plain.stats.answered(plain.asked.status, took_s)
-        request_id = self._request_ids.of_headers(plain.headers).encode()
+    # ------------------------------------------------------------------------------------------------ answers
+
+    def _reply(self, plain: Plain, template: bytes, body: bytes, reply: Reply, elapsed_s: float) -> None:
+        asked, _, _, _, _, stats, sent_id = plain
+        stats.answered(asked.status, elapsed_s)
+        request_id = (self._request_ids.new() if sent_id is None else sent_id).encode()
         try:
-            if plain.asked.is_streamed:
+            if asked.is_streamed:
                 reply(template % (request_id, len(body), body))
             else:
                 reply(template % (len(body), request_id, body))

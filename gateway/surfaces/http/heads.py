@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
@@ -38,24 +38,13 @@ _LENGTH_BYTES = len(_LENGTHS[0])
 Meaning = TypeVar("Meaning")
 
 
-class Found(NamedTuple, Generic[Meaning]):
-    """What a head means whose body begins at `start` of the data, and ends at `end`."""
-
-    meaning: Meaning
-    start: int
-    end: int
+Found = tuple[Meaning, int, int]
+"""What a head means, where its body begins in the data, and where it ends."""
 
 
-class _Cut(NamedTuple):
-    """A head without the digits of its length, the digits, and where its body begins."""
-
-    head: bytes
-    digits: bytes
-    start: int
-
-
-def _cut(data: bytes) -> _Cut | None:
-    """None where there is no length, or no end of the head."""
+def _cut(data: bytes) -> tuple[bytes, bytes, int] | None:
+    """A head without the digits of its length, the digits, and where its body begins; None where there is no length, or
+    no end of the head."""
     at = data.find(_LENGTHS[0], 0, HEAD_BYTES_MAX)
     if at < 0:
         at = data.find(_LENGTHS[1], 0, HEAD_BYTES_MAX)
@@ -67,7 +56,7 @@ def _cut(data: bytes) -> _Cut | None:
     if end < 0:
         return None
     end += len(END)
-    return _Cut(data[:at] + data[stop:end], data[at:stop], end)
+    return data[:at] + data[stop:end], data[at:stop], end
 
 
 class HeadMemo(Generic[Meaning]):
@@ -88,7 +77,7 @@ class HeadMemo(Generic[Meaning]):
         meaning = self._heads.get(head)
         if meaning is None or not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
             return None
-        return Found(meaning, start, start + int(digits))
+        return meaning, start, start + int(digits)
 
     def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
         """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One

@@ -54,13 +54,9 @@ class Asked(NamedTuple):
     """Whether equal heads are to be expected, so that it is worth remembering."""
 
 
-class Sent(NamedTuple):
-    """The record of a request. `json_values`: as `store.types.Append` has it."""
-
-    record: ProduceRecord
-    json_values: bool
-    detail: Any = None
-    """What its answer has to know further."""
+Sent = tuple[ProduceRecord, bool, Any]
+"""The record of a request, whether its key and value are JSON (as `store.types.Append` has it), and what its answer has
+to know further."""
 
 
 class Form(Protocol):
@@ -90,8 +86,8 @@ class RecordForm(Form, Protocol):
         Raises RequestError for one that is to be refused."""
         ...
 
-    def answer(self, asked: Asked, sent: Sent, receipt: Receipt) -> bytes:
-        """The body of the answer."""
+    def answer(self, asked: Asked, record: ProduceRecord, detail: Any, receipt: Receipt) -> bytes:
+        """The body of the answer; `detail` is of `sent`."""
         ...
 
 

@@ -11,8 +11,7 @@ from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import Receipt
-from gateway.codec.documents import Splitter
-from gateway.codec.records import render_lines
+from gateway.codec.records import ProduceRecord, render_lines
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.context import Gateway
@@ -32,17 +31,18 @@ class PlainStream:
         route: str,
         target: str,
         *,
-        splitter: Callable[[], Splitter],
+        document: Callable[[bytes], bytes | None],
         dialect: Callable[[TopicView], Dialect],
         content_type: str,
         media: tuple[str, ...] = (),
     ) -> None:
-        """`target`: a pattern with a group for the topic, and perhaps one for `acks`. `media`: the types of bodies, in
-        lower case; none: they do not matter."""
+        """`target`: a pattern with a group for the topic, and perhaps one for `acks`. `document`: that of a body, when
+        it has one alone provided that this is JSON. `media`: the types of bodies, in lower case; none: they do not
+        matter."""
         self.routes = (route,)
         self._draining = gateway.draining
         self._target = re.compile(target, re.ASCII)
-        self._splitter = splitter
+        self._document = document
         self._dialect = dialect
         self._head = head_of("200 OK", content_type)
         self._media = media
@@ -61,18 +61,13 @@ class PlainStream:
 
     def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
         """See `plain.RecordForm`."""
-        if self._draining.is_set():
-            return None
-        splitter = self._splitter()
-        documents = splitter.feed(body)
-        documents += splitter.finish()
-        if len(documents) != 1 or splitter.is_broken:
+        document = None if self._draining.is_set() else self._document(body)
+        if document is None:
             return None
         dialect = self._dialect(view)
-        [record], json_values = dialect.parse(documents)
-        return None if isinstance(record, RequestError) else Sent(record, json_values, dialect)
+        [record], json_values = dialect.parse([document])
+        return None if isinstance(record, RequestError) else (record, json_values, dialect)
 
-    def answer(self, asked: Asked, sent: Sent, receipt: Receipt) -> bytes:
+    def answer(self, asked: Asked, record: ProduceRecord, detail: Dialect, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
-        dialect: Dialect = sent.detail
-        return render_lines([dialect.receipt(0, sent.record, receipt)])
+        return render_lines([detail.receipt(0, record, receipt)])

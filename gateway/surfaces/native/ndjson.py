@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 
 import orjson
 from aiohttp import hdrs, web
@@ -22,7 +21,7 @@ from gateway.api.producer import Receipt
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.queries import SendLinesQuery
 from gateway.codec import cloudevents
-from gateway.codec.documents import Document, Lines, Unreadable
+from gateway.codec.documents import Document, Lines, Unreadable, single_line
 from gateway.codec.json_steps import parse_in_steps
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, parts, with_headers
@@ -127,7 +126,7 @@ def plain_lines(gateway: Gateway) -> PlainStream:
         gateway,
         "produce_lines",
         rf"/mq/v1/topics/{TOPIC}/messages:batch{ACKS}",
-        splitter=partial(Lines, bytes_max=DOCUMENT_BYTES_MAX),
+        document=single_line,
         dialect=NativeLines,
         content_type=LINES_TYPE,
         media=_STREAM_TYPES,

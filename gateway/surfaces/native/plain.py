@@ -53,8 +53,8 @@ class PlainMessages:
     def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
         """See `plain.RecordForm`."""
         record: ProduceRecord = asked.detail
-        return Sent(record._replace(value=body), False, view.topic_id)
+        return record._replace(value=body), False, view.topic_id
 
-    def answer(self, asked: Asked, sent: Sent, receipt: Receipt) -> bytes:
+    def answer(self, asked: Asked, record: ProduceRecord, detail: int, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
-        return orjson.dumps(receipt_as_answer(asked.topic, receipt, sent.detail))
+        return orjson.dumps(receipt_as_answer(asked.topic, receipt, detail))

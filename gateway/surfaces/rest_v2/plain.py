@@ -11,7 +11,7 @@ from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
-from gateway.codec.records import Format, parse_envelope
+from gateway.codec.records import Format, ProduceRecord, parse_envelope, parse_single
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
@@ -58,12 +58,16 @@ class V2Records:
     def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
         """See `plain.RecordForm`."""
         fmt: Format = asked.detail
+        if fmt is Format.JSON:
+            record = parse_single(body, raw_keys=view.raw_keys)
+            if record is not None:
+                return record, True, None
         records = parse_envelope(body, fmt, records_max=self._records_max, raw_keys=view.raw_keys)
-        return Sent(records[0], fmt is Format.JSON) if len(records) == 1 else None
+        return (records[0], fmt is Format.JSON, None) if len(records) == 1 else None
 
-    def answer(self, asked: Asked, sent: Sent, receipt: Receipt) -> bytes:
+    def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
-        return _BODY % (receipt.partition, receipt.offset)
+        return _BODY % receipt[:2]
 
 
 class V2Batches:

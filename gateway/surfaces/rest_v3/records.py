@@ -20,7 +20,7 @@ from gateway.api.render import fate_as_json
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import NoQuery
 from gateway.api.shapes.v3 import ENTRIES_MAX, V3BatchBody
-from gateway.codec.documents import Document, Values
+from gateway.codec.documents import Document, Values, single_object
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
@@ -117,7 +117,7 @@ def plain_records(gateway: Gateway) -> PlainStream:
         gateway,
         "v3_produce",
         rf"(?:/kafka)?/v3/clusters/{re.escape(gateway.cluster_id)}/topics/{TOPIC}/records",
-        splitter=partial(Values, bytes_max=DOCUMENT_BYTES_MAX),
+        document=single_object,
         dialect=partial(V3Records, gateway.cluster_id),
         content_type=JSON_TYPE,
     )

@@ -1,5 +1,5 @@
-"""gateway/surfaces/http/fast_path.py, the forms of requests that it knows, and its part of connection.py: what takes the
-fast path is answered as it is without the fast path."""
+"""gateway/surfaces/http/fast_path.py, the forms of requests that it knows, and its part of connection.py: what takes
+the fast path is answered as it is without the fast path."""
 
 from __future__ import annotations
 
