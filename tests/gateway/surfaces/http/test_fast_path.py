@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,45 +20,22 @@ from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 from gateway.api.producer import Begun, Producer
 from gateway.codec.records import ProduceRecord
 from gateway.main.listener import fast_path_of
+from gateway.main.tls import ServerTls
+from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.connection import Connection, Reply
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
+from loadtest.certificates import write_certificate
 from store.errors import DiskFull, StoreStopped
 from store.record_batch import Record, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import secured, served
+from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, request, warmed
 from tests.waiting import PATIENCE_S
-
-JSON = "application/vnd.kafka.json.v2+json"
-ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
-ORDINARY = "X-Unheard-Of: 1"  # no header of the fast path's list
-
-
-def request(
-    body: bytes = ONE,
-    *headers: str,
-    target: str = "/topics/orders",
-    content_type: str | None = JSON,
-    method: str = "POST",
-) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
-    lines += [f"Content-Type: {content_type}"] if content_type is not None else []
-    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """The head and the body of the next answer."""
-    async with asyncio.timeout(PATIENCE_S):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        if "Transfer-Encoding: chunked\r\n" in head:
-            return head, await reader.readuntil(b"0\r\n\r\n")
-        length = re.search(r"(?i)content-length: (\d+)", head)
-        assert length is not None
-        return head, await reader.readexactly(int(length[1]))
 
 
 async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
@@ -308,15 +287,6 @@ async def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[Gateway, FakeBroker, Sl
 
 
 Slow = tuple[Gateway, FakeBroker, SlowBroker]
-
-
-async def warmed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has had its first answer: the next request may take the fast path."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request(ONE, ORDINARY))
-    assert (await answer(reader))[0].startswith("HTTP/1.1 200")
-    await asyncio.sleep(0.01)
-    return reader, writer
 
 
 async def test_answers_keep_the_order_of_pipelined_requests(slow: Slow) -> None:
@@ -718,3 +688,128 @@ async def test_a_remembered_request_inside_of_another_one_is_not_taken(begun: by
         assert len(taken) == 2
         writer.close()
     assert broker.stored_count == 3
+
+
+async def test_the_body_of_a_remembered_head_may_come_apart(
+    taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients send it that write head and body one after the other, and as large bodies come."""
+    gateway, broker = await orders()
+    parsed: list[bytes] = []
+    parse = Connection._parse
+
+    def noting(self: Connection, data: bytes) -> bool:
+        parsed.append(data)
+        return parse(self, data)
+
+    many = bytes(encode([Record(None, b"%d" % number * 300, 5) for number in range(300)]))
+    large = request(many, content_type=BATCH_TYPE)
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for sent in (request(), large):
+            writer.write(sent)
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "_parse", noting)
+            for sent in (request(), large):
+                body_at = sent.index(b"\r\n\r\n") + 4
+                for piece in (sent[:body_at], sent[body_at:-10], sent[-10:]):
+                    writer.write(piece)
+                    await asyncio.sleep(0.01)
+                assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        assert not parsed
+        assert taken[-2:] == [ONE, many]
+        writer.write(large[:-10])
+        await asyncio.sleep(0.02)
+        assert gateway.stats.receiving_bytes > len(large) // 2
+        writer.write(large[-10:] + request(target="/topics/none") + request())  # pipelined: for aiohttp
+        assert [(await answer(reader))[0][9:12] for _ in range(3)] == ["200", "404", "200"]
+        assert gateway.stats.receiving_bytes == 0
+        writer.close()
+    assert broker.stored_count == 1 + 2 + 3 * 300 + 1
+
+
+async def test_a_body_that_does_not_come_in_time_is_left_to_aiohttp(
+    taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, broker = await orders(body_timeout_ms=300)
+    monkeypatch.setattr("gateway.main.listener.LINGERING_S", 0.05)
+    monkeypatch.setattr("gateway.surfaces.http.connection.BODY_WAIT_S", 0.05)
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        for late_s, status in ((0.15, "200"), (1.0, "408")):
+            writer.write(request()[:-5])
+            await asyncio.sleep(late_s)
+            if status == "200":
+                writer.write(request()[-5:])
+            assert (await answer(reader))[0][9:12] == status
+        assert gateway.stats.receiving_bytes == 0
+        writer.transport.abort()
+    assert len(taken) == 1
+    assert broker.stored_count == 3
+
+
+async def test_bytes_of_a_body_that_comes_count_and_too_many_are_refused(taken: list[bytes]) -> None:
+    gateway, _ = await orders()
+    full = gateway.limits.receiving_bytes_max
+    async with served(gateway) as port:
+        for others, status in ((full - len(request()), "200"), (full, "503")):
+            reader, writer = await warmed(port)
+            writer.write(request())
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+            gateway.stats.receiving_bytes = others
+            for piece in (request()[:-5], request()[-5:]):
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            assert (await answer(reader))[0][9:12] == status
+            assert gateway.stats.receiving_bytes == others
+            writer.close()
+        reader, writer = await warmed(port)  # who leaves in the middle of a body takes its bytes along
+        gateway.stats.receiving_bytes = 0
+        writer.write(request()[:-5])
+        await asyncio.sleep(0.02)
+        assert gateway.stats.receiving_bytes == len(request()) - 5
+        writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while gateway.stats.receiving_bytes:  # noqa: ASYNC110 -- a plain counter
+                await asyncio.sleep(0.01)
+    assert len(taken) == 3
+
+
+async def test_lines_before_a_request_do_not_hide_where_its_body_ends(taken: list[bytes]) -> None:
+    """aiohttp passes over empty lines before a request; what follows them is one head and its body nevertheless."""
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        inner = request()
+        lines = "POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Pad: " % (len(inner) + 20)
+        head = (lines + "x" * (len(inner) - len(lines) - 4) + "\r\n\r\n").encode()
+        assert len(head) == len(inner)  # so that what is left of its body is as long as a whole request
+        writer.write(b"\r\n\r\n" + head + b"x" * 20)
+        await asyncio.sleep(0.02)
+        writer.write(inner)
+        await asyncio.sleep(0.02)
+        writer.write(inner)
+        assert [(await answer(reader))[0][9:12] for _ in range(2)] == ["404", "200"]
+        writer.close()
+    assert broker.stored_count == 3
+    assert len(taken) == 2
+
+
+async def test_the_fast_path_is_open_over_tls(taken: list[bytes], tmp_path: Path) -> None:
+    gateway, _ = await orders()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = ServerTls(TlsConfig(cert_file=cert, key_file=key))
+    trusting = ssl.create_default_context(cafile=str(cert))
+    async with served(gateway, tls=tls) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        for sent in (request(ONE, ORDINARY), request(), request()):
+            writer.write(sent)
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert taken == [ONE, ONE]
