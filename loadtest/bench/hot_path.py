@@ -223,7 +223,7 @@ async def measured(
                 took_s, (own_s, kernel_s) = time.perf_counter() - began_s, meter.taken_s()
                 if number:  # the first round is not counted
                     found[name][one.name].append(Cost(own_s / count * 1e6, kernel_s / count * 1e6, count / took_s))
-        print("\n".join(_lines(name, found[name])), flush=True)
+        print("\n".join(lines_of(name, found[name])), flush=True)
     return found
 
 
@@ -233,7 +233,7 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def _lines(name: str, costs: Mapping[str, Sequence[Cost]]) -> list[str]:
+def lines_of(name: str, costs: Mapping[str, Sequence[Cost]]) -> list[str]:
     """The lines of a row in the table."""
     lines = []
     for subject, theirs in costs.items():
@@ -253,7 +253,7 @@ def _ALL(cost: Cost) -> float:
     return cost.own_us + cost.kernel_us
 
 
-def _page(conditions: Mapping[str, object], costs: Costs) -> str:
+def page_of(conditions: Mapping[str, object], costs: Costs) -> str:
     return "\n".join(
         [
             "# What one small request costs",
@@ -264,7 +264,7 @@ def _page(conditions: Mapping[str, object], costs: Costs) -> str:
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|---|---:|---:|---:|---|---|---|",
-            *(line for name, row in costs.items() for line in _lines(name, row)),
+            *(line for name, row in costs.items() for line in lines_of(name, row)),
             "",
             *(f"- {name.replace('_', ' ')}: {text}" for name, text in conditions.items()),
             "",
@@ -312,7 +312,7 @@ def main() -> None:
             {"conditions": conditions, "rows": found}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         )
         (RESULTS / "hot-path.json").write_bytes(text)
-        (RESULTS / "hot-path.md").write_text(_page(conditions, costs))
+        (RESULTS / "hot-path.md").write_text(page_of(conditions, costs))
 
 
 if __name__ == "__main__":

@@ -786,7 +786,7 @@ async def test_lines_before_a_request_do_not_hide_where_its_body_ends(taken: lis
         writer.write(request())
         assert (await answer(reader))[0].startswith("HTTP/1.1 200")
         inner = request()
-        lines = "POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nX-Pad: " % (len(inner) + 20)
+        lines = f"POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 20}\r\nX-Pad: "
         head = (lines + "x" * (len(inner) - len(lines) - 4) + "\r\n\r\n").encode()
         assert len(head) == len(inner)  # so that what is left of its body is as long as a whole request
         writer.write(b"\r\n\r\n" + head + b"x" * 20)
