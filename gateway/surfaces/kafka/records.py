@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from secrets import randbits
 from time import monotonic
 
-from gateway.api.producer import BegunBatch
+from gateway.api.producer import Begun
 from gateway.api.read import Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
@@ -101,7 +101,7 @@ class Producing:
         producer = self._session.gateway.producer
         acks = _ACKS[self._request.acks]
         try:
-            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks)
+            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks, is_numbered=True)
         except Exception as error:
             answers.append(_refused(one.partition, error))
             return
@@ -114,7 +114,7 @@ class Producing:
 
         begun.outcome.add_done_callback(ended)
 
-    def _answer(self, begun: BegunBatch, outcome: asyncio.Future[list[Appended]]) -> Produced:
+    def _answer(self, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> Produced:
         if outcome.cancelled():
             return Produced(begun.partition, errors.STORAGE_ERROR, _NO_OFFSET, _NO_OFFSET, None)
         try:
