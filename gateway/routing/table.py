@@ -72,6 +72,8 @@ class RouteTable:
         self._by_name: list[TopicView] = []
         self._chains: dict[str, tuple[Chain, ...]] = {}
         self._watching: dict[tuple[str, int], dict[object, Callable[[], None]]] = {}
+        self.partition_count = 0
+        """Partitions of all topics."""
 
     def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue
@@ -95,6 +97,7 @@ class RouteTable:
         self._topics[topic.name] = self._by_id[topic.topic_id] = topic
         before = self._chains.get(topic.name, ())
         self._chains[topic.name] = tuple(chains)
+        self.partition_count += len(chains) - len(before)
         self._wake(topic.name, (p for p, chain in enumerate(before) if p >= len(chains) or chain != chains[p]))
 
     def remove(self, topic: TopicView) -> None:
@@ -102,10 +105,16 @@ class RouteTable:
         if (known := self._topics.get(topic.name)) is not None and known.topic_id == topic.topic_id:
             del self._topics[topic.name], self._by_id[topic.topic_id]
             del self._by_name[bisect_left(self._by_name, topic.name, key=_NAME_OF)]
-            self._wake(topic.name, range(len(self._chains.pop(topic.name))))
+            chains = self._chains.pop(topic.name)
+            self.partition_count -= len(chains)
+            self._wake(topic.name, range(len(chains)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._topics
+
+    def __len__(self) -> int:
+        """All topics."""
+        return len(self._topics)
 
     def topics(self) -> list[TopicView]:
         """All topics, by name."""

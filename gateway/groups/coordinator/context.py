@@ -54,23 +54,51 @@ class _AllLeases:
         self.is_free = asyncio.Event()
         self.is_free.set()
 
-    @asynccontextmanager
-    async def in_part(self) -> AsyncIterator[None]:
+    async def hold_part(self) -> None:
         async with self.gate:
             self.holder_count += 1
             self.is_free.clear()
-        try:
-            yield
-        finally:
-            self.holder_count -= 1
-            if not self.holder_count:
-                self.is_free.set()
+
+    def release_part(self) -> None:
+        self.holder_count -= 1
+        if not self.holder_count:
+            self.is_free.set()
 
     @asynccontextmanager
     async def whole(self) -> AsyncIterator[None]:
         async with self.gate:
             await self.is_free.wait()
             yield
+
+
+class _LeasesTurn:
+    """Of some partitions of a group; see `Turns.of_leases`. Not made of other context managers: each receive and each
+    ack takes one, and they would cost as much as its records."""
+
+    __slots__ = ("_all_leases", "_held", "_locks")
+
+    def __init__(self, all_leases: _AllLeases, locks: Sequence[asyncio.Lock]) -> None:
+        self._all_leases = all_leases
+        self._locks = locks
+        self._held = 0
+
+    async def __aenter__(self) -> None:
+        await self._all_leases.hold_part()
+        try:
+            for lock in self._locks:
+                await lock.acquire()
+                self._held += 1
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for lock in self._locks[: self._held]:
+            lock.release()
+        self._all_leases.release_part()
 
 
 class Turns:
@@ -86,14 +114,10 @@ class Turns:
         """Members, settings, deletion."""
         return self._of((group, None))
 
-    @asynccontextmanager
-    async def of_leases(self, group: str, *keys: PartitionKey) -> AsyncIterator[None]:
+    def of_leases(self, group: str, *keys: PartitionKey) -> _LeasesTurn:
         """Leases in some partitions: taken in the order of the keys, so no two callers wait for each other, and after
         the group's turn when both are needed. Who has some asks for no others."""
-        async with self._all_leases_of(group).in_part(), AsyncExitStack() as held:
-            for key in sorted(keys):
-                await held.enter_async_context(self._of((group, key)))
-            yield
+        return _LeasesTurn(self._all_leases_of(group), [self._of((group, key)) for key in sorted(keys)])
 
     @asynccontextmanager
     async def of_all_leases(self, group: str) -> AsyncIterator[None]:

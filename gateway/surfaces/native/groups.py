@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+import orjson
 from aiohttp import hdrs, web
 from msgspec import convert
 from msgspec.structs import asdict
 
 from gateway.api.lease import settle
-from gateway.api.render import delivered_as_json, settled_as_json
+from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.groups import (
@@ -186,7 +188,8 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if wants_raw:
         response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
     else:
-        response = json_answer(request, {"messages": shown, "backlog": received.backlog})
+        messages = orjson.Fragment(b"[%b]" % b",".join(shown))
+        response = json_answer(request, {"messages": messages, "backlog": received.backlog})
     if not allowance.hold(size_of(response)):
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
         raise no_room()
@@ -196,9 +199,10 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     return response
 
 
-async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[dict[str, object]]:
+async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[bytes]:
     """What was leased, rendered in turns of the event loop. Who is cancelled gives it back."""
-    shown: list[dict[str, object]] = []
+    shown: list[bytes] = []
+    id_of = partial(topic_id_of, gateway.routes_table)
     for first in range(0, len(messages), RENDERED_A_TURN):
         if first:
             try:
@@ -206,8 +210,7 @@ async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) ->
             except asyncio.CancelledError:
                 await gateway.groups.give_back(group, [message.receipt for message in messages])
                 raise
-        for message in messages[first : first + RENDERED_A_TURN]:
-            shown.append(delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic)))
+        shown += delivered_as_list(messages[first : first + RENDERED_A_TURN], id_of)
     return shown
 
 
@@ -347,7 +350,7 @@ async def _settled(
     gateway: Gateway, request: web.Request, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
 ) -> web.Response:
     results = await settle(gateway.groups, gateway.clock, gateway.leases, _group_named(request), wanted)
-    return json_answer(request, {"results": [settled_as_json(result) for result in results]})
+    return json_answer(request, {"results": orjson.Fragment(settled_as_list(results))})
 
 
 def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> dict[str, object]:
