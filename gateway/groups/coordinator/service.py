@@ -78,6 +78,7 @@ from gateway.groups.machines.events import (
     Rejected,
     Settled,
 )
+from gateway.groups.machines.membership import Member
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
@@ -396,6 +397,17 @@ class Coordinator:
                 members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
         return GroupDescription(self._view(group), self._table.config(group), tuple(members))
 
+    def config(self, group: str) -> GroupConfig:
+        """See `Groups.config`."""
+        return self._table.config(group)
+
+    def members(self, group: str) -> Mapping[str, Member]:
+        """See `Groups.members`."""
+        if group not in self._table:
+            return {}
+        first, *lone = [part.membership.by_id for part in self._parts(group)]
+        return {name: member for part in (first, *lone) for name, member in part.items()} if lone else first
+
     def _parts(self, group: str) -> list[Group]:
         """A group, and when it is broadcasting, each member of it."""
         return [self._table.get(group), *(self._table.get(name) for name in self._table.lone_groups(group))]
@@ -407,7 +419,7 @@ class Coordinator:
         if any(part.membership.is_rebalancing for part in parts):
             state = "rebalancing"
         ids = set().union(*(self._table.topic_ids(part.name) for part in parts))
-        subscriptions = [member.subscription for part in parts for member in part.membership.members()]
+        subscriptions = {member.subscription for part in parts for member in part.membership.members()}
         topics = [
             topic.name
             for topic in self._context.routes.topics()
