@@ -111,16 +111,27 @@ class KafkaConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- life
 
+    def let_in(self, address: str) -> None:
+        """See `CountedProtocol`."""
+        self._address = address
+
+    def give_up(self) -> None:
+        """See `CountedProtocol`."""
+        if self._address is not None and self._transport is None:
+            self._limiter.leave(self._address)
+            self._address = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         own = transport.get_extra_info("sockname")
-        address = counted_as(str(peer[0])) if peer else ""
-        if not self._limiter.enter(address):
-            self._transport.abort()
-            return
-        self._address = address
+        if self._address is None:
+            address = counted_as(str(peer[0])) if peer else ""
+            if not self._limiter.enter(address):
+                self._transport.abort()
+                return
+            self._address = address
         self._gateway.stats.kafka.connection_count += 1
         self._connections.add(self)
         reached = KafkaListener("", str(own[0]), int(own[1])) if own else KafkaListener("", "", 0)
