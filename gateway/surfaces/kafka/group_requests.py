@@ -33,6 +33,7 @@ from gateway.surfaces.kafka.groups import (
 )
 from gateway.surfaces.kafka.schema import Malformed, Message
 from gateway.surfaces.kafka.session import Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import StoreError, UnknownQueue
 
 _NO_GENERATION = -1
@@ -363,5 +364,6 @@ async def delete_groups(session: Session, version: int, request: Message) -> Mes
             code = errors.NON_EMPTY_GROUP
         except _Errors as error:
             code = _code(error)
+        await record(session, "group.delete", {"group": group}, code)
         results.append({"group_id": group, "error_code": code})
     return {"results": results}

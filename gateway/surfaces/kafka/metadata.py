@@ -13,6 +13,7 @@ from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
 from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import StoreError, UnknownQueue
 from store.topics import RESERVED_PREFIXES
 
@@ -70,11 +71,14 @@ async def _named(session: Session, name: str, version: int, *, may_create: bool)
     except UnknownQueue:
         if not may_create or not session.may(Permission.CREATE, topic=name):
             return {"name": name, "error_code": errors.UNKNOWN_TOPIC_OR_PARTITION}
+    code, answer = errors.NONE, {}
     try:
-        return _topic(await gateway.admin.create_topic(name, gateway.config.partitions_default), version)
+        answer = _topic(await gateway.admin.create_topic(name, gateway.config.partitions_default), version)
     except (StoreError, RequestError) as error:
         code = code_of(error)
-        return {"name": name, "error_code": errors.INVALID_TOPIC if code == errors.INVALID_REQUEST else code}
+        answer = {"name": name, "error_code": errors.INVALID_TOPIC if code == errors.INVALID_REQUEST else code}
+    await record(session, "topic.create", {"topic": name}, code, automatic=True)
+    return answer
 
 
 def _topic(view: TopicView, version: int) -> Message:

@@ -20,6 +20,7 @@ from gateway.surfaces.kafka.frames import Header
 from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_produce, write_produced
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
+from gateway.surfaces.kafka.trail import record
 from store import record_batch
 from store.limits import MiB
 from store.types import Acks, Appended, Buffer, ReadStatus
@@ -335,6 +336,10 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
                     answer |= await _delete_before(session, name, number, one["offset"])
                 except Exception as error:
                     answer["error_code"] = code_of(error)
+            await record(
+                session, "topic.delete_records", {"topic": name}, answer.get("error_code", errors.NONE),
+                partition=number, before_offset=one["offset"],
+            )  # fmt: skip
             partitions.append(answer)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from gateway.api.trail_files import Act
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
 from gateway.errors import RequestError
-from gateway.routing.base import TopicView
+from gateway.routing.base import TopicView, topic_id_of
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
 from store.topics import TopicConfig
@@ -45,20 +45,7 @@ async def _outcome(
         code, message = refusal.code, str(refusal)
     except (StoreError, RequestError) as error:
         code, message = _code_of(error), str(error)
-    trail = session.gateway.trail
-    if trail is not None:
-        access = session.access
-        act = Act(
-            action=action,
-            principal=access.principal,
-            token_id=access.token_id,
-            object={"topic": topic},
-            details={} if code else details,
-            address=session.address,
-            outcome="refused" if code else "done",
-            error_code=code or None,
-        )
-        await trail.recorded(act)
+    await record(session, action, {"topic": topic}, code, **details)
     return code, message
 
 
@@ -106,7 +93,7 @@ async def create_topics(session: Session, version: int, request: Message) -> Mes
                 limit = gateway.limits.partitions_max
                 raise _Refused(errors.INVALID_PARTITIONS, f"A topic has 1 to {limit} partitions.")
             config = TopicConfig().changed(_changes((one["name"], one["value"]) for one in topic["configs"]))
-            if name in {view.name for view in gateway.routes_table.topics()}:
+            if topic_id_of(gateway.routes_table, name) is not None:
                 raise TopicExists(f"Topic {name} exists.")
             if not request["validate_only"]:
                 made.append(await gateway.admin.create_topic(name, count, config))
@@ -216,7 +203,8 @@ async def _altered(
         if not request["validate_only"]:
             await session.gateway.admin.configure_topic(name, changes)
 
-    code, message = await _outcome(session, "topic.alter", name, alter)
+    configs = {one["name"]: one["value"] for one in resource["configs"]}
+    code, message = await _outcome(session, "topic.alter", name, alter, configs=configs)
     return {
         "error_code": code,
         "error_message": message,
