@@ -159,7 +159,7 @@ class Coordinator:
             table=table,
             log=self._log,
             routes=routes,
-            records=RecordReader(routes),
+            records=RecordReader(routes, run_blocking=run_blocking),
             tail_watcher=tail_watcher,
             own_topics=own_topics,
             clock=clock,
