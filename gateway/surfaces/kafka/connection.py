@@ -55,7 +55,9 @@ class Answer:
 
     def __init__(self, frame_bytes: int) -> None:
         self.frame_bytes = frame_bytes
-        self.buffers: Sequence[Buffer] = ()
+        self.buffers: Sequence[Buffer] | None = ()
+        """None: there is to be no response."""
+
         self.allowance: Allowance | None = None
         self.is_made = False
         self.is_last = False  # the connection ends with it
@@ -317,6 +319,7 @@ class KafkaConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- responses
 
     def _made(self, header: Header, answer: Answer, buffers: Iterable[Buffer] | None) -> None:
+        answer.buffers = None
         if buffers is not None:
             body = list(buffers)
             answer.buffers = [response_head(header, sum(map(len, body))), *body]
@@ -331,7 +334,7 @@ class KafkaConnection(asyncio.Protocol):
         is_last = False
         while answers and answers[0].is_made:
             answer = answers.popleft()
-            out += answer.buffers
+            out += answer.buffers or ()
             is_last = is_last or answer.is_last
             if answer.allowance is not None:
                 self._held_until_taken.append(answer.allowance)

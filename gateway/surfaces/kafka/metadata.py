@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 
 from gateway.auth.access import Permission
@@ -14,6 +13,7 @@ from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
 from gateway.surfaces.kafka.session import NODE_ID, Session
 from gateway.surfaces.kafka.trail import record
+from gateway.surfaces.kafka.turns import in_turns
 from store.errors import StoreError, UnknownQueue
 from store.topics import RESERVED_PREFIXES
 
@@ -41,17 +41,13 @@ async def metadata(session: Session, version: int, request: Message) -> Message:
     wanted = request["topics"]
     topics: list[Message] = []
     if wanted is None or (version == 0 and not wanted):
-        for number, view in enumerate(gateway.routes_table.topics()):
+        async for view in in_turns(gateway.routes_table.topics(), per_turn=TOPICS_PER_TURN):
             if session.may(Permission.DESCRIBE, topic=view.name):
                 topics.append(_topic(view, version))
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                await asyncio.sleep(0)
     else:
         may_create = request.get("allow_auto_topic_creation", True) and gateway.config.kafka.auto_create_topics
-        for number, topic in enumerate(wanted):
-            topics.append(await _named(session, topic["name"], version, may_create=may_create))
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                await asyncio.sleep(0)
+        async for name in in_turns(dict.fromkeys(topic["name"] for topic in wanted), per_turn=TOPICS_PER_TURN):
+            topics.append(await _named(session, name, version, may_create=may_create))
     advertised = session.advertised
     return {
         "brokers": [{"node_id": NODE_ID, "host": advertised.host, "port": advertised.port, "rack": None}],

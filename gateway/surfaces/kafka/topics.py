@@ -7,7 +7,7 @@ are here, so that tools that read them go on, and can be set to nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
@@ -18,6 +18,7 @@ from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import NODE_ID, Session
 from gateway.surfaces.kafka.trail import record
+from gateway.surfaces.kafka.turns import in_turns
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
 from store.topics import TopicConfig
@@ -71,7 +72,7 @@ async def create_topics(session: Session, version: int, request: Message) -> Mes
     """Make topics; durable when answered."""
     gateway = session.gateway
     answers = []
-    for topic in request["topics"]:
+    async for topic in in_turns(request["topics"]):
         name = topic["name"]
         made: list[TopicView] = []
 
@@ -119,7 +120,7 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    for name in request["topic_names"]:
+    async for name in in_turns(request["topic_names"]):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
@@ -136,7 +137,7 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    for topic in request["topics"]:
+    async for topic in in_turns(request["topics"]):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
@@ -165,12 +166,18 @@ def _changes(configs: Iterable[tuple[str, str | None]]) -> dict[str, int | str |
 
 async def incremental_alter_configs(session: Session, version: int, request: Message) -> Message:
     """Change settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _stepwise, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _stepwise, request) async for one in _resources(request)]}
 
 
 async def alter_configs(session: Session, version: int, request: Message) -> Message:
     """Replace all settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _replaced, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _replaced, request) async for one in _resources(request)]}
+
+
+def _resources(request: Message) -> AsyncIterator[Message]:
+    """What the request is about: what it names twice, as it names it last."""
+    named = {(one["resource_type"], one["resource_name"]): one for one in request["resources"]}
+    return in_turns(named.values())
 
 
 def _stepwise(resource: Message) -> dict[str, int | str | None]:
@@ -216,7 +223,7 @@ async def _altered(
 async def describe_configs(session: Session, version: int, request: Message) -> Message:
     """The settings of topics, and of the server as far as Kafka's tools ask for them."""
     results = []
-    for resource in request["resources"]:
+    async for resource in _resources(request):
         kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
         answer: Message = {"resource_type": kind, "resource_name": name, "error_message": None, "configs": []}
         try:
