@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
@@ -34,7 +35,6 @@ from gateway.surfaces.kafka.groups import (
 from gateway.surfaces.kafka.schema import Malformed, Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
-from gateway.surfaces.kafka.turns import in_turns
 from store.errors import StoreError, UnknownQueue
 
 COMMITTED_PER_TURN = 1_000
@@ -146,7 +146,7 @@ async def leave_group(session: Session, version: int, request: Message) -> Messa
     group = request["group_id"]
     leaving = request["members"] if version >= 3 else [{"member_id": request["member_id"], "group_instance_id": None}]
     answers = []
-    async for one in in_turns(leaving):
+    async for one in few_a_turn(leaving):
         code = errors.NONE
         try:
             _check(session, group)
@@ -186,7 +186,7 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
                     count = session.gateway.routes_table.topic(topic["name"]).partitions
                 except UnknownQueue:
                     code = errors.UNKNOWN_TOPIC_OR_PARTITION
-            async for one in in_turns(topic["partitions"]):
+            async for one in few_a_turn(topic["partitions"]):
                 number, offset = one["partition_index"], one["committed_offset"]
                 own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
                 if not own and offset < 0:
@@ -222,7 +222,7 @@ async def offset_fetch(session: Session, version: int, request: Message) -> Mess
     """What is committed: in the partitions that are named, or in all."""
     if version >= 8:
         groups = []
-        async for one in in_turns({one["group_id"]: one for one in request["groups"]}.values(), per_turn=1):
+        async for one in few_a_turn({one["group_id"]: one for one in request["groups"]}.values(), per_turn=1):
             code, topics = await _committed(session, one["group_id"], one["topics"])
             groups.append({"group_id": one["group_id"], "topics": topics, "error_code": code})
         return {"groups": groups}
@@ -269,7 +269,7 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
         try:
             count = session.gateway.routes_table.topic(name).partitions
             there = [TopicPartition(name, number) for number in numbers if 0 <= number < count]
-            async for first in in_turns(range(0, len(there), COMMITTED_PER_TURN), per_turn=1):
+            async for first in few_a_turn(range(0, len(there), COMMITTED_PER_TURN), per_turn=1):
                 some = there[first : first + COMMITTED_PER_TURN]
                 positions |= {one.partition: one for one in await session.gateway.groups.committed(group, some)}
         except UnknownQueue:
@@ -297,7 +297,7 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
 async def describe_groups(session: Session, version: int, request: Message) -> Message:
     """Members of groups, and what they have."""
     found = []
-    async for group in in_turns(dict.fromkeys(request["groups"]), per_turn=1):  # of a thousand members each, maybe
+    async for group in few_a_turn(dict.fromkeys(request["groups"]), per_turn=1):  # of a thousand members each, maybe
         answer: Message = {
             "group_id": group, "group_state": "", "protocol_type": "", "protocol_data": "", "members": [],
             "authorized_operations": _NOT_ASKED,
@@ -359,7 +359,7 @@ async def list_groups(session: Session, version: int, request: Message) -> Messa
 async def delete_groups(session: Session, version: int, request: Message) -> Message:
     """Forget groups without members; durable when answered."""
     results = []
-    async for group in in_turns(request["groups_names"]):
+    async for group in few_a_turn(request["groups_names"]):
         code = errors.NONE
         try:
             _check(session, group, Permission.DELETE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView
@@ -13,7 +14,6 @@ from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
 from gateway.surfaces.kafka.session import NODE_ID, Session
 from gateway.surfaces.kafka.trail import record
-from gateway.surfaces.kafka.turns import in_turns
 from store.errors import StoreError, UnknownQueue
 from store.topics import RESERVED_PREFIXES
 
@@ -41,12 +41,12 @@ async def metadata(session: Session, version: int, request: Message) -> Message:
     wanted = request["topics"]
     topics: list[Message] = []
     if wanted is None or (version == 0 and not wanted):
-        async for view in in_turns(gateway.routes_table.topics(), per_turn=TOPICS_PER_TURN):
+        async for view in few_a_turn(gateway.routes_table.topics(), per_turn=TOPICS_PER_TURN):
             if session.may(Permission.DESCRIBE, topic=view.name):
                 topics.append(_topic(view, version))
     else:
         may_create = request.get("allow_auto_topic_creation", True) and gateway.config.kafka.auto_create_topics
-        async for name in in_turns(dict.fromkeys(topic["name"] for topic in wanted), per_turn=TOPICS_PER_TURN):
+        async for name in few_a_turn(dict.fromkeys(topic["name"] for topic in wanted), per_turn=TOPICS_PER_TURN):
             topics.append(await _named(session, name, version, may_create=may_create))
     advertised = session.advertised
     return {

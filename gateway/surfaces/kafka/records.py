@@ -11,6 +11,7 @@ from gateway.api.producer import BegunBatch
 from gateway.api.read import Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
+from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.kafka import errors
@@ -21,7 +22,6 @@ from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_prod
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
-from gateway.surfaces.kafka.turns import ITEMS_PER_TURN, in_turns
 from store import record_batch
 from store.limits import MiB
 from store.types import Acks, Appended, Buffer, ReadStatus
@@ -253,7 +253,7 @@ async def list_offsets(session: Session, version: int, request: Message) -> Mess
         name = topic["name"]
         is_allowed = session.may(Permission.DESCRIBE, topic=name)
         partitions = []
-        async for one in in_turns(topic["partitions"]):
+        async for one in few_a_turn(topic["partitions"]):
             answer: Message = {"partition_index": one["partition_index"]}
             try:
                 if not is_allowed:
@@ -297,7 +297,7 @@ async def offset_for_leader_epoch(session: Session, version: int, request: Messa
     for topic in request["topics"]:
         name = topic["topic"]
         partitions = []
-        async for one in in_turns(topic["partitions"]):
+        async for one in few_a_turn(topic["partitions"]):
             answer: Message = {"partition": one["partition"], "leader_epoch": 0, "end_offset": _NO_OFFSET}
             if not session.may(Permission.DESCRIBE, topic=name):
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
@@ -327,7 +327,7 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
     for topic in request["topics"]:
         name = topic["name"]
         partitions = []
-        async for one in in_turns(topic["partitions"]):
+        async for one in few_a_turn(topic["partitions"]):
             number = one["partition_index"]
             answer: Message = {"partition_index": number, "low_watermark": _NO_OFFSET}
             if not session.may(Permission.DELETE, topic=name):

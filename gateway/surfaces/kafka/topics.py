@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
 from gateway.errors import RequestError
@@ -18,7 +19,6 @@ from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import NODE_ID, Session
 from gateway.surfaces.kafka.trail import record
-from gateway.surfaces.kafka.turns import in_turns
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
 from store.topics import TopicConfig
@@ -72,7 +72,7 @@ async def create_topics(session: Session, version: int, request: Message) -> Mes
     """Make topics; durable when answered."""
     gateway = session.gateway
     answers = []
-    async for topic in in_turns(request["topics"]):
+    async for topic in few_a_turn(request["topics"]):
         name = topic["name"]
         made: list[TopicView] = []
 
@@ -120,7 +120,7 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    async for name in in_turns(request["topic_names"]):
+    async for name in few_a_turn(request["topic_names"]):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
@@ -137,7 +137,7 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    async for topic in in_turns(request["topics"]):
+    async for topic in few_a_turn(request["topics"]):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
@@ -177,7 +177,7 @@ async def alter_configs(session: Session, version: int, request: Message) -> Mes
 def _resources(request: Message) -> AsyncIterator[Message]:
     """What the request is about: what it names twice, as it names it last."""
     named = {(one["resource_type"], one["resource_name"]): one for one in request["resources"]}
-    return in_turns(named.values())
+    return few_a_turn(named.values())
 
 
 def _stepwise(resource: Message) -> dict[str, int | str | None]:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 ITEMS_PER_TURN = 64
 
 
-async def in_turns(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:
+async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:
     """The items, with others' turns in between."""
     for number, item in enumerate(items, 1):
         yield item
