@@ -63,7 +63,7 @@ _RECHECK_MS = 250  # when something is due that this request does not want
 BEGUN_PER_WRITE = 50_000
 """Offsets to begin at that are written in one entry, but for those of one topic, which are never cut apart."""
 
-TAKEN_A_TURN = 1_000
+TAKEN_A_TURN = 500
 """Records of one partition that are decided, leased and signed for in one turn of the event loop: 5 ms."""
 
 PROMISING_MAX = 2_048

@@ -37,7 +37,15 @@ from gateway.groups.machines.events import (
     MembershipEvent,
     Rebalanced,
 )
-from gateway.groups.machines.membership import ASSIGNED_BYTES, MEMBER_BYTES, TOPIC_BYTES, Join, PlanState, Share
+from gateway.groups.machines.membership import (
+    ASSIGNED_BYTES,
+    MEMBER_BYTES,
+    TOPIC_BYTES,
+    Join,
+    Membership,
+    PlanState,
+    Share,
+)
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, document_bytes
@@ -52,7 +60,9 @@ NAMELESS = "m-"
 it."""
 
 SHARED_IN_LOOP_MAX = 2_000
-"""Partitions, of all topics, that are shared out without a thread."""
+"""Partitions, of all topics, and MEMBERS_SHARE times the members, that are shared out without a thread."""
+
+MEMBERS_SHARE = 4
 
 CALLS_PER_GO = 500
 """Members that come, or go, with one rebalance."""
@@ -127,6 +137,7 @@ class StreamMode:
             raise GroupActive(f"group={name} has records on lease in queue mode; use another group to stream")
         topics = context.routes.topics()
         events, errors = await self._decided(
+            state.membership,
             topics,
             lambda: state.membership.decide_joins(joins, topics, leaving=leaving, is_round=is_round),
         )
@@ -185,7 +196,7 @@ class StreamMode:
             membership = context.table.get(self._joined(group, member.member_id)).membership
             owned = self.partitions_of(group, member.member_id, partitions)
             topics = context.routes.topics()
-            events = await self._decided(topics, lambda: membership.decide_release(*member, owned, topics))
+            events = await self._decided(membership, topics, lambda: membership.decide_release(*member, owned, topics))
             await context.write(events)
             return membership.heartbeat(*member, context.monotonic_ms())
 
@@ -199,7 +210,7 @@ class StreamMode:
             if name not in context.table:
                 return [_not_joined(name, member.member_id) for member in members]
             membership, topics = context.table.get(name).membership, context.routes.topics()
-            events, errors = await self._decided(topics, lambda: membership.decide_leaves(members, topics))
+            events, errors = await self._decided(membership, topics, lambda: membership.decide_leaves(members, topics))
             await context.write([*events, *_offsets_of_nameless(name)] if events else [])
         return list(errors)
 
@@ -267,7 +278,9 @@ class StreamMode:
             now_ms = context.monotonic_ms()
             events: list[Event] = [
                 *await self._decided(
-                    topics, lambda: membership.decide_expiry(topics, now_ms) or membership.decide_rebalance(topics)
+                    membership,
+                    topics,
+                    lambda: membership.decide_expiry(topics, now_ms) or membership.decide_rebalance(topics),
                 )
             ]
             if any(isinstance(event, MemberLeft) for event in events):
@@ -292,10 +305,13 @@ class StreamMode:
 
     # How it is worked out
 
-    async def _decided(self, topics: Sequence[TopicView], decide: Callable[[], Decided]) -> Decided:
-        """What is decided about members, under the group's turn. Sharing out partitions takes 3 microseconds each: the
-        event loop does not wait for that of many."""
-        if sum(topic.partitions for topic in topics) <= SHARED_IN_LOOP_MAX:
+    async def _decided(
+        self, membership: Membership, topics: Sequence[TopicView], decide: Callable[[], Decided]
+    ) -> Decided:
+        """What is decided about members, under the group's turn. Sharing out takes 3 microseconds a partition and 10 a
+        member: the event loop does not wait for that of many."""
+        size = MEMBERS_SHARE * len(membership.by_id) + sum(topic.partitions for topic in topics)
+        if size <= SHARED_IN_LOOP_MAX:
             return decide()
         found: list[Decided] = []
         await self._context.run_blocking(lambda: found.append(decide()))

@@ -267,7 +267,8 @@ class Stream:
         await self._take(sorted(assigned.items()))
 
     async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
-        if sum(key not in self._owned for key, _ in assigned) > self._partitions_left():
+        new_count = sum(key not in self._owned for key, _ in assigned)
+        if new_count and new_count > self._partitions_left():
             raise too_many_partitions()
         taken: list[FedPartition] = []
         for key, topic_id in assigned:
