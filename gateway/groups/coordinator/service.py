@@ -46,6 +46,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
+from prometheus_client.samples import Sample
+
 from gateway.brokers.base import Broker
 from gateway.brokers.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
@@ -187,8 +189,9 @@ class Coordinator:
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
-        self.lags: list[tuple[tuple[str, str, int], int]] = []
-        """Lag by group, topic and partition, as it was when last looked at: the first LAGS_MAX."""
+        self.lags: list[Sample] = []
+        """Lag by group, topic and partition, as it was when last looked at: the first LAGS_MAX. As /metrics shows them:
+        to make so many for each request would hold the event loop."""
 
         self.omitted_lag_count = 0
         """Partitions of groups' topics whose lag was not looked at."""
@@ -353,11 +356,11 @@ class Coordinator:
         return save
 
     async def _read_lags(self) -> None:
-        lags: list[tuple[tuple[str, str, int], int]] = []
+        lags: list[Sample] = []
         omitted_count = 0
         for number, name in enumerate(self._table.names()):
             some, omitted = await self._offsets.lags(name, LAGS_MAX - len(lags))
-            lags += [((name, topic, partition), lag) for topic, partition, lag in some]
+            lags += some
             omitted_count += omitted
             if some or number % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
