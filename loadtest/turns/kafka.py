@@ -32,7 +32,8 @@ def asked(key: int, message: Message, version: int | None = None) -> bytes:
     return framed(key, bytes(encode(f"{APIS[key].name}Request", version, dict(message))), version)
 
 
-def _produce(topic: str, records: bytes, count: int) -> bytes:
+def produce(topic: str, records: bytes, count: int) -> bytes:
+    """A request to append these records to so many partitions."""
     version = apis.APIS[apis.PRODUCE].flexible - 1
     body = bytearray(struct.pack(">hhi", -1, -1, 1000))
     write_count(body, 1, flexible=False)
@@ -43,7 +44,8 @@ def _produce(topic: str, records: bytes, count: int) -> bytes:
     return framed(apis.PRODUCE, bytes(body), version)
 
 
-def _fetch(topic: str, count: int) -> bytes:
+def fetch(topic: str, count: int) -> bytes:
+    """A request for the records of so many partitions."""
     version = 4
     body = bytearray(struct.pack(">iiiib", -1, 100, 1, 64 << 20, 0))
     write_count(body, 1, flexible=False)
@@ -118,11 +120,11 @@ def requests(batch: bytes) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     for key, name, message in cases:
         yield APIS[key].name, name, lambda key=key, message=message: asked(key, message())  # type: ignore[misc]
     most = ELEMENTS_MAX - 100
-    yield "Produce", "the most partitions, without records", lambda: _produce(TOPIC, b"", most)
-    yield "Produce", "the most partitions of no topic", lambda: _produce("none", b"", most)
-    yield "Produce", "batch of tiny records", lambda: _produce("orders", batch, 1)
-    yield "Fetch", "the most partitions", lambda: _fetch(TOPIC, most)
-    yield "Fetch", "the most partitions of no topic", lambda: _fetch("none", most)
-    yield "Fetch", "the largest batches", lambda: _fetch("large", 1) + _fetch("tiny", 1)
+    yield "Produce", "the most partitions, without records", lambda: produce(TOPIC, b"", most)
+    yield "Produce", "the most partitions of no topic", lambda: produce("none", b"", most)
+    yield "Produce", "batch of tiny records", lambda: produce("orders", batch, 1)
+    yield "Fetch", "the most partitions", lambda: fetch(TOPIC, most)
+    yield "Fetch", "the most partitions of no topic", lambda: fetch("none", most)
+    yield "Fetch", "the largest batches", lambda: fetch("large", 1) + fetch("tiny", 1)
     yield "ApiVersions", "10,000 in a row", lambda: asked(apis.API_VERSIONS, {}, 0) * 10_000
     yield "ApiVersions", "too many elements", lambda: framed(apis.METADATA, _I32.pack(1 << 22) + bytes(1 << 23), 0)

@@ -304,7 +304,7 @@ async def describe_groups(session: Session, version: int, request: Message) -> M
         }  # fmt: skip
         try:
             _check(session, group, Permission.DESCRIBE)
-            answer |= _described(session.gateway.groups.describe(group))
+            answer |= _described(session, session.gateway.groups.describe(group))
         except UnknownGroup:
             answer["group_state"] = "Dead"
         except _Errors as error:
@@ -313,8 +313,8 @@ async def describe_groups(session: Session, version: int, request: Message) -> M
     return {"groups": found}
 
 
-def _described(description: GroupDescription) -> Message:
-    members = [_member(view) for view in description.members]
+def _described(session: Session, description: GroupDescription) -> Message:
+    members = [_member(session, view) for view in description.members]
     kafka = [kafka for view in description.members if (kafka := kafka_member(view.member)) is not None]
     is_consumer = all(one.protocol_type == CONSUMER for one in kafka)
     protocol = next(iter(kafka[0].protocols)) if len(kafka) == len(members) and kafka else "mq"
@@ -326,22 +326,26 @@ def _described(description: GroupDescription) -> Message:
     }
 
 
-def _member(view: MemberView) -> Message:
-    """A member as Kafka's tools read it, whatever it is."""
+def _member(session: Session, view: MemberView) -> Message:
+    """A member as Kafka's tools read it, whatever it is, without topics that the client may not see."""
     member = view.member
     kafka = kafka_member(member)
-    if kafka is not None:
-        metadata = next(iter(kafka.protocols.values()), b"")
-    else:
-        metadata = subscription_bytes(sorted(member.subscription.topics))
     consumer = kafka is None or kafka.protocol_type == CONSUMER
+    metadata = b"" if kafka is None else next(iter(kafka.protocols.values()), b"")
+    if consumer:
+        topics, owned = subscription_of(CONSUMER, metadata)
+        told = {*(member.subscription.topics if kafka is None else topics), *(one.topic for one in owned)}
+        seen = [topic for topic in sorted(told) if session.may(Permission.DESCRIBE, topic=topic)]
+        if kafka is None or len(seen) < len(told):
+            metadata = subscription_bytes(seen)
+    assigned = [one for one in view.share.assigned if session.may(Permission.DESCRIBE, topic=one.topic)]
     return {
         "member_id": member.member_id,
         "group_instance_id": None if kafka is None else kafka.instance_id,
         "client_id": member.member_id if kafka is None else kafka.client_id,
         "client_host": "" if kafka is None else f"/{kafka.client_host}",
         "member_metadata": metadata,
-        "member_assignment": assignment_of(view.share.assigned) if consumer else view.share.note,
+        "member_assignment": assignment_of(assigned) if consumer else view.share.note,
     }
 
 
