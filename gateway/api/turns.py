@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ITEMS_PER_TURN = 64
+ACTS_PER_TURN = 8
+"""Of what is tried on disk or leaves a line somewhere, also when it is refused."""
 
 
 async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.api.turns import few_a_turn
+from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
@@ -146,7 +146,7 @@ async def leave_group(session: Session, version: int, request: Message) -> Messa
     group = request["group_id"]
     leaving = request["members"] if version >= 3 else [{"member_id": request["member_id"], "group_instance_id": None}]
     answers = []
-    async for one in few_a_turn(leaving):
+    async for one in few_a_turn(leaving, per_turn=ACTS_PER_TURN):
         code = errors.NONE
         try:
             _check(session, group)
@@ -363,7 +363,7 @@ async def list_groups(session: Session, version: int, request: Message) -> Messa
 async def delete_groups(session: Session, version: int, request: Message) -> Message:
     """Forget groups without members; durable when answered."""
     results = []
-    async for group in few_a_turn(request["groups_names"]):
+    async for group in few_a_turn(request["groups_names"], per_turn=ACTS_PER_TURN):
         code = errors.NONE
         try:
             _check(session, group, Permission.DELETE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from gateway.api.turns import few_a_turn
+from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
 from gateway.errors import RequestError
@@ -72,7 +72,7 @@ async def create_topics(session: Session, version: int, request: Message) -> Mes
     """Make topics; durable when answered."""
     gateway = session.gateway
     answers = []
-    async for topic in few_a_turn(request["topics"]):
+    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
         name = topic["name"]
         made: list[TopicView] = []
 
@@ -120,10 +120,11 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    async for name in few_a_turn(request["topic_names"]):
+    async for name in few_a_turn(request["topic_names"], per_turn=ACTS_PER_TURN):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
+            session.gateway.routes_table.topic(name)  # one that is not there need not be looked for on disk
             await session.gateway.admin.delete_topic(name)
 
         code, message = await _outcome(session, "topic.delete", name, delete)
@@ -137,7 +138,7 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    async for topic in few_a_turn(request["topics"]):
+    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
@@ -177,7 +178,7 @@ async def alter_configs(session: Session, version: int, request: Message) -> Mes
 def _resources(request: Message) -> AsyncIterator[Message]:
     """What the request is about: what it names twice, as it names it last."""
     named = {(one["resource_type"], one["resource_name"]): one for one in request["resources"]}
-    return few_a_turn(named.values())
+    return few_a_turn(named.values(), per_turn=ACTS_PER_TURN)
 
 
 def _stepwise(resource: Message) -> dict[str, int | str | None]:
