@@ -995,12 +995,10 @@ def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
 
 def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
     """The lane as one batch, or as several in order when one would break a limit. Never too large for one record."""
-    try:
-        yield lane, record_batch.encode(lane.records)
-        return
-    except RecordTooLarge:
-        if len(lane.records) == 1:
-            raise
-    half = len(lane.records) // 2
-    yield from _encode(lane.only(range(half)))
-    yield from _encode(lane.only(range(half, len(lane.records))))
+    while True:
+        batch, count = record_batch.encode_most(lane.records)
+        if count == len(lane.records):
+            yield lane, batch
+            return
+        yield lane.only(range(count)), batch
+        lane = lane.only(range(count, len(lane.records)))
