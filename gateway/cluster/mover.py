@@ -110,7 +110,14 @@ class Mover:
         sealed = _queue(begun.open_segment)
         end = await source.seal_queue(sealed)
         physical = (await target.bounds(queue)).max_offset
-        done = move.commit(begun, end=end, owner=to, queue=tuple(queue), physical=physical, now_ms=self._clock.now_ms())
+        done = move.commit(
+            begun,
+            end=end,
+            owner=to,
+            queue=(queue.topic_id, queue.queue_id),
+            physical=physical,
+            now_ms=self._clock.now_ms(),
+        )
         revision = await self._set(topic_id, partition, revision, done)
         log.info(
             "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",

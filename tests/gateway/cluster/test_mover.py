@@ -16,18 +16,19 @@ from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import OutcomeUnknown, Value
 from gateway.cluster.mover import MoveConflict, UnknownBroker, key_of
 from gateway.cluster.record import PartitionState, encode
+from store import record_batch
 from store.errors import UnknownQueue
 from store.types import Boundary
 from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, settle
 from tests.store.kit import abandon
-from tests.waiting import WOKEN_S
+from tests.waiting import PATIENCE_S, WOKEN_S, until
 
 RUNS = 12
 
 
 @asynccontextmanager
-async def cluster(partitions: int = 1) -> AsyncIterator[Cluster]:
-    made = Cluster(partitions)
+async def cluster(partitions: int = 1, *, is_remote: bool = False) -> AsyncIterator[Cluster]:
+    made = Cluster(partitions, is_remote=is_remote)
     await made.start()
     try:
         yield made
@@ -275,3 +276,44 @@ async def test_records_stay_in_order_once_and_all_while_partitions_move_and_the_
         assert {offset: found[offset] for offset in acknowledged} == acknowledged
         assert set(found) - set(acknowledged.values()) - {b"last"} <= unsure
         assert moves > 3
+
+
+async def test_partitions_move_between_nodes_over_http_while_all_send_and_read() -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster(partitions=2, is_remote=True) as made:
+        acknowledged: dict[tuple[int, int], bytes] = {}
+        is_over = False
+
+        async def send(via: str, partition: int) -> None:
+            number = 0
+            while not is_over:
+                value = f"{via}-{partition}-{number}".encode()
+                offset = await made.send(via, value, partition)
+                assert acknowledged.setdefault((partition, offset), value) == value
+                number += 1
+
+        async def follow(via: str, partition: int, found: list[bytes]) -> None:
+            reader = made.nodes[via].reader
+            while not is_over or len(found) < (await reader.bounds(TOPIC, partition)).max_offset:
+                read = await reader.read(TOPIC, partition, len(found), max_bytes=2000, wait_ms=100)
+                for entry in read.entries:
+                    records = list(record_batch.decode(entry.batch))
+                    found += [record.value or b"" for record in records if record.offset >= len(found)]
+
+        followed: dict[tuple[str, int], list[bytes]] = {(via, part): [] for via in NAMES for part in (0, 1)}
+        async with asyncio.TaskGroup() as work:
+            for via, partition in followed:
+                work.create_task(send(via, partition))
+                work.create_task(follow(via, partition, followed[via, partition]))
+            for to in ("n2", "n3", "n1", "n3", "n2"):
+                for partition in (0, 1):
+                    await made.nodes[to].mover.move(made.topic.topic_id, partition, to)
+                count = len(acknowledged)
+                await until(lambda count=count: len(acknowledged) > count + 20, pause_s=0.001)  # type: ignore[misc]
+            is_over = True
+        for partition in (0, 1):
+            theirs = {offset: value for (part, offset), value in acknowledged.items() if part == partition}
+            everything = [theirs[offset] for offset in range(len(theirs))]
+            for via in NAMES:
+                assert followed[via, partition] == everything
+                own = [value for value in everything if value.startswith(via.encode())]
+                assert own == [f"{via}-{partition}-{number}".encode() for number in range(len(own))], "in order"
