@@ -36,7 +36,7 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, QueueK
 log = logging.getLogger(__name__)
 
 PATH = "/peer/v1/"
-STAMP_HEADER, CODE_HEADER = "MQ-Stamp", "MQ-Code"
+STAMP_HEADER, HEAD_CODE_HEADER, CODE_HEADER = "MQ-Stamp", "MQ-Head-Code", "MQ-Code"
 
 MESSAGE_BYTES_MAX = 8 * MiB
 """Appends are gathered up to this size for one request; a single larger one goes alone."""
@@ -109,9 +109,9 @@ class PeerBroker:
         body = peer_wire.pack(head, batches)
         self._number += 1
         stamp = Stamp(self._sender, self._number, self._clock.now_ms())
-        path = PATH + operation
-        code = self._secret.request_code(stamp, path, body)
-        headers = {STAMP_HEADER: stamp.text, CODE_HEADER: code}
+        head_code = self._secret.head_code(stamp, PATH + operation, len(body))
+        code = self._secret.request_code(head_code, body)
+        headers = {STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}
         try:
             async with (
                 asyncio.timeout(CALL_TIMEOUT_S + wait_ms / 1000),

@@ -2,7 +2,8 @@
 nobody can make without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
 speak over a private network or a Unix socket.
 
-    request   sender's id · number · time · path · body     number rises with each request of one process
+    head      sender's id · number · time · path · size     number rises with each request of one process
+    request   the head's code · body                        a body is read only when its head is authentic
     answer    the request's code · status · body            so an answer belongs to one request and no other
 
 A request that was recorded and is sent again is refused: its number was seen, or is too far behind, or its time is. So
@@ -64,9 +65,13 @@ class Secret:
             raise ValueError(f"the cluster's secret has at least {SECRET_BYTES_MIN} bytes, not {len(secret)}")
         self._key = blake2b(secret, digest_size=64).digest()  # secrets of any length
 
-    def request_code(self, stamp: Stamp, path: str, body: Buffer) -> str:
-        """The code of a request."""
-        return self._code(b"mq-request", f"{stamp.text} {path}".encode(), body)
+    def head_code(self, stamp: Stamp, path: str, size: int) -> str:
+        """The code of a request's head; `size`: bytes of its body."""
+        return self._code(b"mq-head", f"{stamp.text} {path} {size}".encode(), b"")
+
+    def request_code(self, head_code: str, body: Buffer) -> str:
+        """The code of a whole request."""
+        return self._code(b"mq-request", head_code.encode(), body)
 
     def answer_code(self, request_code: str, status: int, body: Buffer) -> str:
         """The code of an answer."""

@@ -1,8 +1,8 @@
 """This node's broker, for the other nodes: the server of gateway/cluster/peer.py. It belongs on a listener that clients
 do not reach; whoever does not know the cluster's secret is answered 401 and nothing else.
 
-One route, `POST /peer/v1/<operation>`. A body is read whole before its code can be checked, so its size is bounded for
-strangers too.
+One route, `POST /peer/v1/<operation>`. The body is read when its head has proved to be of a node of the cluster: a
+stranger takes no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
-from gateway.cluster.peer import CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
+from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
 from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, check_code, parse_stamp
 from gateway.cluster.peer_wire import Batches, Head
 from store.clock import Clock
@@ -72,12 +72,14 @@ class PeerService:
         self._changes.clear()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        body = await request.read()
         try:
             stamp = parse_stamp(request.headers.get(STAMP_HEADER, ""))
-            code = self._secret.request_code(stamp, request.path, body)
-            check_code(code, request.headers.get(CODE_HEADER, ""))
+            head_code = self._secret.head_code(stamp, request.path, request.content_length or 0)
+            check_code(head_code, request.headers.get(HEAD_CODE_HEADER, ""))
             self._seen.check(stamp, self._clock.now_ms())
+            body = await request.read()
+            code = self._secret.request_code(head_code, body)
+            check_code(code, request.headers.get(CODE_HEADER, ""))
         except NotAuthentic as error:
             self.refused_count += 1
             log.warning("a request that is not of this cluster was refused peer=%s error=%s", request.remote, error)

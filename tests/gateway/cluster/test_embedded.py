@@ -19,7 +19,7 @@ from tests.gateway.cluster.embedded_world import EmbeddedWorld
 from tests.simdisk import Fault
 from tests.store.kit import abandon
 
-RUNS = 30
+RUNS = 15
 STEPS = 25
 
 

@@ -141,7 +141,7 @@ def test_a_partition_moves_and_is_taken_over_while_everything_goes_wrong() -> No
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.large_base_example, HealthCheck.data_too_large])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.large_base_example, HealthCheck.data_too_large])
 def test_the_smallest_histories_hold_too(random: Random, steps: int) -> None:
     world = MoveWorld(random)
     for _ in range(steps):

@@ -23,7 +23,7 @@ from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, sett
 from tests.store.kit import abandon
 from tests.waiting import PATIENCE_S, WOKEN_S, until
 
-RUNS = 12
+RUNS = 8
 
 
 @asynccontextmanager

@@ -32,20 +32,22 @@ def test_a_secret_has_its_least_length() -> None:
 def test_a_code_is_of_everything_that_is_said_and_of_the_secret() -> None:
     stamp = Stamp("a", 1, 2)
     codes = {
-        SECRET.request_code(stamp, "/p", b"body"),
-        SECRET.request_code(stamp._replace(sender="b"), "/p", b"body"),
-        SECRET.request_code(stamp._replace(number=2), "/p", b"body"),
-        SECRET.request_code(stamp._replace(time_ms=3), "/p", b"body"),
-        SECRET.request_code(stamp, "/q", b"body"),
-        SECRET.request_code(stamp, "/pb", b"ody"),
-        SECRET.request_code(stamp, "/p", b"bodY"),
-        Secret(b"x" * SECRET_BYTES_MIN).request_code(stamp, "/p", b"body"),
+        SECRET.head_code(stamp, "/p", 4),
+        SECRET.head_code(stamp._replace(sender="b"), "/p", 4),
+        SECRET.head_code(stamp._replace(number=2), "/p", 4),
+        SECRET.head_code(stamp._replace(time_ms=3), "/p", 4),
+        SECRET.head_code(stamp, "/q", 4),
+        SECRET.head_code(stamp, "/p", 5),
+        Secret(b"x" * SECRET_BYTES_MIN).head_code(stamp, "/p", 4),
+        SECRET.request_code("c", b"body"),
+        SECRET.request_code("d", b"body"),
+        SECRET.request_code("c", b"bodY"),
         SECRET.answer_code("c", 200, b"body"),
         SECRET.answer_code("d", 200, b"body"),
         SECRET.answer_code("c", 401, b"body"),
         SECRET.answer_code("c", 200, b"bodY"),
     }
-    assert len(codes) == 12
+    assert len(codes) == 14
     check_code("a", "a")
     for given in ("b", "", "ab", "\u00e4"):
         with pytest.raises(NotAuthentic):

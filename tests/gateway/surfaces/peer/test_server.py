@@ -17,8 +17,8 @@ from aiohttp import web
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.local import LocalBroker
 from gateway.cluster import peer as peer_module
-from gateway.cluster.peer import CODE_HEADER, STAMP_HEADER, PeerBroker
-from gateway.cluster.peer_auth import Secret
+from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, PATH, STAMP_HEADER, PeerBroker
+from gateway.cluster.peer_auth import Secret, parse_stamp
 from gateway.surfaces.peer.server import PeerService
 from store import Store, record_batch
 from store.errors import (
@@ -221,9 +221,17 @@ async def test_a_request_that_was_recorded_is_refused(tmp_path: Path) -> None:
         made.peer._http.post = record  # type: ignore[assignment,method-assign]
         await made.peer.append([append_of(made.queue, [b"a"])], acks=Acks.FLUSHED)
         [(url, data, headers)] = recorded
-        for changed in (headers, {**headers, STAMP_HEADER: headers[STAMP_HEADER].replace(" 1 ", " 2 ")},
-                        {**headers, CODE_HEADER: "0" * 64}):  # fmt: skip
-            async with http.post(url, data=data, headers=changed) as answer:
+        stamp = parse_stamp(headers[STAMP_HEADER])._replace(number=2)
+        head_code = SECRET.head_code(stamp, PATH + "append", len(data))
+        code = SECRET.request_code(head_code, data)
+        for said, body in (
+            (headers, data),
+            ({**headers, STAMP_HEADER: stamp.text}, data),
+            ({STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}, data[:-1] + b"!"),
+            ({STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}, data + b"!"),
+            ({}, data),
+        ):
+            async with http.post(url, data=body, headers=said) as answer:
                 assert answer.status == 401
         assert await made.local.bounds(made.queue) == (0, 1)
 
