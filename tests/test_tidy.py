@@ -24,9 +24,7 @@ ROOTS = {
 
 TESTED_THROUGH_OTHERS = {
     "gateway.__main__": "e2e/server.py",
-    "gateway.api.render": "gateway/surfaces/native/test_groups.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
-    "gateway.brokers.base": "gateway/fake_broker.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
     "gateway.cli.dump": "gateway/cli/test_cli.py",
@@ -47,7 +45,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.kafka.metadata": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.records": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.sasl": "e2e/test_kafka.py",
-    "gateway.surfaces.kafka.server": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.service": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.topics": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.trail": "gateway/surfaces/kafka/test_rights.py",
