@@ -449,6 +449,10 @@ class Store:
         """Raises UnknownQueue."""
         return self._topics.by_name(name)
 
+    def queues_of(self, topic_id: int) -> list[QueueKey]:
+        """The queues of a topic. Raises UnknownQueue."""
+        return self._topics.queues_of(self._topics.of_queue(QueueKey(topic_id, 0)))
+
     def topics(self) -> list[Topic]:
         """All topics, system topics included, by id."""
         return self._topics.all()

@@ -105,10 +105,12 @@ META = Topic(1, "__meta", 1)
 TIMER = Topic(2, "__timer", 1)
 OFFSETS = Topic(3, "__offsets", 1)
 RECURRING = Topic(4, "__recurring", 1)
+CLUSTER = Topic(5, "__cluster", 1)
 META_QUEUE = QueueKey(META.topic_id, 0)
 TIMER_QUEUE = QueueKey(TIMER.topic_id, 0)
 OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
 RECURRING_QUEUE = QueueKey(RECURRING.topic_id, 0)
+CLUSTER_QUEUE = QueueKey(CLUSTER.topic_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class TopicTable:
         self._by_id: dict[int, Topic] = {}
         self._queues: dict[QueueKey, QueueState] = {}  # those of which something is to be said
         self._next_id = FIRST_USER_TOPIC_ID
-        for topic in (META, TIMER, OFFSETS, RECURRING):
+        for topic in (META, TIMER, OFFSETS, RECURRING, CLUSTER):
             self._put(topic)
 
     def decide_create(

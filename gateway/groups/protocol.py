@@ -220,7 +220,16 @@ class Groups(Protocol):
         ...
 
     def describe(self, group: str) -> GroupDescription:
-        """Raises UnknownGroup (404/40405)."""
+        """All there is to say of a group; goes through its members and all topics. Raises UnknownGroup (404/40405)."""
+        ...
+
+    def config(self, group: str) -> GroupConfig:
+        """A group's settings, the defaults when there is none."""
+        ...
+
+    def members(self, group: str) -> Mapping[str, Member]:
+        """Who is in a group in stream mode, by id, the longest first; nobody where there is no such group. To be looked
+        at now: it changes with the group. It costs nothing however many there are, but in a broadcasting group."""
         ...
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:

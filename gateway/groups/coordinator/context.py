@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -162,8 +163,12 @@ class Stretches:
             await asyncio.sleep(0)  # held meanwhile: the next one's stretch is in the next go
 
 
+WOKEN_A_TURN = 100
+"""Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look."""
+
+
 class Changes:
-    """Wakes whoever waits for a change of something, all at once."""
+    """Wakes whoever waits for a change of something."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
@@ -188,10 +193,18 @@ class Changes:
             self.happened(name)
 
     def happened(self, name: str) -> None:
-        """Wake who listens to this."""
-        for waiter in self._waiting.pop(name, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        """Wake who listens to this, WOKEN_A_TURN at once."""
+        if waiting := self._waiting.pop(name, None):
+            _wake_some(iter(waiting))
+
+
+def _wake_some(waiting: Iterator[asyncio.Future[None]]) -> None:
+    some = list(islice(waiting, WOKEN_A_TURN))
+    for waiter in some:
+        if not waiter.done():
+            waiter.set_result(None)
+    if len(some) == WOKEN_A_TURN:
+        asyncio.get_running_loop().call_soon(_wake_some, waiting)
 
 
 @dataclass(slots=True)

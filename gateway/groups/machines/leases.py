@@ -307,6 +307,7 @@ class PartitionLeases:
         invisible_ms: int,
         now_ms: int,
         attempt_id: str | None = None,
+        is_more: bool = False,
     ) -> tuple[list[Lease], list[LeaseEvent]]:
         """Lease up to `limit` records for `invisible_ms`: those in `old` that are ready (see `ready`), then fresh ones.
 
@@ -314,14 +315,14 @@ class PartitionLeases:
         there are done by this. A range of them says no more than their offsets. Fresh ones that are not leased
         (withheld, or over the limit) are kept for later.
         The leases may be handed out once the events are applied. With an `attempt_id` that has leases still, those are
-        the answer, and nothing else happens. Raises IllegalRequest for a bad `invisible_ms` or `attempt_id`, or more
-        than `room`.
+        the answer, and nothing else happens, unless it `is_more` of the same receive. Raises IllegalRequest for a bad
+        `invisible_ms` or `attempt_id`, or more than `room`.
         """
         if attempt_id is not None and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise IllegalRequest(f"an attempt_id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if not 1 <= invisible_ms <= self._config.invisible_ms_max:
             raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
-        if attempt_id is not None and (leases := self.leases_of(attempt_id, now_ms)):
+        if attempt_id is not None and not is_more and (leases := self.leases_of(attempt_id, now_ms)):
             return leases, []
         if len(fresh) > self.room:
             raise IllegalRequest(f"{len(fresh)} records are more than the {self.room} that may be taken now")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from gateway.api.trail_files import Act
+from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
 from gateway.errors import RequestError
@@ -20,6 +20,7 @@ from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
 from store.topic_changes import CREATED_TOGETHER_MAX
@@ -48,20 +49,7 @@ async def _outcome(
         code, message = refusal.code, str(refusal)
     except (StoreError, RequestError) as error:
         code, message = _code_of(error), str(error)
-    trail = session.gateway.trail
-    if trail is not None:
-        access = session.access
-        act = Act(
-            action=action,
-            principal=access.principal,
-            token_id=access.token_id,
-            object={"topic": topic},
-            details={} if code else details,
-            address=session.address,
-            outcome="refused" if code else "done",
-            error_code=code or None,
-        )
-        await trail.recorded(act)
+    await record(session, action, {"topic": topic}, code, **details)
     return code, message
 
 
@@ -89,13 +77,13 @@ async def create_topics(session: Session, version: int, request: Message) -> Mes
     counts = Counter(topic["name"] for topic in topics)
     answers: list[Message] = []
     for first in range(0, len(topics), CREATED_TOGETHER_MAX):
-        some = topics[first : first + CREATED_TOGETHER_MAX]
-        answers += await asyncio.gather(
-            *(
+        begun = [
+            asyncio.create_task(
                 _create_topic(session, version, topic, counts[topic["name"]], validate_only=request["validate_only"])
-                for topic in some
             )
-        )
+            async for topic in few_a_turn(topics[first : first + CREATED_TOGETHER_MAX], per_turn=ACTS_PER_TURN)
+        ]
+        answers += await asyncio.gather(*begun)
     return {"topics": answers}
 
 
@@ -151,10 +139,11 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    for name in request["topic_names"]:
+    async for name in few_a_turn(request["topic_names"], per_turn=ACTS_PER_TURN):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
+            session.gateway.routes_table.topic(name)  # one that is not there need not be looked for on disk
             await session.gateway.admin.delete_topic(name)
 
         code, message = await _outcome(session, "topic.delete", name, delete)
@@ -168,7 +157,7 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    for topic in request["topics"]:
+    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
@@ -197,12 +186,18 @@ def _changes(configs: Iterable[tuple[str, str | None]]) -> dict[str, int | str |
 
 async def incremental_alter_configs(session: Session, version: int, request: Message) -> Message:
     """Change settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _stepwise, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _stepwise, request) async for one in _resources(request)]}
 
 
 async def alter_configs(session: Session, version: int, request: Message) -> Message:
     """Replace all settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _replaced, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _replaced, request) async for one in _resources(request)]}
+
+
+def _resources(request: Message) -> AsyncIterator[Message]:
+    """What the request is about: what it names twice, as it names it last."""
+    named = {(one["resource_type"], one["resource_name"]): one for one in request["resources"]}
+    return few_a_turn(named.values(), per_turn=ACTS_PER_TURN)
 
 
 def _stepwise(resource: Message) -> dict[str, int | str | None]:
@@ -235,7 +230,8 @@ async def _altered(
         if not request["validate_only"]:
             await session.gateway.admin.configure_topic(name, changes)
 
-    code, message = await _outcome(session, "topic.alter", name, alter)
+    configs = {one["name"]: one["value"] for one in resource["configs"]}
+    code, message = await _outcome(session, "topic.alter", name, alter, configs=configs)
     return {
         "error_code": code,
         "error_message": message,
@@ -247,7 +243,7 @@ async def _altered(
 async def describe_configs(session: Session, version: int, request: Message) -> Message:
     """The settings of topics, and of the server as far as Kafka's tools ask for them."""
     results = []
-    for resource in request["resources"]:
+    async for resource in _resources(request):
         kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
         answer: Message = {"resource_type": kind, "resource_name": name, "error_message": None, "configs": []}
         try:

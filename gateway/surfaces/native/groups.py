@@ -36,6 +36,7 @@ from gateway.api.shapes.groups import (
     ResetBody,
 )
 from gateway.api.shapes.queries import DeadLettersQuery, LagQuery
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -75,7 +76,7 @@ RECEIVED_BYTES_MAX = 16 * MiB
 """Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
 
 RENDERED_A_TURN = 500
-"""Records of a receive between two turns of the event loop: 4 us each."""
+"""Records of a receive, or partitions of a lag, between two turns of the event loop: 4 us each."""
 
 # Groups
 
@@ -125,12 +126,14 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     group = request.match_info["group"]
     topics = read_query(LagQuery, request, gateway).topics
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
-    rows = [row for row in await gateway.groups.lag(group, asked) if is_visible(request, row.topic)]
+    lags = few_a_turn(await gateway.groups.lag(group, asked), per_turn=RENDERED_A_TURN)
+    rows = [row async for row in lags if is_visible(request, row.topic)]
+    shown = few_a_turn(rows, per_turn=RENDERED_A_TURN)
     body = answers.GroupLag(
         group=group,
         total_lag=sum(row.lag for row in rows),
         in_flight=sum(row.in_flight for row in rows),
-        partitions=[convert(row, answers.PartitionLag, from_attributes=True) for row in rows],
+        partitions=[convert(row, answers.PartitionLag, from_attributes=True) async for row in shown],
     )
     return json_answer(request, body)
 

@@ -232,7 +232,7 @@ class Queue:
             return await self._settled(command)
         invisible_ms = command.invisible_ms or self._command.invisible_ms
         if invisible_ms is None:
-            invisible_ms = self._groups.describe(self.group).config.invisible_ms
+            invisible_ms = self._groups.config(self.group).invisible_ms
         results = await self._settled(ExtendBody(receipts=command.receipts, invisible_ms=invisible_ms))
         self._changed.set()  # whoever waits for a lease to end may wait less
         return results
