@@ -299,7 +299,7 @@ def main() -> None:
         print(f"| {' | '.join(HEADINGS)} |\n|---|---|---:|---:|---:|---|---|---|", flush=True)
         costs = uvloop.run(measured(wrk, ours, peers, options))
         conditions = {
-            "started at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "this": machine.commit(),
+            "ended at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "this": machine.commit(),
             "rounds": f"{options.rounds} of {options.seconds:g} s, after one that is not counted", **facts,
             **machine.versions(), "client": wrk.name, "other programs took": others.said(),
         }  # fmt: skip
