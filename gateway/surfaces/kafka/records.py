@@ -13,7 +13,7 @@ from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
 from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
-from gateway.surfaces.http.answer_memory import Allowance
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, read_fetch, write_fetched
@@ -167,7 +167,10 @@ async def fetch(session: Session, header: Header, frame: memoryview, allowance: 
         session.is_short_of_room = False
     while True:
         room_bytes = allowance.reserve(max(1, min(request.max_bytes, gateway.limits.fetch_bytes_max)))
-        topics, size, has_error, tails = await _read_all(session, request, room_bytes)
+        async with gateway.stats.answers.making:
+            topics, size, has_error, tails = await _read_all(session, request, room_bytes)
+            if size > SMALL_BYTES:
+                await asyncio.sleep(0)  # held meanwhile: of hundreds that ask at once, a few have theirs in each turn
         left_s = until_s - monotonic()
         is_over = size >= request.min_bytes or has_error or left_s <= 0 or gateway.draining.is_set()
         if is_over or session.access.is_over:
