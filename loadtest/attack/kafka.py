@@ -106,7 +106,7 @@ ATTACKS = (
         tried="Kafka requests that name 20,000 topics, partitions or groups, each kind {times} times, {at_a_time} at a "
         "time, within {seconds} s",
         run=dear_requests, prepare=make_topics,
-        full={"times": 20, "at_a_time": 16, "seconds": 40}, short={"times": 1, "at_a_time": 4, "seconds": 3},
+        full={"times": 20, "at_a_time": 16, "seconds": 40}, short=None,
     ),
     Attack(
         name="kafka-unread",
