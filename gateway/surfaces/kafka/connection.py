@@ -155,6 +155,7 @@ class KafkaConnection(asyncio.Protocol):
             self._address = None
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # how it ended leads to all it had, and back to here
         if self._unwatch is not None:
             self._unwatch()
         self._end_watch()
