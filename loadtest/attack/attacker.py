@@ -78,11 +78,17 @@ class Attacker:
     # ---------------------------------------------------------------------------------------------- connections
 
     async def connect(
-        self, number: int = 0, *, receive_bytes: int | None = None, is_plain: bool = False
+        self,
+        number: int = 0,
+        *,
+        receive_bytes: int | None = None,
+        is_plain: bool = False,
+        port: int | None = None,
     ) -> Connection | None:
         """A connection from one of many addresses; None when it is refused, which is counted.
 
         `receive_bytes`: of the buffer for what comes in. `is_plain`: no TLS, whatever the victim speaks.
+        `port`: another one than that of HTTP.
         """
         made = socket.socket()
         made.setblocking(False)
@@ -91,7 +97,7 @@ class Attacker:
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             made.bind((f"127.0.1.{1 + number % ADDRESSES}", 0))
             async with asyncio.timeout(TIMEOUT_S):
-                await asyncio.get_running_loop().sock_connect(made, (self.target.host, self.target.port))
+                await asyncio.get_running_loop().sock_connect(made, (self.target.host, port or self.target.port))
                 tls = None if is_plain else self._tls
                 limit = receive_bytes or 2**16
                 return await asyncio.open_connection(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from loadtest.attack import answers, bodies, connections, groups, names, remembered
+from loadtest.attack import answers, bodies, connections, groups, kafka, names, remembered
 
 ATTACKS = (
     *connections.ATTACKS,
     *bodies.ATTACKS,
     *names.ATTACKS,
     *answers.ATTACKS,
+    *kafka.ATTACKS,
     *groups.ATTACKS,
     *remembered.ATTACKS,
 )

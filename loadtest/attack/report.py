@@ -75,7 +75,9 @@ def table(about: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
     yield ""
     good = sum(row.is_good for row in rows)
     yield f"The server held in {good} of {len(rows)} attacks on {about['started_at'][:10]} (commit {about['commit']};"
-    yield f"{machine['cpu']}, {machine['cores']} cores, shared with the attacker; all numbers: [{NUMBERS}]({NUMBERS}))."
+    yield f"{machine['cpu']}, {machine['cores']} cores, shared with the attacker and with whatever else ran: a load of"
+    yield f"{machine['load_average']:,.1f} when it began; all numbers: [{NUMBERS}]({NUMBERS})). `make attack`"
+    yield "repeats it."
 
 
 def _cells(row: Row) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import sys
 import time
@@ -36,6 +37,8 @@ class Target(NamedTuple):
 
     token: str | None
     """Of an administrator. None: nobody is asked."""
+
+    kafka_port: int = 0
 
     @property
     def host(self) -> str:
@@ -83,12 +86,13 @@ class Target(NamedTuple):
 @contextmanager
 def running_victim(victim: Victim, directory: Path) -> Iterator[Target]:
     """A server on a new directory until the block ends. Raises ProcessFailed when it does not start or stop cleanly."""
-    target = Target("", 0, directory, None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        target = Target("", 0, directory, None, free.getsockname()[1])
     target.data.mkdir(parents=True)
-    environment: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {"MQ_KAFKA_PORT": str(target.kafka_port)}
     if victim.is_secured:
         token = _token(target.data)
-        environment = _secured(target)
+        environment = {**environment, **_secured(target)}
         target = target._replace(token=token)
     limited = () if victim.handle_limit is None else ("prlimit", f"--nofile={victim.handle_limit}")
     command = [*limited, *without_settings(), *serving(target.data)]

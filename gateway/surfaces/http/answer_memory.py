@@ -58,6 +58,9 @@ class AnswerMemory:
         """By the id of the request; for as long as the request lasts."""
 
         self.making = asyncio.Semaphore(MAKING_MAX)
+        self.again = asyncio.Semaphore(1)
+        """The turn of those who found no room for what they had read, to read it once more."""
+
         self._by_payer: dict[str, int] = {}
 
     def free_bytes(self, payer: str, bytes_max: int) -> int:

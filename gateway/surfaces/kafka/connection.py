@@ -45,6 +45,10 @@ MALFORMED_LOG_INTERVAL_S = 60.0
 _BEFORE_ACCESS = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 
 
+def _nothing() -> None:
+    """To be done no more."""
+
+
 Done = Callable[[Iterable[Buffer] | None], None]
 
 
@@ -151,15 +155,22 @@ class KafkaConnection(asyncio.Protocol):
             self._address = None
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # how it ended leads to all it had, and back to here
         if self._unwatch is not None:
             self._unwatch()
         self._end_watch()
-        self._queue.clear()
         self._release(self._held_bytes)
         self._taken()
         for answer in self._answers:
             if answer.allowance is not None:
                 answer.allowance.release()
+        # What it holds goes now, and not when the collector comes by: a connection and its session know each other.
+        self._frames.clear()
+        self._queue.clear()
+        self._answers.clear()
+        self._transport = None
+        if self._session is not None:
+            self._session.on_access = _nothing
 
     @property
     def is_idle(self) -> bool:

@@ -42,6 +42,10 @@ class Frames:
         """Whether nothing of a frame is waiting for the rest of it."""
         return self._have == 0
 
+    def clear(self) -> None:
+        """Forget what has come of a frame: nobody waits for the rest."""
+        self._parts, self._have, self._need = [], 0, 0
+
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """The frames that are whole now, without their sizes: views of bytes that nobody changes. Raises Malformed."""
         if self._have:

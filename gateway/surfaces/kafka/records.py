@@ -13,7 +13,7 @@ from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
 from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
-from gateway.surfaces.http.answer_memory import Allowance
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, read_fetch, write_fetched
@@ -40,6 +40,9 @@ SCAN_BYTES = 1 * MiB
 
 FULL_WAIT_S = 0.1
 """How long a response without records waits when there is no memory for one with records."""
+
+AGAIN_WAIT_S = 0.02
+"""How long each of those who found no room has their turn to ask again."""
 
 _NO_OFFSET = -1
 _LATEST, _EARLIEST = -1, -2
@@ -158,13 +161,21 @@ async def fetch(session: Session, header: Header, frame: memoryview, allowance: 
         return write_fetched((), header.version, error_code=errors.FETCH_SESSION_ID_NOT_FOUND)
     wait_ms = min(max(0, request.max_wait_ms), gateway.limits.timeout_ms_max)
     until_s = monotonic() + wait_ms / 1000
+    if session.is_short_of_room:  # else those who read nothing would have the disk read for them all the time
+        async with gateway.stats.answers.again:
+            await asyncio.sleep(AGAIN_WAIT_S)
+        session.is_short_of_room = False
     while True:
         room_bytes = allowance.reserve(max(1, min(request.max_bytes, gateway.limits.fetch_bytes_max)))
-        topics, size, has_error, tails = await _read_all(session, request, room_bytes)
+        async with gateway.stats.answers.making:
+            topics, size, has_error, tails = await _read_all(session, request, room_bytes)
+            if size > SMALL_BYTES:
+                await asyncio.sleep(0)  # held meanwhile: of hundreds that ask at once, a few have theirs in each turn
         left_s = until_s - monotonic()
         is_over = size >= request.min_bytes or has_error or left_s <= 0 or gateway.draining.is_set()
         if is_over or session.access.is_over:
             if not allowance.hold(size):  # others' responses fill the memory: the client asks again
+                session.is_short_of_room = True
                 await asyncio.sleep(FULL_WAIT_S)
                 topics = [(name, [one._replace(batches=()) for one in found]) for name, found in topics]
             else:

@@ -29,6 +29,9 @@ class Session:
     """The SASL mechanism that was agreed on, and not used yet."""
 
     client_id: str = ""
+    is_short_of_room: bool = False
+    """There was no memory for the records of its last Fetch request."""
+
     on_access: Callable[[], None] = field(default=lambda: None)
     """Called when `access` has changed."""
 
