@@ -1,11 +1,11 @@
-"""What runs through the server, how much waits, and what is wrong with it: now, over the last minutes, over the last day.
+"""What runs through the server, how much waits, and what is wrong: now, over the last minutes, over the last day.
 
-Once a second the counters are read, whoever looks or not, and kept in rings of fixed size: SECONDS points a second apart
-and MINUTES points a minute apart, a point of a minute being the mean of its seconds. Nothing is looked through for it:
-what is read are counters, and gauges that others keep. So a page that draws all of it costs what it weighs.
+Once a second the counters are read, whoever looks or not, and kept in rings of fixed size: SECONDS points a second
+apart and MINUTES points a minute apart, a point of a minute being the mean of its seconds. Nothing is looked through
+for it: what is read are counters, and gauges that others keep. So a page that draws all of it costs what it weighs.
 
-An alarm has a code that stays, since when, and what to do. It is on while its condition holds; a step of the clock, which
-has no end, for CLOCK_STEP_SHOWN_MS.
+An alarm has a code that stays, since when, and what to do. It is on while its condition holds; a step of the clock,
+which has no end, for CLOCK_STEP_SHOWN_MS.
 """
 
 from __future__ import annotations

@@ -31,11 +31,23 @@ class Page(NamedTuple, Generic[Row]):
 
 
 def page_of(
-    rows: Iterable[Row], key: Callable[[Row], SortKey], *, sort: str, order: Order, cursor: str | None, limit: int
+    rows: Iterable[Row],
+    key: Callable[[Row], SortKey],
+    *,
+    sort: str,
+    order: Order,
+    cursor: str | None,
+    limit: int,
+    is_sorted: bool = False,
 ) -> Page[Row]:
-    """The page behind a cursor. `sort` names what `key` gives: a cursor is good for its own order alone. Raises
-    RequestError 400/40050."""
-    ordered = sorted(rows, key=key, reverse=order == "desc")
+    """The page behind a cursor. `sort` names what `key` gives: a cursor is good for its own order alone. `is_sorted`:
+    the rows are in ascending order already. Raises RequestError 400/40050."""
+    if is_sorted:
+        ordered = list(rows)
+        if order == "desc":
+            ordered.reverse()
+    else:
+        ordered = sorted(rows, key=key, reverse=order == "desc")
     first = 0
     if cursor is not None:
         after = _read(cursor, sort, order)

@@ -124,6 +124,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         order=query.order or ("asc" if sort == "name" else "desc"),
         cursor=query.cursor,
         limit=query.limit or PAGE_ROWS_DEFAULT,
+        is_sorted=sort == "name",
     )
     now = await figures.of(page.rows)
     listed = [_listed(view, now[view.topic_id]) for view in page.rows if view.topic_id in now]
