@@ -40,7 +40,7 @@ OfTopic = Annotated[
     typer.Option("--topic", "-t", help="ID is the schedule key of one of this topic.", autocompletion=topic_names),
 ]
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.", autocompletion=topic_names)]
-Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")]
+Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key; with --topic.")]
 From = Annotated[str | None, typer.Option("--from", help="Only due from this time on (RFC 3339 or epoch ms).")]
 To = Annotated[str | None, typer.Option("--to", help="Only due before this time.")]
 
@@ -61,6 +61,8 @@ def list_(
 
       mq schedule list --topic orders --to 2026-12-24T18:00:00Z
     """
+    if key is not None and topic is None:
+        raise CliError("--key needs --topic", USAGE)
     asked = {"topic": topic, "key": key, "from": from_, "to": to}
     given = {name: text for name, text in asked.items() if text is not None}
     rows, total = ask(url, lambda client: _listed(client, given, limit))

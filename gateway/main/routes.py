@@ -300,6 +300,14 @@ ROUTES: tuple[Row, ...] = (
         queries.OneScheduleQuery,
         "schedule.fire",
     ),
+    _post(
+        f"{_SCHEDULES}:batch",
+        "change_schedules",
+        schedules.change_schedules,
+        Permission.SEND,
+        Body.LIST,
+        action="schedule.batch",
+    ),
     # native: recurring schedules
     _get(_RECURRINGS, "list_recurring", recurring.list_recurring, Permission.DESCRIBE, queries.ListRecurringQuery),
     _get(_RECURRING, "get_recurring", recurring.get_recurring, Permission.RECEIVE),

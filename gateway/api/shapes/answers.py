@@ -350,10 +350,26 @@ class Fired(Answer):
     offset: NextOffset
 
 
-class Histogram(Answer):
+class Counted(Part):
     """Schedules by their due time."""
+
+    counts: list[Count]
+    total: Annotated[int, Meta(ge=0, description="In all these parts.")]
+    overdue: Annotated[int, Meta(ge=0, description="Of all there are: past due, and to be delivered next.")]
+    rolled: Annotated[
+        int,
+        Meta(ge=0, description="Of all there are: due so late that they are copied to the log's head on their way."),
+    ]
+
+
+class Histogram(Counted, Answer, kw_only=True):
+    """Schedules by their due time, in parts of one length."""
 
     from_: TimeMs = field(name="from")
     bucket_ms: Count
-    counts: list[Count]
-    total: Count
+
+
+class HistogramOfBounds(Counted, Answer, kw_only=True):
+    """Schedules by their due time, between bounds."""
+
+    bounds: list[TimeMs]

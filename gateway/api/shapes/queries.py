@@ -336,8 +336,15 @@ class ListSchedulesQuery(Shape):
     to: Until | None = None
     key: RecordKey | None = None
     limit: Rows = PAGE_ROWS_DEFAULT
-    cursor: Annotated[str, _text(maxLength=18, pattern="^[0-9]{1,18}$")] | None = None
+    cursor: (
+        Annotated[str, _text("The `next_cursor` of the page before, in the same order.", maxLength=CURSOR_CHARS_MAX)]
+        | None
+    ) = None
     include: Include | None = None
+    order: Annotated[
+        Literal["accepted", "due"],
+        one_of("accepted", "due", said="As they were accepted (moved and rolled ones anew), or the first due first."),
+    ] = "accepted"
 
 
 class CancelSchedulesQuery(Shape):
@@ -388,7 +395,18 @@ class HistogramQuery(Shape):
     topic: Topic | None = None
     from_: Since | None = field(default=None, name="from")
     to: Until | None = None
-    buckets: Annotated[int, whole(1, BUCKETS_MAX, f"{BUCKETS_DEFAULT} by default.")] = BUCKETS_DEFAULT
+    buckets: Annotated[int, whole(1, BUCKETS_MAX, f"{BUCKETS_DEFAULT} by default.")] | None = None
+    bounds: (
+        Annotated[
+            str,
+            _text(
+                "Instead of the others: times that rise, as in `1767225600000,1767312000000`, so that parts may be "
+                f"local days; 2 to {BUCKETS_MAX + 1}.",
+                pattern="^[0-9]{1,18}(,[0-9]{1,18}){1,1000}$",
+            ),
+        ]
+        | None
+    ) = None
 
 
 # Groups, and consumers of the REST Proxy, whose queries may have more than is known here

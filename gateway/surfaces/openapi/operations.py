@@ -392,13 +392,19 @@ _READ: dict[str, Operation] = {
 _SCHEDULES: dict[str, Operation] = {
     "list_schedules": Operation(
         tag="Delayed records",
-        answers={200: _json("A page of them.", ref("SchedulePage"))},
+        answers={200: _json("A page of them.", ref("SchedulePage"), "Vary", "Content-Encoding")},
         errors=(*QUERY, *TOPIC, 40050, *READS),
     ),
     "schedule_histogram": Operation(
         tag="Delayed records",
-        answers={200: _json("How many are due when.", ref("Histogram"))},
+        answers={200: _json("How many are due when.", either(ref("Histogram"), ref("HistogramOfBounds")))},
         errors=(*QUERY, *TOPIC, *READS),
+    ),
+    "change_schedules": Operation(
+        tag="Delayed records",
+        body=_body(ref("ScheduleBatch")),
+        answers={200: _json("What became of each.", ref("ScheduleResults"))},
+        errors=(400, 422, 42250, 42950, *WRITES),
     ),
     "get_schedule": Operation(
         tag="Delayed records",

@@ -112,6 +112,7 @@ DECLARED: dict[str, Permission] = {
     "GET /mq/v1/topics/{topic}/sse": RECEIVE,
     "GET /mq/v1/schedules": DESCRIBE,
     "GET /mq/v1/schedules:histogram": DESCRIBE,
+    "POST /mq/v1/schedules:batch": SEND,
     "GET /mq/v1/schedules/{schedule}": RECEIVE,
     "DELETE /mq/v1/schedules": SEND,
     "DELETE /mq/v1/schedules/{schedule}": SEND,

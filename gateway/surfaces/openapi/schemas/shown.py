@@ -167,6 +167,14 @@ def leased() -> dict[str, Schema]:
     }
 
 
+def _batch_results() -> list[Schema]:
+    done: dict[str, Schema] = {"schedule_id": STRING, "ok": exactly(True)}
+    failed = {"schedule_id": STRING, "ok": exactly(False), "error_code": integer(400, 50_999), "error": STRING}
+    moved = {"new_schedule_id": said(STRING, "The old one is gone."), "deliver_at": TIME_MS}
+    fired = {"topic": nullable(STRING), "partition": PARTITION, "offset": OFFSET}
+    return [obj(done), obj({**done, **moved}), obj({**done, **fired}), obj(failed)]
+
+
 def schedules() -> dict[str, Schema]:
     """Delayed records that are pending."""
     row: dict[str, Schema] = {
@@ -189,6 +197,7 @@ def schedules() -> dict[str, Schema]:
     }
     return {
         "Schedule": obj(row, parts),
+        "ScheduleResults": obj({"results": array(either(*_batch_results()))}),
         "SchedulePage": obj(
             {
                 "schedules": array(ref("Schedule")),
