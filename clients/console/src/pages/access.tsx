@@ -1,0 +1,5 @@
+import type { JSX } from "preact";
+
+export function AccessPage(): JSX.Element {
+  return <h1>Access</h1>;
+}
