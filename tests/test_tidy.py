@@ -25,6 +25,7 @@ ROOTS = {
 TESTED_THROUGH_OTHERS = {
     "gateway.__main__": "e2e/server.py",
     "gateway.api.render": "gateway/surfaces/native/test_groups.py",
+    "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.brokers.base": "gateway/fake_broker.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
@@ -37,6 +38,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.dead_letters": "gateway/groups/coordinator/test_settling.py",
+    "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
@@ -48,6 +50,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.kafka.service": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.topics": "e2e/test_kafka.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
+    "gateway.surfaces.native.me": "gateway/surfaces/native/test_stats.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
     "gateway.surfaces.openapi.schemas.recurring": "gateway/surfaces/native/test_recurring.py",
     "gateway.surfaces.openapi.schemas.sent": "gateway/surfaces/openapi/test_document.py",

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gateway.auth.access import Scope
 from gateway.auth.operator_files import parse_toml
-from gateway.auth.scopes import Rights, Scope, parse_scopes
+from gateway.auth.scopes import Rights, parse_scopes
 
 ACL_RULES_MAX = 10_000
 """Rules of one file."""

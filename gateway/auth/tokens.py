@@ -27,8 +27,9 @@ from pathlib import Path
 
 import orjson
 
+from gateway.auth.access import Scope
 from gateway.auth.operator_files import TOKENS_BYTES_MAX, read_file
-from gateway.auth.scopes import Scope, parse_scopes
+from gateway.auth.scopes import parse_scopes
 
 FORMAT = 1
 TOKENS_MAX = 10_000

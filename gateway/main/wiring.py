@@ -24,6 +24,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from time import monotonic_ns
 
+from gateway.api.figures import Figures
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.recurring import SentPlacing
@@ -49,6 +50,7 @@ from gateway.main.metrics import (
     trail_metrics,
 )
 from gateway.main.notify import Notifier
+from gateway.main.readings import Readings
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -155,13 +157,16 @@ async def run(
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
             auth_reloader.judge_by(groups.dead_letters.origins)
+        loop_watch = LoopWatch()
+        readings = Readings(gateway, store, timer, admin, groups, loop_watch)
+        figures = Figures(readings, clock_ms=clock.now_ms, monotonic_ms=lambda: monotonic_ns() // 1_000_000)
+        gateway = replace(gateway, figures=figures)
         application = build_application(gateway)
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
         gateway.metrics.register(RecurringCollector(recurring))
         instances = _restored_instances(gateway)
         install_instances(application, gateway, instances)
-        loop_watch = LoopWatch()
         gateway.metrics.register(loop_watch)
         parts.enter_context(loop_watch.running())
         async with asyncio.TaskGroup() as tasks:
@@ -174,6 +179,8 @@ async def run(
                 tasks.create_task(trail.run(), name="trail"),
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
                 tasks.create_task(give_back_forever(), name="memory"),
+                tasks.create_task(readings.run(), name="disk"),
+                tasks.create_task(figures.run(), name="figures"),
             ]
             limiter = ConnectionLimiter(config.limits, gateway.stats)
             ssl_context = None if tls is None else tls.context

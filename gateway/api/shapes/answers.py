@@ -88,10 +88,33 @@ class Topic(Answer):
     selector: SelectorName | UnsetType = UNSET
 
 
+class ListedTopic(Topic, kw_only=True):
+    """A topic, and how much it holds and gets."""
+
+    records: Annotated[int, Meta(ge=0, description="Readable now, in all partitions.")]
+    appended_bytes: Annotated[int, Meta(ge=0, description="Stored since the server started.")]
+    in_records_s: Annotated[float, Meta(ge=0, description="Records a second, over the last 5 s.")]
+    in_bytes_s: Annotated[float, Meta(ge=0)]
+    pending: Annotated[int, Meta(ge=0, description="Delayed records that are to come.")]
+
+
 class Topics(Answer):
     """Topics."""
 
     topics: list[Topic]
+
+
+class ListPage(Answer):
+    """One page of a list."""
+
+    next_cursor: Annotated[str | None, Meta(description="For the next page, in the same order; null at the end.")]
+    total: Annotated[int, Meta(ge=0, description="How many there are in all pages.")]
+
+
+class TopicPage(ListPage):
+    """A page of topics."""
+
+    topics: list[ListedTopic]
 
 
 class Bounds(Part):
@@ -110,7 +133,7 @@ class BoundsAtTime(Bounds):
     ) = UNSET
 
 
-class TopicWithOffsets(Topic, kw_only=True):
+class TopicWithOffsets(ListedTopic, kw_only=True):
     """A topic and the bounds of its partitions."""
 
     offsets: Sequence[Bounds]

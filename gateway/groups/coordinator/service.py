@@ -60,7 +60,7 @@ from gateway.groups.coordinator.search import Search
 from gateway.groups.coordinator.settling import Settling
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
-from gateway.groups.machines.broadcast import is_lone
+from gateway.groups.machines.broadcast import group_of, is_lone
 from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
@@ -192,6 +192,12 @@ class Coordinator:
         self.omitted_lag_count = 0
         """Partitions of groups' topics whose lag was not looked at."""
 
+        self.group_lags: dict[str, int] = {}
+        """Lag by group, as it was then: of those of which every partition was looked at."""
+
+        self.lags_version = 0
+        """Grows when lags were looked at."""
+
     # ---- life
 
     async def start(self) -> None:
@@ -267,6 +273,11 @@ class Coordinator:
     def table(self) -> GroupTable:
         """The groups, for those who look."""
         return self._table
+
+    @property
+    def group_count(self) -> int:
+        """Groups there are; a broadcasting one with all its members is one."""
+        return len(self._table) - self._table.lone_count
 
     def _events_lost(self, count: int) -> None:
         if self._lossy_replay is None:
@@ -354,13 +365,21 @@ class Coordinator:
     async def _read_lags(self) -> None:
         lags: list[tuple[tuple[str, str, int], int]] = []
         omitted_count = 0
+        group_lags: dict[str, int] = {}
+        incomplete: set[str] = set()
         for number, name in enumerate(self._table.names()):
             some, omitted = await self._offsets.lags(name, LAGS_MAX - len(lags))
+            group = group_of(name)
+            group_lags[group] = group_lags.get(group, 0) + sum(lag for _, _, lag in some)
+            if omitted:
+                incomplete.add(group)
             lags += [((name, topic, partition), lag) for topic, partition, lag in some]
             omitted_count += omitted
             if some or number % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
         self.lags, self.omitted_lag_count = lags, omitted_count
+        self.group_lags = {group: lag for group, lag in group_lags.items() if group not in incomplete}
+        self.lags_version += 1
 
     async def _follow_topics(self) -> None:
         while True:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
@@ -158,6 +159,9 @@ class Gateway:
     """None: nothing of what is administered is recorded."""
 
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
+    figures: Figures = field(default_factory=no_figures)
+    """What runs through the server, lately."""
+
     version: str = "unknown"
     cluster_id: str = "unknown"
     """The name of the data directory; see `gateway/main/identity.py`."""

@@ -86,6 +86,19 @@ EVENT = obj(
     description="One Server-Sent Event.",
 )
 
+STATS_EVENT = obj(
+    {
+        "event": words("stats", "goaway", "error"),
+        "data": {
+            **STRING,
+            "contentMediaType": JSON_TYPE,
+            "contentSchema": ref("StatsNow"),
+            "description": "Of `stats`; else what happened.",
+        },
+    },
+    description="One Server-Sent Event.",
+)
+
 # What a route may answer because of what it touches.
 TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
@@ -208,6 +221,17 @@ _OPS: dict[str, Operation] = {
     ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
+    "stats": Operation(
+        tag="Operations",
+        answers={200: _json("Figures over time.", ref("Stats"), "Vary", "Content-Encoding")},
+        errors=QUERY,
+    ),
+    "stats_stream": Operation(
+        tag="Operations",
+        answers={200: Answer(description="One look a second.", content={EVENTS_TYPE: STATS_EVENT})},
+        errors=(*QUERY, 42950),
+    ),
+    "me": Operation(tag="Operations", answers={200: _json("The caller.", ref("Me"))}, errors=QUERY),
     "openapi": Operation(tag="Operations", answers={200: _json("This document.", mapping({}), "Vary")}),
     "asyncapi": Operation(tag="Operations", answers={200: _json("The socket's document.", mapping({}), "Vary")}),
     "docs": Operation(
@@ -240,7 +264,11 @@ _TOPICS: dict[str, Operation] = {
     "partition_offsets": Operation(
         tag="Topics", answers={200: _v2("Its bounds.", ref("PartitionOffsets"))}, errors=(*PARTITION, *READS)
     ),
-    "list_topics": Operation(tag="Topics", answers={200: _json("Topics.", ref("Topics"))}),
+    "list_topics": Operation(
+        tag="Topics",
+        answers={200: _json("Topics.", either(ref("Topics"), ref("TopicPage")), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *READS),
+    ),
     "describe_topic": Operation(
         tag="Topics", answers={200: _json("The topic.", ref("TopicWithOffsets"))}, errors=(*TOPIC, *READS)
     ),
@@ -598,7 +626,7 @@ _V3: dict[str, Operation] = {
     "v3_brokers": _v3(_json("One.", ref("V3Brokers"))),
     "v3_broker": _v3(_json("The broker.", ref("V3Broker"))),
     "v3_broker_configs": _v3(_json("Defaults.", ref("V3BrokerConfigs"))),
-    "v3_topics": _v3(_json("Topics.", ref("V3Topics"))),
+    "v3_topics": _v3(_json("Topics.", ref("V3Topics"), "Vary", "Content-Encoding")),
     "v3_create_topic": _v3(
         _json("Created, or with `validate_only` found fit.", ref("V3Topic"), "Location"),
         400,

@@ -22,9 +22,9 @@ from gateway.surfaces.ws.commands import PERMISSIONS
 from tests import contract
 from tests.gateway.security.kit import Secured, secured, served
 
-PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET, AUDIT = (
+PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET, AUDIT, ACCESS, KNOWN = (
     Permission.PUBLIC, Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE,
-    Permission.OPERATE, Permission.SOCKET, Permission.AUDIT,
+    Permission.OPERATE, Permission.SOCKET, Permission.AUDIT, Permission.ACCESS, Permission.KNOWN,
 )  # fmt: skip
 
 DECLARED: dict[str, Permission] = {
@@ -160,8 +160,11 @@ DECLARED: dict[str, Permission] = {
     "GET /readyz": PUBLIC,
     "GET /metrics": OPERATE,
     "GET /mq/v1/audit": AUDIT,
+    "GET /mq/v1/stats": OPERATE,
+    "GET /mq/v1/stats/stream": OPERATE,
     "GET /mq/v1/limits": PUBLIC,
     "GET /mq/v1/info": PUBLIC,
+    "GET /mq/v1/me": KNOWN,
     "GET /openapi.json": PUBLIC,
     "GET /asyncapi.json": PUBLIC,
     "GET /docs": PUBLIC,
@@ -184,6 +187,7 @@ ROLES: dict[str, list[str]] = {
     "nothing": [],
     "operator": ["operate"],
     "auditor": ["audit"],
+    "access": ["access"],
     "admin": ["admin"],
 }
 
@@ -196,7 +200,8 @@ MAY: dict[str, set[Permission]] = {
     "nothing": set(),
     "operator": {OPERATE},
     "auditor": {AUDIT},
-    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE, AUDIT},
+    "access": {ACCESS},
+    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE, AUDIT, ACCESS},
 }
 """What each role may do to topic `orders` and group `billing`."""
 
@@ -237,7 +242,7 @@ def expected(row: Row, role: str) -> int:
     if role in ("wrong", "expired"):
         return 401
     names_something = "{topic}" in row.path or "{group}" in row.path
-    allowed = permission is SOCKET or permission in (MAY if names_something else SOMEWHERE)[role]
+    allowed = permission in (SOCKET, KNOWN) or permission in (MAY if names_something else SOMEWHERE)[role]
     return 204 if allowed else 403
 
 

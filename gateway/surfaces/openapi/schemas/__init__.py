@@ -11,7 +11,7 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import answers, consumers, groups, schedules, topics, v3
+from gateway.api.shapes import answers, consumers, groups, schedules, server, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
@@ -68,7 +68,7 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
     """All of them, by where they come from; no two have a name in common."""
     return [
         {name: schema_of(shape, limits) for name, shape in _BODIES.items()},
-        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, v3)),
+        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, server, v3)),
         _choices(limits),
         _others(),
         sent(limits),
@@ -84,7 +84,7 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
 def _answers(module: ModuleType) -> list[tuple[str, type[Answer]]]:
     """The answers that a module has; those that only others are made of have no component of their own."""
     own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    bases = (Answer, v3.Resource, v3.Page, v3.Config, v3.OfPartition, v3.OfConsumer)
+    bases = (Answer, answers.ListPage, v3.Resource, v3.Page, v3.Config, v3.OfPartition, v3.OfConsumer)
     return [(one.__name__, one) for one in own if issubclass(one, Answer) and one not in bases]
 
 

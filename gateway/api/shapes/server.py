@@ -1,0 +1,95 @@
+"""What is shown of callers and of the server itself: rights, figures, alarms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from gateway.api.shapes.answers import Answer, TimeMs
+from gateway.api.shapes.base import one_of
+from gateway.api.shapes.schema import Part
+
+SHOWN_SCOPES_MAX = 1000
+"""Scopes that are shown of one caller: those allowed, and as many of those denied."""
+
+# Who asks
+
+
+class ShownScope(Part):
+    """What may be done to what: a name, or a prefix and "*"."""
+
+    permissions: list[str]
+    kind: Annotated[
+        Literal["topic", "group"] | None, Meta(description="null: topics, groups, and the server where it says so.")
+    ]
+    pattern: str
+
+
+class Me(Answer):
+    """Who the caller is, and what it may do."""
+
+    principal: str
+    token_id: Annotated[str | None, Meta(description="null: it came with no token of this server's file.")]
+    expires_ms: TimeMs | None
+    is_authenticated: Annotated[bool, Meta(description="false: this server asks nobody who they are.")]
+    allow: Annotated[list[ShownScope], Meta(max_length=SHOWN_SCOPES_MAX)]
+    deny: Annotated[list[ShownScope], Meta(max_length=SHOWN_SCOPES_MAX, description="Wins over what is allowed.")]
+    is_whole: Annotated[bool, Meta(description="false: there are more scopes than are shown.")]
+
+
+# What runs through the server
+
+
+Figure = Annotated[float | None, Meta(description="null: not measured.")]
+
+
+class Figures(Part):
+    """Rates of the last second, and what there is now."""
+
+    in_records_s: Figure
+    in_bytes_s: Figure
+    out_records_s: Figure
+    out_bytes_s: Figure
+    requests_s: Figure
+    lag: Annotated[int | None, Meta(description="Records that groups have before them, some seconds ago.")]
+    pending: Annotated[int | None, Meta(description="Delayed records that are to come.")]
+    topics: int | None
+    partitions: int | None
+    groups: int | None
+    disk_free_bytes: int | None
+    disk_total_bytes: int | None
+    log_bytes: int | None
+    rss_bytes: Annotated[int | None, Meta(description="Memory of the process.")]
+    loop_p99_ms: Annotated[float | None, Meta(description="How late 99 of 100 turns of the event loop were at most.")]
+    connections: int | None
+    sockets: int | None
+
+
+class Alarm(Part):
+    """What is wrong."""
+
+    code: Annotated[str, Meta(description="It stays, whatever the words become.", examples=["disk_full"])]
+    severity: Annotated[Literal["error", "warning"], one_of("error", "warning")]
+    since_ms: TimeMs
+    message: str
+    help: Annotated[str, Meta(description="What to do.")]
+    group: Annotated[str | None, Meta(description="In which group, if it is one's.")]
+
+
+class StatsNow(Answer):
+    """What runs through the server now, and what is wrong."""
+
+    time_ms: Annotated[int, Meta(ge=0, description="When it was looked.")]
+    now: Figures
+    alarms: list[Alarm]
+
+
+class Stats(StatsNow):
+    """The same over time."""
+
+    step_ms: Annotated[int, Meta(ge=1, description="How far apart points are.")]
+    end_ms: Annotated[int, Meta(ge=0, description="The time of the last point.")]
+    series: Annotated[
+        dict[str, list[float | None]], Meta(description="By name, the oldest point first, all of one length.")
+    ]
