@@ -19,6 +19,8 @@ import { TopicPage } from "./pages/topic.js";
 import { TopicsPage } from "./pages/topics.js";
 
 const RETRY_MS = 1000;
+/** A restart that nobody notices is not worth a banner. */
+const BANNER_AFTER_MS = 1500;
 
 export function App(): JSX.Element {
   const [error, setError] = useState<ApiError | null>(null);
@@ -111,11 +113,11 @@ function Connection(): JSX.Element {
 /** The server does not answer: what is shown is old, and how old. */
 function Banner(): JSX.Element | null {
   const since = unreachableSince.value !== 0 ? unreachableSince.value : live.value.state === "waiting" ? live.value.since : 0;
-  if (since === 0) return null;
+  if (since === 0 || now.value - since < BANNER_AFTER_MS) return null;
   return (
     <div class="note warn banner" role="status">
       <span class="mark" aria-hidden="true">▲</span>
-      <p>The server does not answer since {time(since)} ({duration(Math.max(0, now.value - since))}). What is shown is from before; this page reconnects by itself.</p>
+      <p>No answer from the server since {time(since)} ({duration(now.value - since)}). What is shown is from before then; this page reconnects by itself.</p>
     </div>
   );
 }

@@ -20,6 +20,8 @@ export interface ChartProps {
   /** Epoch ms of each value. */
   times: readonly number[];
   series: Series[];
+  /** How much time is shown up to the newest value, whether or not there are values for all of it. */
+  spanMs: number;
   format: (value: number) => string;
   height?: number;
 }
@@ -27,13 +29,15 @@ export interface ChartProps {
 const AXIS_FONT = "12px ui-sans-serif, system-ui, sans-serif";
 
 export function Chart(props: ChartProps): JSX.Element {
-  const { series, times, format, height = 160 } = props;
+  const { series, times, spanMs, format, height = 160 } = props;
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const dark = isDark.value;
   const shape = series.map(({ name, colour: number, dash }) => `${name}${number}${dash === true}`).join() + dark;
   const formatter = useRef(format);
   formatter.current = format;
+  const span = useRef(spanMs);
+  span.current = spanMs;
 
   useEffect(() => {
     const element = box.current!;
@@ -45,10 +49,10 @@ export function Chart(props: ChartProps): JSX.Element {
         padding: [8, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { show: false },
-        scales: { y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
+        scales: { x: { range: (_plot, _min, max) => [max - span.current / 1000, max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
-          { ...axis, size: 28, space: 72, values: (_plot, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
-          { ...axis, size: 56, space: 36, values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
+          { ...axis, size: 24, space: 64, values: (_plot, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
+          { ...axis, size: 68, space: 36, values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
         ],
         series: [
           {},

@@ -41,7 +41,7 @@ export function HeatMap(props: HeatProps): JSX.Element {
   const rowCount = cells.length;
   const left = width < 480 ? 48 : LEFT_PX;
   const cellWidth = (width - left) / columns;
-  const cellHeight = (rowCount > 26 ? 14 : rowCount > 10 ? 20 : 28);
+  const cellHeight = rowCount > 26 ? 14 : rowCount > 10 ? 20 : 28;
   const height = TOP_PX + rowCount * cellHeight;
   const row = Math.min(cursor[0], rowCount - 1);
   const column = Math.min(cursor[1], columns - 1);

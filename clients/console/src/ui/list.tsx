@@ -51,6 +51,7 @@ export function List<T>(props: ListProps<T>): JSX.Element {
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(props.height ?? 400);
   const [width, setWidth] = useState(WIDE_PX);
+  const [gutter, setGutter] = useState(0); // of the scroll bar, which the head has not
   const [active, setActive] = useState(0);
   const hasFocus = useRef(false);
 
@@ -59,6 +60,7 @@ export function List<T>(props: ListProps<T>): JSX.Element {
     const measure = () => {
       setHeight(element.clientHeight);
       setWidth(element.clientWidth);
+      setGutter(element.offsetWidth - element.clientWidth);
     };
     const observer = new ResizeObserver(measure);
     observer.observe(element);
@@ -115,7 +117,7 @@ export function List<T>(props: ListProps<T>): JSX.Element {
       aria-rowcount={(props.total ?? rows.length) + 1}
       aria-colcount={columns.length + (onSelect === undefined ? 0 : 1)}
     >
-      <div class="list-head" role="rowgroup">
+      <div class="list-head" role="rowgroup" style={{ paddingRight: `${gutter}px` }}>
         <div class="row" role="row" aria-rowindex={1} style={{ gridTemplateColumns: template }}>
           {onSelect !== undefined && (
             <span role="columnheader">
