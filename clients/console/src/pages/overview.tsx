@@ -111,6 +111,7 @@ function Shown(props: { data: Stats; isStale: boolean }): JSX.Element {
             <small>{bytes(free)} free, the log has {bytes(figures.log_bytes)}</small>
           </dd>
         </div>
+        <div class="tile"><dt>Requests</dt><dd>{perSecond(figures.requests_s)}<small>all routes</small></dd></div>
         <div class="tile"><dt>Memory</dt><dd>{bytes(figures.rss_bytes)}<small>resident</small></dd></div>
         <div class="tile">
           <dt>Event loop, p99</dt>
@@ -119,7 +120,7 @@ function Shown(props: { data: Stats; isStale: boolean }): JSX.Element {
       </dl>
       <div class="columns">
         <section class="card" aria-label="Records"><Chart label="Records" times={times} spanMs={spanMs} series={charts.records} format={perSecond} /></section>
-        <section class="card" aria-label="Bytes"><Chart label="Bytes" times={times} spanMs={spanMs} series={charts.bytes} format={(value) => `${bytes(value)}/s`} /></section>
+        <section class="card" aria-label="Bytes"><Chart label="Bytes" isBinary times={times} spanMs={spanMs} series={charts.bytes} format={(value) => `${bytes(value)}/s`} /></section>
         <section class="card" aria-label="Lag"><Chart label="Lag of all groups" times={times} spanMs={spanMs} series={charts.lag} format={rough} /></section>
         <section class="card" aria-label="Delayed"><Chart label="Delayed records" times={times} spanMs={spanMs} series={charts.pending} format={rough} /></section>
         <section class="card" aria-label="Event loop"><Chart label="Turns of the event loop" times={times} spanMs={spanMs} series={charts.loop} format={duration} /></section>

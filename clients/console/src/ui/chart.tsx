@@ -24,8 +24,11 @@ export interface ChartProps {
   spanMs: number;
   format: (value: number) => string;
   height?: number;
+  /** Of bytes: the lines of the grid are at powers of two. */
+  isBinary?: boolean;
 }
 
+const POWERS_OF_TWO = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const AXIS_FONT = "12px ui-sans-serif, system-ui, sans-serif";
 
 export function Chart(props: ChartProps): JSX.Element {
@@ -52,7 +55,7 @@ export function Chart(props: ChartProps): JSX.Element {
         scales: { x: { range: (_plot, _min, max) => [max - span.current / 1000, max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
           { ...axis, size: 24, space: 64, values: (_plot, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
-          { ...axis, size: 68, space: 36, values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
+          { ...axis, size: 68, space: 36, ...(props.isBinary === true ? { incrs: POWERS_OF_TWO } : {}), values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
         ],
         series: [
           {},

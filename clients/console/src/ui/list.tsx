@@ -25,7 +25,7 @@ export interface ListProps<T> {
   id: (row: T) => string;
   total?: number | null;
   rowHeight?: number;
-  /** Pixels; by default as high as the window leaves it. */
+  /** Pixels; by default as high as its rows, and at most as the window leaves it. */
   height?: number;
   open?: (row: T, index: number) => void;
   opened?: string | null;
@@ -150,7 +150,7 @@ export function List<T>(props: ListProps<T>): JSX.Element {
         role="rowgroup"
         tabIndex={0}
         aria-label={`${props.label}: rows. j and k move, Enter opens${onSelect === undefined ? "" : ", x selects"}.`}
-        style={props.height === undefined ? undefined : { height: `${props.height}px` }}
+        style={{ height: `${props.height ?? rows.length * rowHeight}px` }}
         onScroll={(event) => setTop(event.currentTarget.scrollTop)}
         onFocus={(event) => {
           hasFocus.current = event.target === event.currentTarget;
