@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.api.shapes.answers import Answer, ListPage, TimeMs
+from gateway.api.shapes.answers import Answer, Count, ListPage, TimeMs
 from gateway.api.shapes.base import one_of
 from gateway.api.shapes.schema import Part
 
@@ -132,3 +132,56 @@ class Rules(Answer):
     """All rules, in the order of the file."""
 
     rules: list[ShownRule]
+
+
+# Who is here
+
+
+class ShownConnection(Part):
+    """An open connection."""
+
+    connection: Annotated[str, Meta(description="Its name, to end it by.")]
+    kind: Annotated[str, Meta(description="What is spoken on it: http, websocket or kafka.")]
+    principal: Annotated[str | None, Meta(description="Of the last request on it.")]
+    address: Annotated[str, Meta(description="With its port.")]
+    since_ms: TimeMs
+
+
+class ConnectionPage(ListPage):
+    """A page of connections."""
+
+    connections: list[ShownConnection]
+
+
+class ShownSession(Part):
+    """A session of a socket."""
+
+    session: Annotated[str, Meta(description="The beginning of its name, to end it by.")]
+    principal: str
+    address: str
+    since_ms: TimeMs
+    state: Annotated[Literal["open", "waiting"], one_of("open", "waiting", said="`waiting`: its connection is lost.")]
+    subscriptions: Count
+    groups: list[str]
+
+
+class SessionPage(ListPage):
+    """A page of sessions."""
+
+    sessions: list[ShownSession]
+
+
+class ShownSetting(Part):
+    """A setting."""
+
+    name: str
+    value: str | int | float | bool | list[str] | None
+    default: Annotated[str | int | float | bool | list[str] | None, Meta(description="null: there is none.")]
+    source: Annotated[str, Meta(description="`default`, `flag`, a variable, or a file.")]
+    description: str
+
+
+class Settings(Answer):
+    """All settings."""
+
+    settings: list[ShownSetting]
