@@ -16,6 +16,7 @@ from gateway.surfaces.http.routes import Body, Handler, Query, Row
 from gateway.surfaces.native import (
     access,
     audit,
+    brokers,
     connections,
     examples,
     groups,
@@ -362,6 +363,8 @@ ROUTES: tuple[Row, ...] = (
     _get("/mq/v1/stats", "stats", stats.stats, Permission.OPERATE, queries.PointsQuery),
     _get("/mq/v1/stats/stream", "stats_stream", stats.stats_stream, Permission.OPERATE, queries.NoQuery),
     _get("/mq/v1/audit", "audit", audit.audit, Permission.AUDIT, queries.AuditQuery),
+    _get("/mq/v1/brokers", "list_brokers", brokers.list_brokers, Permission.OPERATE, queries.NoQuery),
+    _get("/mq/v1/routes", "list_routes", brokers.list_routes, Permission.OPERATE, queries.ListRoutesQuery),
     _get("/mq/v1/connections", "list_connections", connections.list_connections, Permission.OPERATE, queries.ListQuery),
     _delete(
         "/mq/v1/connections/{connection}",

@@ -223,6 +223,14 @@ _OPS: dict[str, Operation] = {
     ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
+    "list_brokers": Operation(
+        tag="Operations", answers={200: _json("Brokers.", ref("BrokerList"))}, errors=(*QUERY, *READS)
+    ),
+    "list_routes": Operation(
+        tag="Operations",
+        answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *TOPIC),
+    ),
     "list_connections": Operation(
         tag="Operations",
         answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},

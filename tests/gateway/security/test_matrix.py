@@ -167,6 +167,8 @@ DECLARED: dict[str, Permission] = {
     "GET /mq/v1/audit": AUDIT,
     "GET /mq/v1/stats": OPERATE,
     "GET /mq/v1/stats/stream": OPERATE,
+    "GET /mq/v1/brokers": OPERATE,
+    "GET /mq/v1/routes": OPERATE,
     "GET /mq/v1/connections": OPERATE,
     "DELETE /mq/v1/connections/{connection}": OPERATE,
     "GET /mq/v1/sessions": OPERATE,

@@ -3,6 +3,7 @@ each role."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import aiohttp
 from gateway.api.shapes.access import EXPIRES_IN_MS_MAX
 from gateway.auth.scopes import SCOPES_MAX
 from gateway.auth.tokens import PRINCIPAL_CHARS_MAX
-from tests.gateway.security.test_server import client_of, config_of, running, token_for, until
+from tests.gateway.security.test_server import PATIENCE_S, client_of, config_of, running, token_for, until
 
 ROLES = {
     "none": [],
@@ -137,8 +138,9 @@ async def test_connections_sessions_and_settings(tmp_path: Path) -> None:
                 if status == 403:
                     for path in ("/connections/c1", "/sessions/x"):
                         assert (await ask(client, "DELETE", path))[0] == 403, role
-            await _connections(clients)
-            await _sessions(clients)
+            async with asyncio.timeout(PATIENCE_S):
+                await _connections(clients)
+                await _sessions(clients)
             _, answer, _ = await ask(clients["operator"], "GET", "/settings")
         finally:
             for client in clients.values():
@@ -181,9 +183,9 @@ async def _connections(clients: dict[str, Any]) -> None:
 async def _sessions(clients: dict[str, Any]) -> None:
     operator, reader = clients["operator"], clients["reader"]
     socket = await reader.ws_connect("/ws/v1")
-    await socket.send_json({"op": "hello"})
+    await socket.send_json({"id": 1, "op": "hello"})
     welcome = await socket.receive_json()
-    await socket.send_json({"op": "subscribe", "sub": "s", "topics": ["fast"], "mode": "reader"})
+    await socket.send_json({"id": 2, "op": "subscribe", "sub": "s", "topics": ["fast"], "from": "latest"})
     await socket.receive_json()
     _, page, _ = await ask(operator, "GET", "/sessions?q=reader")
     (row,) = page["sessions"]
@@ -193,7 +195,8 @@ async def _sessions(clients: dict[str, Any]) -> None:
     _, page, _ = await ask(operator, "GET", "/connections?q=reader")
     assert "websocket" in {one["kind"] for one in page["connections"]}
     assert (await ask(operator, "DELETE", f"/sessions/{row['session']}"))[0] == 204
-    message = await socket.receive()
+    while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:  # that it has caught up
+        pass
     assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 4503)
     await socket.close()
 
