@@ -11,6 +11,7 @@ from aiohttp import hdrs
 
 from gateway.api.shapes import queries
 from gateway.auth.access import Permission
+from gateway.surfaces.console import served as console
 from gateway.surfaces.http.routes import Body, Handler, Query, Row
 from gateway.surfaces.native import (
     audit,
@@ -169,8 +170,8 @@ ROUTES: tuple[Row, ...] = (
     _post(_PARTITION, "produce_partition", produce.produce, Permission.SEND, Body.RECORDS, queries.SendQuery),
     _get(f"{_PARTITION}/records", "fetch", fetch.fetch_records, Permission.RECEIVE, queries.FetchQuery),
     # REST Proxy metadata
-    _get("/", "root", examples.home, Permission.PUBLIC),
-    _post("/", "root", examples.home, Permission.PUBLIC, Body.NONE),
+    _get("/", "root", console.home, Permission.PUBLIC),
+    _post("/", "root", console.home, Permission.PUBLIC, Body.NONE),
     _get("/brokers", "brokers", v2_topics.brokers, Permission.DESCRIBE),
     _get("/topics", "topic_names", v2_topics.topic_names, Permission.DESCRIBE),
     _get(_TOPIC, "topic_metadata", v2_topics.topic_metadata, Permission.DESCRIBE),
@@ -362,6 +363,7 @@ ROUTES: tuple[Row, ...] = (
     _get("/asyncapi.json", "asyncapi", served.asyncapi, Permission.PUBLIC),
     _get("/docs", "docs", served.docs, Permission.PUBLIC),
     _get("/examples", "examples", examples.examples, Permission.PUBLIC),
+    _get("/console/{file}", "console_file", console.console_file, Permission.PUBLIC),
     _get("/examples/{file}", "example_file", examples.example_file, Permission.PUBLIC),
     # what orchestrators and clients of other bridges ask for
     _get("/healthy", "healthz", ops.healthz, Permission.PUBLIC),

@@ -45,7 +45,12 @@ def test_it_is_strictly_typed() -> None:
 
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     page = (SERVED / "index.html").read_text()
-    assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["console/icon.svg", "console/console.css", "console/console.js", "docs"]
+    assert re.findall(r'(?:src|href)="([^"]+)"', page) == [
+        "console/icon.svg",
+        "console/console.css",
+        "console/console.js",
+        "docs",
+    ]
     assert "<style" not in page
     assert "style=" not in page
     assert "url(" not in (SERVED / "console.css").read_text()

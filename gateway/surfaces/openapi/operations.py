@@ -201,7 +201,8 @@ _OPS: dict[str, Operation] = {
                 description="Where to go on; `text/html` for browsers.",
                 content={V2_TYPE: ref("Home"), JSON_TYPE: ref("Home"), "text/html": STRING},
                 headers=("Vary",),
-            )
+            ),
+            304: _nothing("The page is as it was.", "Vary"),
         },
     ),
     "healthz": Operation(tag="Operations", answers={200: _json("It runs.", ref("Health"))}),
@@ -243,6 +244,24 @@ _OPS: dict[str, Operation] = {
             200: Answer(description="A page to try the server with.", content={"text/html": STRING}),
             308: Answer(description="The same, with a slash at its end.", content={}, headers=("Location",)),
         },
+    ),
+    "console_file": Operation(
+        tag="Operations",
+        answers={
+            200: Answer(
+                description="A file of the web console.",
+                content={
+                    "text/html": STRING,
+                    "text/javascript": STRING,
+                    "text/css": STRING,
+                    "image/svg+xml": STRING,
+                    "image/png": BYTES,
+                    "font/woff2": BYTES,
+                },
+            ),
+            304: _nothing("As it was."),
+        },
+        errors=(404,),
     ),
     "example_file": Operation(
         tag="Operations",

@@ -170,6 +170,7 @@ DECLARED: dict[str, Permission] = {
     "GET /asyncapi.json": PUBLIC,
     "GET /docs": PUBLIC,
     "GET /examples": PUBLIC,
+    "GET /console/{file}": PUBLIC,
     "GET /examples/{file}": PUBLIC,
     "GET /healthy": PUBLIC,
     "GET /_health": PUBLIC,
