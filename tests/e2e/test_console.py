@@ -1,7 +1,7 @@
-"""The web console (`clients/console`): typed, built, within its size, and used in Chromium as a person would, against real servers.
+"""The web console (`clients/console`): typed, built, within its size, and used in Chromium as a person would.
 
-What is tested is in `clients/console/e2e`; here it is run, and what is shipped is compared with a fresh build. Without Node (20 or newer),
-npm or Chromium all of this is skipped, and says so.
+What is tested is in `clients/console/e2e`; here it is run, and what is shipped is compared with a fresh build. Without
+Node (20 or newer), npm or Chromium all of this is skipped, and says so.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ function Page(): JSX.Element {
   }
 }
 
-const THEMES: readonly (readonly [Theme, string])[] = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+const THEMES: readonly (readonly [Theme, string])[] = [["system", "System theme"], ["light", "Light"], ["dark", "Dark"]];
 
 function Header(): JSX.Element {
   const current = place.value.parts[0] ?? "overview";
@@ -90,9 +90,9 @@ function Header(): JSX.Element {
       </nav>
       <div class="side-foot">
         <Connection />
-        {info.value !== null && <p class="muted small" title={`since ${time(info.value.started_ms)}`}>up {duration(now.value - info.value.started_ms)}</p>}
+        {info.value !== null && <p class="muted small up" title={`since ${time(info.value.started_ms)}`}>up {duration(now.value - info.value.started_ms)}</p>}
         <p class="small who">{who?.is_authenticated === true ? <b>{who.principal}</b> : <span class="muted">no authentication</span>}</p>
-        {who?.expires_ms != null && <p class="muted small">token ends {relative(who.expires_ms, now.value)}</p>}
+        {who?.expires_ms != null && <p class="muted small up">token ends {relative(who.expires_ms, now.value)}</p>}
         <Select label="Theme" value={theme.value} options={THEMES} onChange={(chosen) => (theme.value = chosen)} />
         <p class="side-links">
           <a href="docs">API</a>

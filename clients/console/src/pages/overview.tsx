@@ -13,8 +13,8 @@ const LOOP_SLOW_MS = 50;
 /** What to do about an alarm, on this console where it can be done here. */
 const DO: Record<string, (alarm: Alarm) => [text: string, to: string]> = {
   group_lagging: (alarm) => ["See the group", alarm.group === null ? "#/groups" : href("groups", alarm.group)],
-  disk_full: () => ["See the largest topics", "#/topics?sort=bytes"],
-  disk_floor: () => ["See the largest topics", "#/topics?sort=bytes"],
+  disk_full: () => ["See the largest topics", "#/topics?sort=appended_bytes"],
+  disk_floor: () => ["See the largest topics", "#/topics?sort=appended_bytes"],
   timer_behind: () => ["See what is due", "#/delays?span=hour"],
   timer_stopped: () => ["See what is due", "#/delays?span=hour"],
   memory_high: () => ["See the connections", "#/access?tab=connections"],
@@ -52,7 +52,7 @@ function Figures(): JSX.Element {
 }
 
 function Alarms(props: { alarms: Alarm[] }): JSX.Element {
-  if (props.alarms.length === 0) return <p><State tone="ok">No alarms: the store, the timer, the disk, the clock and all groups are as they should be.</State></p>;
+  if (props.alarms.length === 0) return <p class="wrap"><State tone="ok">No alarms: the store, the timer, the disk, the clock and all groups are as they should be.</State></p>;
   return (
     <div class="alarms" role="region" aria-label="Alarms">
       {props.alarms.map((alarm) => {

@@ -54,7 +54,7 @@ export function TopicPage(props: { topic: string }): JSX.Element {
             <dl class={`facts${found.error === null ? "" : " stale"}`}>
               <Fact name="In">{perSecond(detail.in_records_s)}</Fact>
               <Fact name="Records">{rough(detail.offsets.reduce((sum, one) => sum + one.end_offset - one.beginning_offset, 0))}</Fact>
-              <Fact name="Size">{bytes(detail.bytes)}</Fact>
+              <Fact name="Bytes in">{bytes(detail.appended_bytes)}</Fact>
               <Fact name="Partitions">{count(detail.partitions)}</Fact>
               <Fact name="Delayed">{rough(detail.pending)}</Fact>
               <Fact name="Retention">{detail.retention_ms === undefined ? "as the server" : duration(detail.retention_ms)}</Fact>

@@ -18,7 +18,8 @@ export interface Topic {
   max_message_bytes?: number;
   selector?: string;
   records: number;
-  bytes: number | null;
+  /** Since the server started. */
+  appended_bytes: number;
   in_records_s: number;
   in_bytes_s: number;
   pending: number;
@@ -33,7 +34,7 @@ const COLUMNS: Column<Topic>[] = [
   { name: "Partitions", width: "1fr", end: true, wide: true, sort: "partitions", cell: (row) => count(row.partitions) },
   { name: "In", width: "1fr", end: true, sort: "in_records_s", cell: (row) => perSecond(row.in_records_s) },
   { name: "Records", width: "1fr", end: true, sort: "records", cell: (row) => rough(row.records) },
-  { name: "Size", width: "1fr", end: true, wide: true, sort: "bytes", cell: (row) => bytes(row.bytes) },
+  { name: "Bytes in", width: "1fr", end: true, wide: true, sort: "appended_bytes", cell: (row) => bytes(row.appended_bytes) },
   { name: "Delayed", width: "1fr", end: true, wide: true, sort: "pending", cell: (row) => rough(row.pending) },
   { name: "Retention", width: "1fr", end: true, wide: true, cell: (row) => row.retention_ms === undefined ? <span class="muted">as the server</span> : duration(row.retention_ms) },
 ];
