@@ -39,6 +39,7 @@ def test_what_the_gateway_serves_is_a_fresh_build_within_its_size(tmp_path: Path
         assert (SERVED / name).read_bytes() == (tmp_path / name).read_bytes(), f"{name}: run make build-js"
 
 
+@pytest.mark.matrix
 def test_it_is_strictly_typed() -> None:
     run("npm", "run", "--silent", "types", cwd=CONSOLE)
 

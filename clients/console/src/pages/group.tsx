@@ -154,7 +154,7 @@ function Lag(props: { group: string }): JSX.Element {
             <Button pressed={span === "minutes"} onClick={() => setSpan("minutes")}>24 hours</Button>
           </span>
         </header>
-        {drawn === null ? <Waiting error={history.error} retry={history.reload} /> : <Chart label="Lag, records" times={drawn.times} spanMs={span === "seconds" ? 900_000 : 86_400_000} series={drawn.series} format={rough} />}
+        {drawn === null ? <Waiting error={history.error} retry={history.reload} /> : <Chart label="Lag, records" times={drawn.times} series={drawn.series} format={rough} />}
       </section>
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>The group has no place in any topic that you may see.</Empty>
