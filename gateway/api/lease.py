@@ -92,6 +92,10 @@ class Leases:
             self.next_end_ms = min(self.next_end_ms, until_ms)
         return others
 
+    def __contains__(self, receipt: str) -> bool:
+        """Whether this receipt is of one of them: the first one or the newest."""
+        return receipt in self._leases or receipt in self._first_of
+
     def up_to(self, topic: str, partition: int, offset: int) -> list[str]:
         """The receipts of a partition's records up to and including this offset."""
         return [
@@ -146,6 +150,13 @@ class AllLeases:
             leases.sweep(now_ms)
         polling = self._pollers[group].workers(now_ms) if group in self._pollers else []
         return [*(Worker(leases.consumer, len(leases), None) for leases in connected), *polling]
+
+    def holder(self, group: str, receipt: str) -> str | None:
+        """The consumer that has a record of this receipt; None: it is not known here (any more)."""
+        for leases in self._by_group.get(group, ()):
+            if receipt in leases:
+                return leases.consumer
+        return self._pollers[group].holder(receipt) if group in self._pollers else None
 
     def forget(self, group: str) -> None:
         """The group was deleted."""

@@ -60,6 +60,21 @@ def page_of(
     return Page(found, next_cursor, len(ordered))
 
 
+def write_place(place: Sequence[Figure]) -> str:
+    """A cursor that names a place in a list whose order never changes."""
+    return base64.urlsafe_b64encode(orjson.dumps(list(place))).rstrip(b"=").decode()
+
+
+def read_place(cursor: str | None, kinds: tuple[type, ...]) -> list[Figure] | None:
+    """The parts of a place, of these types; None without a cursor. Raises RequestError 400/40050."""
+    if cursor is None:
+        return None
+    content = _decoded(cursor)
+    if not isinstance(content, list) or tuple(map(type, content)) != kinds:
+        raise _no_cursor()
+    return content
+
+
 def _behind(ordered: Sequence[Row], key: Callable[[Row], SortKey], after: SortKey, order: Order) -> int:
     """The index of the first row behind a key, by bisection."""
     low, high = 0, len(ordered)
@@ -74,19 +89,23 @@ def _behind(ordered: Sequence[Row], key: Callable[[Row], SortKey], after: SortKe
 
 
 def _write(sort: str, order: Order, key: SortKey) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps([sort, order, *key])).rstrip(b"=").decode()
+    return write_place([sort, order, *key])
 
 
 def _read(cursor: str, sort: str, order: Order) -> SortKey:
     """Raises RequestError."""
-    try:
-        content = orjson.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
-    except (binascii.Error, ValueError):
-        raise _no_cursor() from None
-    match content:
+    match _decoded(cursor):
         case [str(of), str(towards), (str() | int() | float()) as figure, str(name)] if (of, towards) == (sort, order):
             return figure, name
     raise _no_cursor()
+
+
+def _decoded(cursor: str) -> object:
+    try:
+        content: object = orjson.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
+    except (binascii.Error, ValueError):
+        raise _no_cursor() from None
+    return content
 
 
 def _no_cursor() -> RequestError:

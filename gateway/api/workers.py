@@ -74,6 +74,11 @@ class Pollers:
                 self._leases[result.new_receipt] = _Lease(lease.consumer, until_ms)
         return others
 
+    def holder(self, receipt: str) -> str | None:
+        """Who was given this."""
+        lease = self._leases.get(receipt)
+        return None if lease is None else lease.consumer
+
     def workers(self, now_ms: int) -> list[Worker]:
         """Those that have records, or asked lately."""
         self._sweep(now_ms)

@@ -32,6 +32,8 @@ CURSOR_CHARS_MAX = 1024
 
 TOPIC_SORTS = ("name", "partitions", "records", "appended_bytes", "in_records_s", "in_bytes_s", "pending")
 
+GROUP_SORTS = ("name", "lag", "dead", "in_flight", "members")
+
 GROUP_NAME: Schema = {
     "type": "string",
     "minLength": 1,
@@ -412,10 +414,35 @@ class HistogramQuery(Shape):
 # Groups, and consumers of the REST Proxy, whose queries may have more than is known here
 
 
+class ListGroupsQuery(Shape):
+    """Which groups, page by page. With none of these: all in one answer, without what they have before them."""
+
+    q: Search | None = None
+    sort: (
+        Annotated[
+            Literal["name", "lag", "dead", "in_flight", "members"], one_of(*GROUP_SORTS, said="By name by default.")
+        ]
+        | None
+    ) = None
+    order: Towards | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class ListLeasesQuery(Shape):
+    """Which open records, page by page."""
+
+    topic: Topic | None = None
+    limit: ListRows = PAGE_ROWS_DEFAULT
+    cursor: ListCursor | None = None
+
+
 class LagQuery(Shape):
-    """Which topics of a group."""
+    """Which topics of a group; with `limit` or `cursor`, page by page."""
 
     topics: Annotated[str, _text("Names, with commas between them.")] | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
 
 
 class DeadLettersQuery(Shape):

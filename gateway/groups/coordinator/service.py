@@ -11,6 +11,7 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
+    looking       pages of groups, open records and lags
     origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
 
@@ -51,6 +52,7 @@ from gateway.brokers.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
+from gateway.groups.coordinator.looking import Looking
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.receipt_key import load_or_make_key
@@ -60,7 +62,7 @@ from gateway.groups.coordinator.search import Search
 from gateway.groups.coordinator.settling import Settling
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
-from gateway.groups.machines.broadcast import group_of, is_lone
+from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
@@ -82,8 +84,8 @@ from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.machines.table import Group, GroupTable, document_bytes, settings_bytes
-from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView
+from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
+from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
@@ -182,7 +184,11 @@ class Coordinator:
         self.begin_round, self.assign, self.plan_state = stream.begin_round, stream.assign, stream.plan_state
         self.committed, self.start_offset, self.commit = offsets.committed, offsets.start_offset, offsets.commit
         self.lag, self.reset = offsets.lag, offsets.reset
-        self.redrive = self.dead_letters.redrive
+        self.redrive, self.settle_letters = self.dead_letters.redrive, self.dead_letters.settle
+        self.settled_letters = self.dead_letters.settled
+        self.looking = looking = Looking(self._context, offsets, self.dead_letters)
+        self.names, self.view, self.counts = looking.names, looking.view, looking.counts
+        self.leases, self.lag_page = looking.leases, looking.lag_page
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
@@ -204,7 +210,7 @@ class Coordinator:
         """Read what there is. Raises Corrupt, OSError, and what reading raises."""
         keys: list[bytes] = []
         await self._run_blocking(lambda: keys.append(load_or_make_key(self._directory, self._files)))
-        signer = Signer(keys)
+        signer = self.looking.signer = Signer(keys)
         settling = Settling(self._context, self._copies, self.dead_letters, signer)
         self._receiving = Receiving(
             self._context,
@@ -403,36 +409,17 @@ class Coordinator:
 
     def groups(self) -> list[GroupView]:
         """See `Groups.groups`."""
-        return [self._view(name) for name in self._table.names() if not is_lone(name)]
+        return [self.looking.view(name) for name in self.looking.names()]
 
     def describe(self, group: str) -> GroupDescription:
         """See `Groups.describe`."""
         members: list[MemberView] = []
         now_ms = self._context.monotonic_ms()
-        for state in self._parts(group):
+        for state in self.looking.parts(group):
             for member in state.membership.members():
                 share = state.membership.share(member.member_id)
                 members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
-        return GroupDescription(self._view(group), self._table.config(group), tuple(members))
-
-    def _parts(self, group: str) -> list[Group]:
-        """A group, and when it is broadcasting, each member of it."""
-        return [self._table.get(group), *(self._table.get(name) for name in self._table.lone_groups(group))]
-
-    def _view(self, group: str) -> GroupView:
-        parts = self._parts(group)
-        member_count = sum(len(part.membership.members()) for part in parts)
-        state: GroupState = "empty" if not member_count else "stable"
-        if any(part.membership.is_rebalancing for part in parts):
-            state = "rebalancing"
-        ids = set().union(*(self._table.topic_ids(part.name) for part in parts))
-        subscriptions = [member.subscription for part in parts for member in part.membership.members()]
-        topics = [
-            topic.name
-            for topic in self._context.routes.topics()
-            if topic.topic_id in ids or any(wish.matches(topic.name) for wish in subscriptions)
-        ]
-        return GroupView(group, state, parts[0].membership.generation, member_count, tuple(sorted(topics)))
+        return GroupDescription(self.looking.view(group), self._table.config(group), tuple(members))
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         """See `Groups.configure`."""
@@ -457,7 +444,7 @@ class Coordinator:
         """See `Groups.delete`."""
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             self._check_empty(group)
-            await self._context.write([Forgotten(part.name, None) for part in self._parts(group)])
+            await self._context.write([Forgotten(part.name, None) for part in self.looking.parts(group)])
 
     async def follow(self, group: str, wish: Subscription) -> None:
         """See `Groups.follow`."""
@@ -474,7 +461,7 @@ class Coordinator:
         if group not in self._table:
             return
         now_ms = self._context.clock.now_ms()
-        for part in self._parts(group):
+        for part in self.looking.parts(group):
             part.membership.check_deletable()
             if leased_count := part.leased_count(now_ms):
                 raise GroupActive(f"group={group} has {leased_count} records on lease; settle them, or wait")

@@ -520,7 +520,27 @@ _GROUPS: dict[str, Operation] = {
     "nack": Operation(tag="Queue mode", body=_body(ref("Nack")), answers=_LEASED, errors=(*LEASES, 42250)),
     "reject": Operation(tag="Queue mode", body=_body(ref("Reject")), answers=_LEASED, errors=LEASES),
     "extend": Operation(tag="Queue mode", body=_body(ref("Extend")), answers=_LEASED, errors=(*LEASES, 42253)),
-    "list_groups": Operation(tag="Groups", answers={200: _json("Groups.", ref("GroupList"))}, errors=(50351,)),
+    "list_groups": Operation(
+        tag="Groups",
+        answers={200: _json("Groups.", either(ref("GroupList"), ref("GroupPage")), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *READS),
+    ),
+    "group_leases": Operation(
+        tag="Groups",
+        answers={200: _json("A page of them.", ref("LeasePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, 40405),
+    ),
+    "lag_history": Operation(
+        tag="Groups",
+        answers={200: _json("The lag over time.", ref("LagHistory"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40405),
+    ),
+    "settle_letters": Operation(
+        tag="Groups",
+        body=_body(ref("SettleLetters")),
+        answers={200: _json("What became of each.", ref("LetterResults"))},
+        errors=(400, *GROUP, 42253),
+    ),
     "describe_group": Operation(tag="Groups", answers={200: _json("The group.", ref("Group"))}, errors=(40405, 50351)),
     "delete_group": Operation(tag="Groups", answers={204: _nothing("Forgotten.")}, errors=(*GROUP, 40952)),
     "configure_group": Operation(
@@ -531,8 +551,12 @@ _GROUPS: dict[str, Operation] = {
     ),
     "group_lag": Operation(
         tag="Groups",
-        answers={200: _json("By partition, and in all.", ref("GroupLag"))},
-        errors=(*QUERY, 40405, *TOPIC, *READS),
+        answers={
+            200: _json(
+                "By partition, and in all.", either(ref("GroupLag"), ref("GroupLagPage")), "Vary", "Content-Encoding"
+            )
+        },
+        errors=(*QUERY, 40050, 40405, *TOPIC, *READS),
     ),
     "reset_offsets": Operation(
         tag="Groups",

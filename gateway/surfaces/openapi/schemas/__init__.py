@@ -51,6 +51,7 @@ _BODIES: dict[str, type[Struct]] = {
     "Extend": groups.ExtendBody,
     "Reset": groups.ResetBody,
     "Redrive": groups.RedriveBody,
+    "SettleLetters": groups.SettleLettersBody,
     "ScheduleBatch": schedules.BatchBody,
     "V3NewTopic": topics.V3NewTopicBody,
     "V3TopicChanges": topics.V3TopicChangesBody,
