@@ -89,6 +89,7 @@ try {
         if (suffix !== "" && !["overview", "messages", "delays"].includes(name)) continue;
         await tab.go(path);
         await sleep(700);
+        await tab.page.waitForFunction(() => document.querySelector(".skeleton") === null);
         if (act !== undefined && suffix === "") await act(tab.page);
         await sleep(500);
         await tab.page.screenshot({ path: `${OUT}/${name}${suffix}-${colorScheme}.png` });

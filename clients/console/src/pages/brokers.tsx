@@ -52,7 +52,7 @@ function Brokers(): JSX.Element {
   const found = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), REFRESH_MS);
   if (found.data === null) return <Waiting error={found.error} retry={found.reload} />;
   return (
-    <div class={`scroll-x${found.error === null ? "" : " stale"}`} tabIndex={0} role="region" aria-label="Brokers">
+    <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
       <table class="small-table">
         <thead>
           <tr>

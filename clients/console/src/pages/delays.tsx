@@ -179,7 +179,7 @@ export function DelaysPage(): JSX.Element {
       {cells === null || data === null ? <Waiting error={histogram.error} retry={histogram.reload} rows={8} />
         : isTable ? <Counts cells={cells} grid={grid} nameOf={nameOf} choose={(row, column) => setQuery({ slot: boundsOf(row, column).join("-") })} />
         : (
-          <div class={histogram.error === null ? "" : "stale"}>
+          <div class={histogram.error?.isUnreachable === true ? "stale" : ""}>
             <HeatMap
               label={`Delayed records of the ${span}`} cells={cells} rowNames={grid.rowNames} columnNames={grid.columnNames} name={nameOf}
               onEnter={(row, column) => {
@@ -265,7 +265,7 @@ function Schedules(props: { topic: string; keyText: string; slot: [number, numbe
       <div class="head">
         <h2>{props.title}</h2>
         <span class="muted small" role="status">
-          {pages.total === null ? (pages.next === null ? plural(pages.rows.length, "record") : `the first ${count(pages.rows.length)}`) : plural(pages.total, "record")}
+          {pages.at === 0 ? "" : pages.total === null ? (pages.next === null ? plural(pages.rows.length, "record") : `the first ${count(pages.rows.length)}`) : plural(pages.total, "record")}
           {chosen.length > 0 && `, ${chosen.length} selected`}
         </span>
         {props.clear !== null && <Button kind="quiet" onClick={props.clear}>All times</Button>}

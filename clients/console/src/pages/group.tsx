@@ -79,7 +79,7 @@ export function GroupPage(props: { group: string }): JSX.Element {
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
-            <dl class={`facts${found.error === null ? "" : " stale"}`}>
+            <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
               <Fact name="State"><GroupState state={detail.state} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
@@ -147,7 +147,7 @@ function Lag(props: { group: string }): JSX.Element {
   }, [data]);
   return (
     <>
-      <section class={`card${history.error === null ? "" : " stale"}`} aria-label="Lag over time">
+      <section class={`card${history.error?.isUnreachable === true ? " stale" : ""}`} aria-label="Lag over time">
         <header>
           <span class="segmented" role="group" aria-label="Time shown">
             <Button pressed={span === "seconds"} onClick={() => setSpan("seconds")}>15 minutes</Button>

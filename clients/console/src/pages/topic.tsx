@@ -51,7 +51,7 @@ export function TopicPage(props: { topic: string }): JSX.Element {
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
-            <dl class={`facts${found.error === null ? "" : " stale"}`}>
+            <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
               <Fact name="In">{perSecond(detail.in_records_s)}</Fact>
               <Fact name="Records">{rough(detail.offsets.reduce((sum, one) => sum + one.end_offset - one.beginning_offset, 0))}</Fact>
               <Fact name="Bytes in">{bytes(detail.appended_bytes)}</Fact>

@@ -52,7 +52,7 @@ export function Chart(props: ChartProps): JSX.Element {
         legend: { show: false },
         scales: { x: { range: (_plot, min, max) => [Math.min(min, max - SPAN_MIN_S), max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
-          { ...axis, size: 24, space: 64, values: (_plot, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
+          { ...axis, size: 24, space: 64, values: (_plot, splits, _axis, _space, stepS) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, stepS < 60 ? 8 : 5)) },
           { ...axis, size: 68, space: 36, ...(props.isBinary === true ? { incrs: POWERS_OF_TWO } : {}), values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
         ],
         series: [
