@@ -256,6 +256,7 @@ ROUTES: tuple[Row, ...] = (
         queries.ReadRawQuery,
     ),
     _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, queries.FindQuery),
+    _post(f"{_NATIVE}/messages:search", "search_messages", lookup.search_messages, Permission.RECEIVE),
     _get("/mq/v1/messages/{message_id}", "get_message", lookup.get_message, Permission.RECEIVE),
     _get(f"{_NATIVE}/sse", "follow_topic", topic_stream.follow_topic, Permission.RECEIVE, queries.FollowQuery),
     # native: schedules

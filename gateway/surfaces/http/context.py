@@ -162,6 +162,9 @@ class Gateway:
     figures: Figures = field(default_factory=no_figures)
     """What runs through the server, lately."""
 
+    searching: set[str] = field(default_factory=set)
+    """Who looks through a topic now: once at a time."""
+
     version: str = "unknown"
     cluster_id: str = "unknown"
     """The name of the data directory; see `gateway/main/identity.py`."""

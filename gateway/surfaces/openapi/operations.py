@@ -381,6 +381,12 @@ _READ: dict[str, Operation] = {
         answers={200: _json("A page of messages.", ref("FoundMessages"), "Vary", "Content-Encoding")},
         errors=(*QUERY, *PARTITION, 40050, *READS),
     ),
+    "search_messages": Operation(
+        tag="Read",
+        body=_body(ref("Search"), is_required=False),
+        answers={200: _json("A page of messages.", ref("SearchedMessages"), "Vary", "Content-Encoding")},
+        errors=(400, 422, 42252, 42253, 42901, *PARTITION, 40050, *READS),
+    ),
     "get_message": Operation(
         tag="Read",
         answers={

@@ -108,6 +108,7 @@ DECLARED: dict[str, Permission] = {
     "POST /mq/v1/topics/{topic}/messages:batch": SEND,
     "GET /mq/v1/topics/{topic}/partitions/{partition}/messages/{offset}": RECEIVE,
     "GET /mq/v1/topics/{topic}/messages": RECEIVE,
+    "POST /mq/v1/topics/{topic}/messages:search": RECEIVE,
     "GET /mq/v1/messages/{message_id}": RECEIVE,
     "GET /mq/v1/topics/{topic}/sse": RECEIVE,
     "GET /mq/v1/schedules": DESCRIBE,

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import answers, consumers, groups, schedules, server, topics, v3
+from gateway.api.shapes import answers, consumers, groups, schedules, search, server, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
@@ -51,6 +51,7 @@ _BODIES: dict[str, type[Struct]] = {
     "Extend": groups.ExtendBody,
     "Reset": groups.ResetBody,
     "Redrive": groups.RedriveBody,
+    "Search": search.SearchBody,
     "SettleLetters": groups.SettleLettersBody,
     "ScheduleBatch": schedules.BatchBody,
     "V3NewTopic": topics.V3NewTopicBody,
@@ -76,6 +77,7 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
         sent(limits),
         receipts(),
         shown.shown(),
+        shown.searched(),
         shown.leased(),
         shown.schedules(),
         recurring(limits),

@@ -118,6 +118,22 @@ def shown() -> dict[str, Schema]:
     }
 
 
+def searched() -> dict[str, Schema]:
+    """What a search through a topic finds."""
+    cut = {"value_truncated": exactly(True), "value_size": said(COUNT, "Of the whole value, in bytes.")}
+    return {
+        "SearchedMessages": obj(
+            {
+                "messages": array(native_record({"message_id": STRING}, cut)),
+                "scanned_records": COUNT,
+                "scanned_bytes": COUNT,
+                "complete": said({"type": "boolean"}, "Nothing is left to look through."),
+                "next_cursor": said(nullable(STRING), "Search on with it; null: complete."),
+            }
+        )
+    }
+
+
 def leased() -> dict[str, Schema]:
     """Records of queue mode, and what became of their receipts."""
     result = either(
