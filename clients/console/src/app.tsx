@@ -1,6 +1,6 @@
 /** The frame of every page: where to go, who is signed in, whether the server answers. */
-import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useErrorBoundary, useState } from "preact/hooks";
 import { ApiError, unreachableSince } from "./api.js";
 import { duration, relative, time } from "./format.js";
 import { HELP, PAGES, areKeysOn, isHelpOpen } from "./keys.js";
@@ -48,13 +48,20 @@ export function App(): JSX.Element {
         <Header />
         <main id="main" tabIndex={-1}>
           <Banner />
-          <Page />
+          <Guarded key={place.value.parts.join("/")}><Page /></Guarded>
         </main>
       </div>
       {isHelpOpen.value && <Help />}
       <Toasts />
     </>
   );
+}
+
+/** A fault of this page is said and leaves the rest usable: another page can be gone to. */
+function Guarded(props: { children: ComponentChildren }): JSX.Element {
+  const [error, reset] = useErrorBoundary((caught: unknown) => console.error(caught));
+  if (error === undefined) return <>{props.children}</>;
+  return <ErrorNote error={new ApiError(`This page has a fault: ${String(error)}`, 0, 0, "")} retry={reset} />;
 }
 
 function Page(): JSX.Element {

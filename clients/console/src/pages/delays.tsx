@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
 import { clock, count, day, forInput, plural, relative, time } from "../format.js";
 import { line, type Rec, type Shown } from "../records.js";
-import { denied, firstDenied } from "../rights.js";
+import { denied, deniedEverywhere, firstDenied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
 import { href, place, setQuery } from "../router.js";
 import { Button, Confirm, Dialog, Empty, ErrorNote, Fact, Field, State, TextInput, Waiting, now, tell, useDoing } from "../ui/basics.js";
@@ -121,6 +121,11 @@ async function counted(topic: string, bounds: number[], signal: AbortSignal): Pr
 }
 
 export function DelaysPage(): JSX.Element {
+  const right = deniedEverywhere("describe");
+  return right === null ? <Seen /> : <><div class="head"><h1>Delays</h1></div><Empty>{right}</Empty></>;
+}
+
+function Seen(): JSX.Element {
   const given = place.value.query;
   const topic = given.get("topic") ?? "";
   const key = given.get("key") ?? "";

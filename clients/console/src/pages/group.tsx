@@ -118,7 +118,6 @@ interface History {
   step_ms: number;
   end_ms: number;
   lag: (number | null)[];
-  in_flight: (number | null)[];
 }
 
 const LAG_COLUMNS: Column<LagRow>[] = [
@@ -143,7 +142,7 @@ function Lag(props: { group: string }): JSX.Element {
   const data = history.data;
   const drawn = useMemo(() => data === null ? null : {
     times: data.lag.map((_, index) => data.end_ms - (data.lag.length - 1 - index) * data.step_ms),
-    series: [{ name: "lag", values: data.lag, colour: 1, dash: true }, { name: "in flight", values: data.in_flight, colour: 2 }],
+    series: [{ name: "lag", values: data.lag, colour: 1, dash: true }],
   }, [data]);
   return (
     <>
@@ -154,7 +153,8 @@ function Lag(props: { group: string }): JSX.Element {
             <Button pressed={span === "minutes"} onClick={() => setSpan("minutes")}>24 hours</Button>
           </span>
         </header>
-        {drawn === null ? <Waiting error={history.error} retry={history.reload} /> : <Chart label="Lag, records" times={drawn.times} series={drawn.series} format={rough} />}
+        {drawn === null ? <Waiting error={history.error} retry={history.reload} />
+          : drawn.times.length === 0 ? <Empty>Nothing was measured yet. The lag is kept from now on, every 5 seconds.</Empty> : <Chart label="Lag, records" times={drawn.times} series={drawn.series} format={rough} />}
       </section>
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>The group has no place in any topic that you may see.</Empty>

@@ -40,6 +40,11 @@ const COLUMNS: Column<Topic>[] = [
 ];
 
 export function TopicsPage(): JSX.Element {
+  const right = deniedEverywhere("describe");
+  return right === null ? <Seen /> : <><div class="head"><h1>Topics</h1></div><Empty>{right}</Empty></>;
+}
+
+function Seen(): JSX.Element {
   const given = place.value.query;
   const [filter, setFilter] = useState(given.get("q") ?? "");
   const [isCreating, setCreating] = useState(false);
