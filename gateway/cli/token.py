@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.auth.tokens import TokenFileError, TokenRecord, change_tokens, give_to_owner, mint, read_tokens
+from gateway.auth.operator_files import give_to_owner
+from gateway.auth.tokens import TokenFileError, TokenRecord, change_tokens, mint, read_tokens
 from gateway.cli.terminal import USAGE, CliError, Json, escaped, parse_duration_ms, print_json, print_note
 from store.clock import SystemClock
 

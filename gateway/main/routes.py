@@ -14,6 +14,7 @@ from gateway.auth.access import Permission
 from gateway.surfaces.console import served as console
 from gateway.surfaces.http.routes import Body, Handler, Query, Row
 from gateway.surfaces.native import (
+    access,
     audit,
     examples,
     groups,
@@ -360,6 +361,19 @@ ROUTES: tuple[Row, ...] = (
     _get("/mq/v1/stats", "stats", stats.stats, Permission.OPERATE, queries.PointsQuery),
     _get("/mq/v1/stats/stream", "stats_stream", stats.stats_stream, Permission.OPERATE, queries.NoQuery),
     _get("/mq/v1/audit", "audit", audit.audit, Permission.AUDIT, queries.AuditQuery),
+    _get("/mq/v1/tokens", "list_tokens", access.list_tokens, Permission.ACCESS, queries.ListQuery),
+    _post("/mq/v1/tokens", "create_token", access.create_token, Permission.ACCESS, Body.LIST, action="token.create"),
+    _delete("/mq/v1/tokens/{token}", "revoke_token", access.revoke_token, Permission.ACCESS, action="token.revoke"),
+    _get("/mq/v1/rules", "get_rules", access.get_rules, Permission.ACCESS, queries.NoQuery),
+    Row(
+        method=hdrs.METH_PUT,
+        path="/mq/v1/rules",
+        name="put_rules",
+        handler=access.put_rules,
+        permission=Permission.ACCESS,
+        body=Body.LIST,
+        action="rules.put",
+    ),
     _get("/mq/v1/limits", "limits", ops.limits, Permission.PUBLIC),
     _get("/mq/v1/info", "info", ops.info, Permission.PUBLIC),
     _get("/mq/v1/me", "me", me.me, Permission.KNOWN, queries.NoQuery),

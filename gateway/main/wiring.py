@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic_ns
 
 from gateway.api.figures import Figures
@@ -29,6 +30,7 @@ from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.recurring import SentPlacing
 from gateway.api.trail import Trail
+from gateway.auth.administration import AccessFiles
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
@@ -66,6 +68,7 @@ from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.kafka.server import serving_kafka
+from gateway.surfaces.native.access import ACCESS_FILES
 from gateway.surfaces.native.recurring import RECURRING
 from gateway.surfaces.native.schedules import SCHEDULES
 from gateway.surfaces.rest_v2.consumers import install_instances
@@ -164,6 +167,8 @@ async def run(
         application = build_application(gateway)
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
+        if auth_reloader is not None:
+            application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
         gateway.metrics.register(RecurringCollector(recurring))
         instances = _restored_instances(gateway)
         install_instances(application, gateway, instances)

@@ -151,6 +151,14 @@ class ListTopicsQuery(Shape):
     cursor: ListCursor | None = None
 
 
+class ListQuery(Shape):
+    """Which rows, page by page."""
+
+    q: Search | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
 class PointsQuery(Shape):
     """Which points."""
 

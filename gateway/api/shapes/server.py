@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.api.shapes.answers import Answer, TimeMs
+from gateway.api.shapes.answers import Answer, ListPage, TimeMs
 from gateway.api.shapes.base import one_of
 from gateway.api.shapes.schema import Part
 
@@ -93,3 +93,42 @@ class Stats(StatsNow):
     series: Annotated[
         dict[str, list[float | None]], Meta(description="By name, the oldest point first, all of one length.")
     ]
+
+
+# Who may come in
+
+
+class Token(Answer):
+    """What is kept of a token."""
+
+    id: str
+    principal: str
+    scopes: list[str]
+    created_ms: TimeMs
+    expires_ms: Annotated[int | None, Meta(description="null: it does not expire.")]
+
+
+class NewToken(Token, kw_only=True):
+    """A token that was made."""
+
+    token: Annotated[str, Meta(description="It is shown this once.")]
+
+
+class TokenPage(ListPage):
+    """A page of tokens, the newest first."""
+
+    tokens: list[Token]
+
+
+class ShownRule(Part):
+    """A rule: what somebody may do beside what their token says, and what they may not."""
+
+    principal: str
+    allow: list[str]
+    deny: list[str]
+
+
+class Rules(Answer):
+    """All rules, in the order of the file."""
+
+    rules: list[ShownRule]

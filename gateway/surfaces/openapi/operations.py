@@ -72,6 +72,7 @@ TAGS: dict[str, str] = {
     "Consumer instances": "As the REST Proxy v2 (and v1) has them.",
     "REST Proxy v3": "Clusters, topics, settings, records and groups in the shapes of Confluent's REST Proxy v3.",
     "Sockets": "Where a WebSocket begins; what is said on it is in `/asyncapi.json`.",
+    "Access": "Who may come in, and do what: tokens and rules.",
     "Operations": "What runs, whether it runs, what it counts.",
 }
 
@@ -222,6 +223,36 @@ _OPS: dict[str, Operation] = {
     ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
+    "list_tokens": Operation(
+        tag="Access",
+        answers={200: _json("A page of tokens.", ref("TokenPage"), "ETag", "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, 40958),
+    ),
+    "create_token": Operation(
+        tag="Access",
+        body=_body(ref("NewTokenWish")),
+        headers=("If-Match",),
+        answers={201: _json("The token.", ref("NewToken"))},
+        errors=(400, 422, 42253, 40958, 41250, 50750),
+    ),
+    "revoke_token": Operation(
+        tag="Access",
+        headers=("If-Match",),
+        answers={204: _nothing("It has ended.")},
+        errors=(422, 40453, 40958, 41250, 50750),
+    ),
+    "get_rules": Operation(
+        tag="Access",
+        answers={200: _json("The rules.", ref("Rules"), "ETag", "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40958),
+    ),
+    "put_rules": Operation(
+        tag="Access",
+        body=_body(ref("RulesToPut")),
+        headers=("If-Match",),
+        answers={200: _json("The rules.", ref("Rules"), "ETag", "Vary", "Content-Encoding")},
+        errors=(400, 422, 40958, 41250, 42850, 50750),
+    ),
     "stats": Operation(
         tag="Operations",
         answers={200: _json("Figures over time.", ref("Stats"), "Vary", "Content-Encoding")},

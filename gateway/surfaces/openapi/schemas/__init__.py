@@ -11,7 +11,7 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import answers, consumers, groups, schedules, search, server, topics, v3
+from gateway.api.shapes import access, answers, consumers, groups, schedules, search, server, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
@@ -51,6 +51,8 @@ _BODIES: dict[str, type[Struct]] = {
     "Extend": groups.ExtendBody,
     "Reset": groups.ResetBody,
     "Redrive": groups.RedriveBody,
+    "NewTokenWish": access.NewTokenBody,
+    "RulesToPut": access.RulesBody,
     "Search": search.SearchBody,
     "SettleLetters": groups.SettleLettersBody,
     "ScheduleBatch": schedules.BatchBody,
