@@ -80,16 +80,18 @@ for (const role of Object.keys(ROLES)) {
     const shown = await page.locator(".list-body .row").allTextContents();
     const may = { admin: 2, operator: 2, writer: 1, reader: 1, nobody: 0 }[role];
     assert.equal(shown.filter((row) => /^(orders|payments)/.test(row)).length, may);
-    const create = page.getByRole("button", { name: "Create topic" });
-    assert.equal(await create.getAttribute("aria-disabled"), isAdmin ? null : "true");
-    if (!isAdmin) {
-      await create.focus();
-      assert.match(await page.getByRole("tooltip").first().textContent(), /does not have the right create/);
-      await create.press("Enter");
-      assert.equal(await tab.dialog().count(), 0);
-      await assert.rejects(new Api(secured.url, tokens[role]).topic("forbidden"), { status: 403 });
-    }
-    if (role !== "nobody") {
+    if (role === "nobody") await page.getByText("the right describe").waitFor();
+    else {
+      const create = page.getByRole("button", { name: "Create topic" });
+      assert.equal(await create.getAttribute("aria-disabled"), isAdmin ? null : "true");
+      if (!isAdmin) {
+        await create.focus();
+        assert.match(await page.getByRole("tooltip").first().textContent(), /does not have the right create/);
+        await create.press("Enter");
+        assert.equal(await tab.dialog().count(), 0);
+        await assert.rejects(new Api(secured.url, tokens[role]).topic("forbidden"), { status: 403 });
+      }
+
       await tab.go("topics/orders?tab=send");
       const send = tab.button("Send");
       await send.waitFor();
@@ -169,11 +171,11 @@ test("browse: by offset, time, key, tag and text; the copied command does the sa
   assert.match(execFileSync("node", ["--input-type=module", "-e", script], { encoding: "utf8" }), /needle in a text/);
   await page.getByLabel("Text inside").fill("");
   await page.getByLabel("Partition", { exact: true }).selectOption("0");
-  await page.getByLabel("Order").selectOption("offset");
+  await page.getByLabel("Order", { exact: true }).selectOption("offset");
   await page.getByLabel("Offset", { exact: true }).fill("2");
   await tab.button("Show").click();
-  await until(async () => /^.*\b2\b/.test(await rows.first().textContent()), "offset 2 first");
-  await page.getByLabel("Order").selectOption("time");
+  await until(async () => (await rows.first().getByRole("cell").nth(2).textContent()) === "2", "offset 2 first");
+  await page.getByLabel("Order", { exact: true }).selectOption("time");
   await page.getByLabel("Partition", { exact: true }).selectOption("");
   await page.getByLabel("Stored from").fill("2030-01-01T00:00:00");
   await tab.button("Show").click();
@@ -320,7 +322,7 @@ test("access: a token whose secret is shown once, rules, connections, sessions, 
   await tab.button("Done", tab.dialog()).click();
   assert.ok(!(await page.content()).includes(secret), "the secret is gone");
   await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(({ principal }) => principal === "billing", () => false), "the token works");
-  await page.locator(".list-body .row", { hasText: "billing" }).getByRole("button", { name: /Revoke/ }).click();
+  await page.getByRole("row").filter({ has: page.getByRole("cell", { name: "billing", exact: true }) }).getByRole("button", { name: /Revoke/ }).click();
   await tab.button("Revoke", tab.dialog()).click();
   await tab.said("is revoked");
   await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(() => false, ({ status }) => status === 401), "the token is refused");

@@ -9,7 +9,7 @@ import { usePages, useResource } from "../resource.js";
 import { href, place, setQuery } from "../router.js";
 import { Button, Confirm, Dialog, Empty, ErrorNote, Fact, Field, State, TextInput, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { HeatMap } from "../ui/heat.js";
-import { List, type Column } from "../ui/list.js";
+import { List, ROW_PX, type Column } from "../ui/list.js";
 import { Decoded } from "../ui/record.js";
 import { WhenPicker, laterBy, resolve } from "../ui/when.js";
 
@@ -217,7 +217,7 @@ function Counts(props: { cells: (number | null)[][]; grid: Grid; nameOf: (row: n
     { name: "Due", width: "1fr", end: true, cell: ({ value }) => count(value) },
   ];
   return (
-    <List label="Delayed records by time" columns={columns} rows={filled} id={({ row, column }) => `${row}-${column}`} height={Math.min(320, filled.length * 32 + 2)}
+    <List label="Delayed records by time" columns={columns} rows={filled} id={({ row, column }) => `${row}-${column}`} height={Math.min(320, filled.length * ROW_PX)}
       open={({ row, column }) => props.choose(row, column)} />
   );
 }
@@ -285,7 +285,7 @@ function Schedules(props: { topic: string; keyText: string; slot: [number, numbe
           <div class={opened === null ? "" : "split"}>
             <List
               label="Delayed records" columns={COLUMNS} rows={pages.rows} id={(row) => row.schedule_id} total={pages.total} selected={selected} onSelect={setSelected}
-              onEnd={pages.more} open={setOpened} opened={opened?.schedule_id ?? null} isStale={pages.error?.isUnreachable === true} height={Math.max(160, Math.min(480, pages.rows.length * 32 + 2))}
+              onEnd={pages.more} open={setOpened} opened={opened?.schedule_id ?? null} isStale={pages.error?.isUnreachable === true} height={Math.min(480, pages.rows.length * ROW_PX)}
             />
             {opened !== null && <One row={opened} onClose={() => setOpened(null)} act={(action) => {
               setSelected(new Set([opened.schedule_id]));

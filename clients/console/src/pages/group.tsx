@@ -161,7 +161,7 @@ function Lag(props: { group: string }): JSX.Element {
         : (
           <List
             label={`Lag of ${group}`} columns={LAG_COLUMNS} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} onEnd={pages.more}
-            isStale={pages.error?.isUnreachable === true} {...(pages.rows.length < 12 ? { height: pages.rows.length * 32 + 2 } : {})}
+            isStale={pages.error?.isUnreachable === true}
           />
         )}
     </>

@@ -99,7 +99,7 @@ function Partitions(props: { rows: Bounds[]; topic: string; isStale: boolean }):
   return (
     <List
       label={`Partitions of ${props.topic}`} columns={columns} rows={rows} id={(row) => String(row.partition)} isStale={props.isStale}
-      {...(rows.length < 16 ? { height: rows.length * 32 + 2 } : {})}
+     
       open={(row) => go(`${href("topics", props.topic)}?tab=messages&partition=${row.partition}`)}
     />
   );

@@ -77,7 +77,7 @@ function Seen(): JSX.Element {
           </Empty>
         ) : (
           <List
-            label="Topics" columns={COLUMNS} rows={pages.rows} id={(row) => row.topic} total={pages.total} rowHeight={32}
+            label="Topics" columns={COLUMNS} rows={pages.rows} id={(row) => row.topic} total={pages.total}
             open={(row) => go(href("topics", row.topic))} onEnd={pages.more} isStale={pages.error?.isUnreachable === true}
             sort={{ by: sort, order }}
             onSort={(by) => setQuery({ sort: by, order: by !== sort ? null : order === "asc" ? "desc" : "asc" })}
