@@ -17,8 +17,7 @@ from tests.e2e.test_js import REPOSITORY, install_packages, passed, run, why_mis
 CONSOLE = REPOSITORY / "clients" / "console"
 SERVED = REPOSITORY / "gateway" / "surfaces" / "console" / "static"
 FILES = {"index.html", "console.js", "console.css", "icon.svg"}
-TESTS_MIN = 1
-WALKS_MIN = 8
+TESTS_MIN, WALKS_MIN, SIZES_MIN = 1, 15, 2
 
 _REASON = why_missing()
 pytestmark = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
@@ -70,6 +69,7 @@ def test_the_lock_file_names_no_registry() -> None:
     [
         pytest.param("quick.test.mjs", TESTS_MIN, id="the-main-way"),
         pytest.param("walk.test.mjs", WALKS_MIN, id="all", marks=pytest.mark.matrix),
+        pytest.param("size.test.mjs", SIZES_MIN, id="ten-thousand-topics-a-million-delays", marks=pytest.mark.long),
     ],
 )
 def test_in_chromium_against_a_real_server(file: str, least: int) -> None:
