@@ -1,9 +1,12 @@
 /** Every page as a person would use it: under each role, by keyboard, in both themes, on a phone, while the server is killed and started again. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { resolve } from "node:path";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { Api, Server, Tab, browser, skip, until } from "./console.mjs";
 
+const REPOSITORY = resolve(fileURLToPath(import.meta.url), "../../../..");
 const ROLES = {
   admin: ["admin"],
   operator: ["operate", "reader:topic:*", "reader:group:*"],
@@ -180,6 +183,46 @@ test("browse: by offset, time, key, tag and text; the copied command does the sa
   await page.getByLabel("Stored from").fill("2030-01-01T00:00:00");
   await tab.button("Show").click();
   await page.getByText("No message is there.").waitFor();
+  await tab.end();
+});
+
+test("the form's command sends the same: curl, Python, JavaScript; later, too", { skip }, async () => {
+  await api.topic("copied");
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("topics/copied?tab=send");
+  await page.getByLabel("Key", { exact: true }).fill("it's");
+  await page.getByLabel("Tag").fill("paid");
+  await page.getByRole("textbox", { name: "Value", exact: true }).fill('{"note": "it\'s \\"quoted\\"", "is": null}');
+  await page.getByLabel("Headers, one a line").fill("trace: a:b");
+  const command = () => page.locator("pre.snippet").textContent();
+  execFileSync("bash", ["-c", `${await command()} -s`]);
+  await tab.button("Python").click();
+  const python = process.env["MQ_PYTHON"] ?? `${REPOSITORY}/.venv/bin/python`;
+  execFileSync(python, ["-c", await command()]);
+  await tab.button("JavaScript").click();
+  const client = `${REPOSITORY}/clients/js/dist/node.js`;
+  execFileSync("node", ["--input-type=module", "-e", (await command()).replace("mq-client", client)]);
+  const { messages } = await api.call("POST", "/mq/v1/topics/copied/messages:search", {});
+  assert.equal(messages.length, 3);
+  for (const message of messages) {
+    assert.deepEqual([message.key, message.tag, message.value], ["it's", "paid", { note: 'it\'s "quoted"', is: null }]);
+    assert.deepEqual(message.headers.map(({ key, value }) => [key, atob(value)]), [["trace", "a:b"]]);
+  }
+  await page.getByLabel("Deliver").selectOption("in");
+  await page.getByLabel("Delay", { exact: true }).fill("1h");
+  for (const [language, run] of [
+    ["curl", (text) => execFileSync("bash", ["-c", `${text} -s`])],
+    ["Python", (text) => execFileSync(python, ["-c", text])],
+    ["JavaScript", (text) => execFileSync("node", ["--input-type=module", "-e", text.replace("mq-client", client)])],
+  ]) {
+    await tab.button(language).click();
+    run(await command());
+  }
+  const { schedules } = await api.call("GET", "/mq/v1/schedules?topic=copied");
+  assert.equal(schedules.length, 3);
+  for (const { deliver_at: due, created_at: at } of schedules) assert.ok(Math.abs(due - at - 3_600_000) < 60_000);
+  await api.call("DELETE", "/mq/v1/topics/copied");
   await tab.end();
 });
 
