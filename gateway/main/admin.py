@@ -76,6 +76,10 @@ class LocalAdmin:
         """See `gateway.api.topics.TopicAdmin`."""
         await self.broker.delete_topic(name)
 
+    def brokers(self) -> Sequence[str]:
+        """See `gateway.api.topics.TopicAdmin`."""
+        return (self.broker.name,)
+
     def ready(self) -> Sequence[str]:
         """See `gateway.api.topics.TopicAdmin`."""
         reasons = list(self.broker.ready())

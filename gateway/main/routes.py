@@ -16,6 +16,8 @@ from gateway.surfaces.http.routes import Body, Handler, Query, Row
 from gateway.surfaces.native import (
     access,
     audit,
+    brokers,
+    connections,
     examples,
     groups,
     lookup,
@@ -361,6 +363,21 @@ ROUTES: tuple[Row, ...] = (
     _get("/mq/v1/stats", "stats", stats.stats, Permission.OPERATE, queries.PointsQuery),
     _get("/mq/v1/stats/stream", "stats_stream", stats.stats_stream, Permission.OPERATE, queries.NoQuery),
     _get("/mq/v1/audit", "audit", audit.audit, Permission.AUDIT, queries.AuditQuery),
+    _get("/mq/v1/brokers", "list_brokers", brokers.list_brokers, Permission.OPERATE, queries.NoQuery),
+    _get("/mq/v1/routes", "list_routes", brokers.list_routes, Permission.OPERATE, queries.ListRoutesQuery),
+    _get("/mq/v1/connections", "list_connections", connections.list_connections, Permission.OPERATE, queries.ListQuery),
+    _delete(
+        "/mq/v1/connections/{connection}",
+        "end_connection",
+        connections.end_connection,
+        Permission.OPERATE,
+        action="connection.end",
+    ),
+    _get("/mq/v1/sessions", "list_sessions", connections.list_sessions, Permission.OPERATE, queries.ListQuery),
+    _delete(
+        "/mq/v1/sessions/{session}", "end_session", connections.end_session, Permission.OPERATE, action="session.end"
+    ),
+    _get("/mq/v1/settings", "settings", connections.settings, Permission.OPERATE, queries.NoQuery),
     _get("/mq/v1/tokens", "list_tokens", access.list_tokens, Permission.ACCESS, queries.ListQuery),
     _post("/mq/v1/tokens", "create_token", access.create_token, Permission.ACCESS, Body.LIST, action="token.create"),
     _delete("/mq/v1/tokens/{token}", "revoke_token", access.revoke_token, Permission.ACCESS, action="token.revoke"),

@@ -159,6 +159,14 @@ class ListQuery(Shape):
     cursor: ListCursor | None = None
 
 
+class ListRoutesQuery(Shape):
+    """Which partitions, page by page."""
+
+    topic: Topic | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
 class PointsQuery(Shape):
     """Which points."""
 

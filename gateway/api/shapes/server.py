@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from gateway.api.shapes.answers import Answer, ListPage, TimeMs
-from gateway.api.shapes.base import one_of
+from gateway.api.shapes.answers import Answer, Count, ListPage, TimeMs
+from gateway.api.shapes.base import NextOffset, PartitionNumber, one_of
 from gateway.api.shapes.schema import Part
 
 SHOWN_SCOPES_MAX = 1000
@@ -132,3 +132,107 @@ class Rules(Answer):
     """All rules, in the order of the file."""
 
     rules: list[ShownRule]
+
+
+# Who is here
+
+
+class ShownConnection(Part):
+    """An open connection."""
+
+    connection: Annotated[str, Meta(description="Its name, to end it by.")]
+    kind: Annotated[str, Meta(description="What is spoken on it: http, websocket or kafka.")]
+    principal: Annotated[str | None, Meta(description="Of the last request on it.")]
+    address: Annotated[str, Meta(description="With its port.")]
+    since_ms: TimeMs
+
+
+class ConnectionPage(ListPage):
+    """A page of connections."""
+
+    connections: list[ShownConnection]
+
+
+class ShownSession(Part):
+    """A session of a socket."""
+
+    session: Annotated[str, Meta(description="The beginning of its name, to end it by.")]
+    principal: str
+    address: str
+    since_ms: TimeMs
+    state: Annotated[Literal["open", "waiting"], one_of("open", "waiting", said="`waiting`: its connection is lost.")]
+    subscriptions: Count
+    groups: list[str]
+
+
+class SessionPage(ListPage):
+    """A page of sessions."""
+
+    sessions: list[ShownSession]
+
+
+class ShownSetting(Part):
+    """A setting."""
+
+    name: str
+    value: str | int | float | bool | list[str] | None
+    default: Annotated[str | int | float | bool | list[str] | None, Meta(description="null: there is none.")]
+    source: Annotated[str, Meta(description="`default`, `flag`, a variable, or a file.")]
+    description: str
+
+
+class Settings(Answer):
+    """All settings."""
+
+    settings: list[ShownSetting]
+
+
+# Where partitions are
+
+
+BrokerState = Literal["up", "avoided", "stopped"]
+
+
+class ShownBroker(Part):
+    """A broker."""
+
+    broker: str
+    kind: Annotated[Literal["embedded"], one_of("embedded", said="`embedded`: the store of this node.")]
+    state: Annotated[
+        BrokerState,
+        one_of("up", "avoided", "stopped", said="`avoided`: keyless records go elsewhere for a while; it was slow."),
+    ]
+    reasons: Annotated[list[str], Meta(description="Why it takes no records.")]
+    latency_ms: Annotated[float | None, Meta(description="Of sends lately, a moving mean; null: there was none.")]
+    excluded_until_ms: Annotated[int | None, Meta(description="Until when it is avoided.")]
+    partitions: Annotated[int, Meta(ge=0, description="Whose open segment is on it.")]
+
+
+class BrokerList(Answer):
+    """All brokers."""
+
+    brokers: list[ShownBroker]
+
+
+class ShownSegment(Part):
+    """A stretch of a partition, in its offsets."""
+
+    broker: str
+    first_offset: NextOffset
+    end_offset: Annotated[NextOffset | None, Meta(description="Exclusive; null while it is open.")]
+    state: Annotated[Literal["sealed", "open"], one_of("sealed", "open")]
+
+
+class ShownRoute(Part):
+    """A partition."""
+
+    topic: str
+    partition: PartitionNumber
+    owner: Annotated[str, Meta(description="The broker that takes its records.")]
+    segments: Annotated[list[ShownSegment], Meta(min_length=1, description="In order; the last one is open.")]
+
+
+class RoutePage(ListPage):
+    """A page of partitions."""
+
+    partitions: list[ShownRoute]

@@ -25,6 +25,9 @@ def access_of(request: web.BaseRequest) -> Access:
 def grant(request: web.BaseRequest, access: Access) -> None:
     """Remember whose request this is. Called once, before the handler."""
     request[_ACCESS] = access
+    note = getattr(request.protocol, "note_caller", None)  # a test's server has connections of its own kind
+    if note is not None:
+        note(access)
 
 
 def is_visible(request: web.Request, topic: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import time_ns
 from typing import Any, Protocol, TypeVar, cast
 
 from aiohttp import hdrs, web
@@ -23,6 +24,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from gateway.api.connections import OpenConnection
+from gateway.auth.access import NOBODY, Access
 from gateway.auth.address import counted_as
 from gateway.errors import TOO_MANY, RequestError
 from gateway.settings.limits import Limits
@@ -39,11 +42,14 @@ LINES_MAX = 1_000
 
 
 class ConnectionLimiter:
-    """Counts connections. A refused one is not counted."""
+    """Counts connections, and knows those that are open. A refused one is not counted."""
 
-    def __init__(self, limits: Limits, stats: GatewayStats) -> None:
+    def __init__(
+        self, limits: Limits, stats: GatewayStats, now_ms: Callable[[], int] = lambda: time_ns() // 1_000_000
+    ) -> None:
         self._limits = limits
         self.stats = stats
+        self._now_ms = now_ms
         self._by_address: dict[str, int] = {}
 
     def enter(self, address: str) -> bool:
@@ -68,6 +74,14 @@ class ConnectionLimiter:
         else:
             del self._by_address[address]
 
+    def opened(self, connection: OpenConnection) -> None:
+        """A connection that was let in begins."""
+        self.stats.open_connections.opened(connection, self._now_ms())
+
+    def closed(self, connection: OpenConnection) -> None:
+        """It has ended."""
+        self.stats.open_connections.closed(connection)
+
 
 Reply = Callable[[bytes | None], None]
 """Takes the whole answer to a request; None: aiohttp must answer it."""
@@ -91,6 +105,10 @@ class FastPath(Protocol[Meaning]):
         """Whether a client may send the same head again, so that it is worth remembering."""
         ...
 
+    def principal_of(self, meaning: Meaning) -> str | None:
+        """Who sent such a request; None when that is not known any more."""
+        ...
+
     def take(self, meaning: Meaning, body: bytes, reply: Reply) -> bool:
         """Begin to serve a request, and call `reply` in a later turn of the event loop. False, and nothing has
         happened, when aiohttp must serve it."""
@@ -101,12 +119,15 @@ class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, counted by a limiter."""
 
     __slots__ = (
+        "_access",
         "_address",
         "_body_left_bytes",
         "_fast_path",
         "_held",
         "_is_between_requests",
         "_limiter",
+        "_meaning",
+        "_peer",
         "_request_ids",
         "_taken",
         "_write_timeout_s",
@@ -133,6 +154,9 @@ class Connection(web.RequestHandler):
         self._body_left_bytes = 0  # how much of the body that the parser is in has yet to come; 0: not known
         self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
+        self._access: Access = NOBODY  # of the last request that was not for the fast path
+        self._meaning: Any = None  # of the last one that was
+        self._peer = ""
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
@@ -154,6 +178,9 @@ class Connection(web.RequestHandler):
             if self._limiter.enter(address):
                 self._address = address
         if self._address is not None:
+            peer = transport.get_extra_info("peername")
+            self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+            self._limiter.opened(self)
             super().connection_made(transport)
         else:
             self.force_close()  # what still comes in is dropped
@@ -164,9 +191,38 @@ class Connection(web.RequestHandler):
         """See asyncio.Protocol."""
         if self._address is not None:
             self._limiter.leave(self._address)
+            self._limiter.closed(self)
             self._address = None
         self._end_watch()
         super().connection_lost(exc)
+
+    # ------------------------------------------------------------------------------------- for people who look
+
+    @property
+    def kind(self) -> str:
+        """See OpenConnection."""
+        return "websocket" if self._upgraded else "http"
+
+    @property
+    def principal(self) -> str | None:
+        """See OpenConnection."""
+        if self._access is NOBODY and self._meaning is not None and self._fast_path is not None:
+            return self._fast_path.principal_of(self._meaning)
+        return None if self._access is NOBODY else self._access.principal
+
+    @property
+    def peer(self) -> str:
+        """See OpenConnection."""
+        return self._peer
+
+    def note_caller(self, access: Access) -> None:
+        """Whose request the last one is."""
+        self._access = access
+
+    def end(self) -> None:
+        """See OpenConnection."""
+        if self.transport is not None:
+            self.transport.abort()
 
     # --------------------------------------------------------------------------------- clients that do not read
 
@@ -218,6 +274,7 @@ class Connection(web.RequestHandler):
             return
         known = fast_path.heads.find(data) if self._is_between_requests else None
         if known is not None and fast_path.take(*known, self._reply):
+            self._meaning = known[0]
             self._keep(data)
             return
         self._waiter = None  # so that it wakes nobody yet
@@ -261,6 +318,7 @@ class Connection(web.RequestHandler):
         pieces = payload._buffer
         if meaning is None or len(pieces) != 1 or not fast_path.take(meaning, pieces[0], self._reply):
             return False
+        self._meaning = meaning
         if head is not None and fast_path.is_repeatable(meaning):
             fast_path.heads.remember(head, len(pieces[0]), meaning)
         self._messages.clear()

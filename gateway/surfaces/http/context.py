@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from gateway.api.connections import Connections
 from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
@@ -75,6 +76,9 @@ class GatewayStats:
 
     routes: dict[str, RouteStats] = field(default_factory=dict)
     """By the route's name in the route table."""
+
+    open_connections: Connections = field(default_factory=Connections)
+    """Connections, for people who look."""
 
     malformed_request_count: int = 0
     """Requests that were not HTTP."""

@@ -223,6 +223,31 @@ _OPS: dict[str, Operation] = {
     ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
+    "list_brokers": Operation(
+        tag="Operations", answers={200: _json("Brokers.", ref("BrokerList"))}, errors=(*QUERY, *READS)
+    ),
+    "list_routes": Operation(
+        tag="Operations",
+        answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *TOPIC),
+    ),
+    "list_connections": Operation(
+        tag="Operations",
+        answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050),
+    ),
+    "end_connection": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
+    "list_sessions": Operation(
+        tag="Operations",
+        answers={200: _json("A page of them.", ref("SessionPage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050),
+    ),
+    "end_session": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
+    "settings": Operation(
+        tag="Operations",
+        answers={200: _json("All of them.", ref("Settings"), "Vary", "Content-Encoding")},
+        errors=QUERY,
+    ),
     "list_tokens": Operation(
         tag="Access",
         answers={200: _json("A page of tokens.", ref("TokenPage"), "ETag", "Vary", "Content-Encoding")},

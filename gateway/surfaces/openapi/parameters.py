@@ -51,6 +51,8 @@ def path_parameters() -> dict[str, Schema]:
         "recurring": with_example(
             said(text(NAME_CHARS_MAX, least=1, pattern=NAME_PATTERN), "A recurring schedule's name."), "daily-report"
         ),
+        "connection": said(text(least=1), "A connection's name, as the list has it."),
+        "session": said(text(least=1), "A session's name, as the list has it."),
         "token": said(text(least=1), "A token's id; never the token."),
         "cluster": said(text(least=1), "The cluster's id: `data[0].cluster_id` of `GET /v3/clusters`."),
         "broker": with_example(said(words("0"), "0: there is one broker."), "0"),

@@ -160,6 +160,11 @@ class FastPath:
         """See `connection.FastPath`. Ids of requests differ."""
         return REQUEST_ID not in meaning.headers
 
+    def principal_of(self, meaning: Plain) -> str | None:
+        """See `connection.FastPath`."""
+        access = self._authenticator.known_access(meaning.headers)
+        return None if access is None else access.principal
+
     def take(self, meaning: Plain, body: bytes, reply: Reply) -> bool:
         """See `connection.FastPath`."""
         started_s = perf_counter()

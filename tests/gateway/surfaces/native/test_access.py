@@ -3,6 +3,8 @@ each role."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import aiohttp
 from gateway.api.shapes.access import EXPIRES_IN_MS_MAX
 from gateway.auth.scopes import SCOPES_MAX
 from gateway.auth.tokens import PRINCIPAL_CHARS_MAX
-from tests.gateway.security.test_server import client_of, config_of, running, token_for
+from tests.gateway.security.test_server import PATIENCE_S, client_of, config_of, running, token_for, until
 
 ROLES = {
     "none": [],
@@ -120,3 +122,86 @@ async def test_without_authentication_there_is_nothing_to_change(tmp_path: Path)
         for method, path in (("GET", "/tokens"), ("DELETE", "/tokens/x"), ("GET", "/rules")):
             assert (await ask(client, method, path))[1] == 40958
         assert (await ask(client, "POST", "/tokens", {"principal": "x"}))[1] == 40958
+
+
+async def test_connections_sessions_and_settings(tmp_path: Path) -> None:
+    config = config_of(tmp_path, log_level="error")
+    config = replace(config, sources={"log_level": "flag"})
+    tokens = {role: token_for(config, role, *scopes)[0] for role, scopes in ROLES.items()}
+    async with running(config) as url:
+        clients = {role: client_of(url, token) for role, token in tokens.items()}
+        try:
+            for role, client in clients.items():
+                status = 200 if role in ("operator", "admin") else 403
+                for path in ("/connections", "/sessions", "/settings"):
+                    assert (await ask(client, "GET", path))[0] == status, role
+                if status == 403:
+                    for path in ("/connections/c1", "/sessions/x"):
+                        assert (await ask(client, "DELETE", path))[0] == 403, role
+            async with asyncio.timeout(PATIENCE_S):
+                await _connections(clients)
+                await _sessions(clients)
+            _, answer, _ = await ask(clients["operator"], "GET", "/settings")
+        finally:
+            for client in clients.values():
+                await client.close()
+    settings = {row["name"]: row for row in answer["settings"]}
+    assert settings["log_level"]["source"] == "flag"
+    assert (settings["log_level"]["value"], settings["log_level"]["default"]) == ("error", "info")
+    assert (settings["store.acks"]["value"], settings["store.acks"]["source"]) == ("flushed", "default")
+    assert "fdatasync" in settings["store.acks"]["description"] or settings["store.acks"]["description"]
+    assert "sources" not in settings
+
+
+async def _connections(clients: dict[str, Any]) -> None:
+    operator = clients["operator"]
+    _, page, _ = await ask(operator, "GET", "/connections?limit=2")
+    assert (len(page["connections"]), page["total"]) == (2, len(ROLES))
+    _, page, _ = await ask(operator, "GET", f"/connections?cursor={page['next_cursor']}")
+    assert len(page["connections"]) == len(ROLES) - 2
+    _, page, _ = await ask(operator, "GET", "/connections?q=WRIT")
+    (row,) = page["connections"]
+    assert (row["principal"], row["kind"], row["address"].partition(":")[0]) == ("writer", "http", "127.0.0.1")
+    admin, writer = clients["admin"], clients["writer"]
+    await admin.put("/mq/v1/topics/fast", json={"partitions": 1})
+    body = {"records": [{"value": 1}]}
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    for _ in range(3):  # by the fast path too
+        assert (await writer.post("/topics/fast", json=body, headers=headers)).ok
+    assert (await ask(operator, "GET", "/connections?q=writer"))[1]["connections"] == [row]
+    assert (await ask(operator, "DELETE", f"/connections/{row['connection']}"))[0] == 204
+    assert (await ask(operator, "DELETE", f"/connections/{row['connection']}"))[1] == 40454
+    assert (await writer.get("/topics")).status == 200  # on another one
+
+    async def is_another() -> bool:
+        _, page, _ = await ask(operator, "GET", "/connections?q=writer")
+        return [one["connection"] for one in page["connections"]] not in ([], [row["connection"]])
+
+    await until(is_another)
+
+
+async def _sessions(clients: dict[str, Any]) -> None:
+    operator, reader = clients["operator"], clients["reader"]
+    socket = await reader.ws_connect("/ws/v1")
+    await socket.send_json({"id": 1, "op": "hello"})
+    welcome = await socket.receive_json()
+    await socket.send_json({"id": 2, "op": "subscribe", "sub": "s", "topics": ["fast"], "from": "latest"})
+    await socket.receive_json()
+    _, page, _ = await ask(operator, "GET", "/sessions?q=reader")
+    (row,) = page["sessions"]
+    assert (row["principal"], row["state"], row["subscriptions"], row["groups"]) == ("reader", "open", 1, [])
+    assert welcome["session"].startswith(row["session"])
+    assert welcome["session"] != row["session"]
+    _, page, _ = await ask(operator, "GET", "/connections?q=reader")
+    assert "websocket" in {one["kind"] for one in page["connections"]}
+    assert (await ask(operator, "DELETE", f"/sessions/{row['session']}"))[0] == 204
+    while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:  # that it has caught up
+        pass
+    assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 4503)
+    await socket.close()
+
+    async def is_gone() -> bool:
+        return (await ask(operator, "GET", "/sessions"))[1]["total"] == 0  # type: ignore[no-any-return]
+
+    await until(is_gone)
+    assert (await ask(operator, "DELETE", f"/sessions/{row['session']}"))[1] == 40454
