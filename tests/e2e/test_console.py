@@ -1,7 +1,7 @@
-"""The web console (`clients/console`): typed, built, within its size, and used in Chromium as a person would, against real servers.
+"""The web console (`clients/console`): typed, built, within its size, and used in Chromium as a person would.
 
-What is tested is in `clients/console/e2e`; here it is run, and what is shipped is compared with a fresh build. Without Node (20 or newer),
-npm or Chromium all of this is skipped, and says so.
+What is tested is in `clients/console/e2e`; here it is run, and what is shipped is compared with a fresh build. Without
+Node (20 or newer), npm or Chromium all of this is skipped, and says so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from tests.e2e.test_js import REPOSITORY, install_packages, passed, run, why_mis
 CONSOLE = REPOSITORY / "clients" / "console"
 SERVED = REPOSITORY / "gateway" / "surfaces" / "console" / "static"
 FILES = {"index.html", "console.js", "console.css", "icon.svg"}
-TESTS_MIN = 1
-WALKS_MIN = 8
+TESTS_MIN, WALKS_MIN, SIZES_MIN = 1, 16, 2
 
 _REASON = why_missing()
 pytestmark = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
@@ -39,6 +38,7 @@ def test_what_the_gateway_serves_is_a_fresh_build_within_its_size(tmp_path: Path
         assert (SERVED / name).read_bytes() == (tmp_path / name).read_bytes(), f"{name}: run make build-js"
 
 
+@pytest.mark.matrix
 def test_it_is_strictly_typed() -> None:
     run("npm", "run", "--silent", "types", cwd=CONSOLE)
 
@@ -69,6 +69,7 @@ def test_the_lock_file_names_no_registry() -> None:
     [
         pytest.param("quick.test.mjs", TESTS_MIN, id="the-main-way"),
         pytest.param("walk.test.mjs", WALKS_MIN, id="all", marks=pytest.mark.matrix),
+        pytest.param("size.test.mjs", SIZES_MIN, id="ten-thousand-topics-a-million-delays", marks=pytest.mark.long),
     ],
 )
 def test_in_chromium_against_a_real_server(file: str, least: int) -> None:

@@ -58,7 +58,11 @@ export class Tab {
   }
 
   async said(text) {
-    await this.page.locator(".toast", { hasText: text }).first().waitFor();
+    try {
+      await this.page.locator(".toast", { hasText: text }).first().waitFor();
+    } catch {
+      throw new Error(`"${text}" was not said, but: ${await this.page.locator(".toast, .note, dialog .hint").allTextContents()}`);
+    }
   }
 
   dialog() {

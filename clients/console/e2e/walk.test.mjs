@@ -1,9 +1,12 @@
 /** Every page as a person would use it: under each role, by keyboard, in both themes, on a phone, while the server is killed and started again. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { resolve } from "node:path";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { Api, Server, Tab, browser, skip, until } from "./console.mjs";
 
+const REPOSITORY = resolve(fileURLToPath(import.meta.url), "../../../..");
 const ROLES = {
   admin: ["admin"],
   operator: ["operate", "reader:topic:*", "reader:group:*"],
@@ -80,16 +83,18 @@ for (const role of Object.keys(ROLES)) {
     const shown = await page.locator(".list-body .row").allTextContents();
     const may = { admin: 2, operator: 2, writer: 1, reader: 1, nobody: 0 }[role];
     assert.equal(shown.filter((row) => /^(orders|payments)/.test(row)).length, may);
-    const create = page.getByRole("button", { name: "Create topic" });
-    assert.equal(await create.getAttribute("aria-disabled"), isAdmin ? null : "true");
-    if (!isAdmin) {
-      await create.focus();
-      assert.match(await page.getByRole("tooltip").first().textContent(), /does not have the right create/);
-      await create.press("Enter");
-      assert.equal(await tab.dialog().count(), 0);
-      await assert.rejects(new Api(secured.url, tokens[role]).topic("forbidden"), { status: 403 });
-    }
-    if (role !== "nobody") {
+    if (role === "nobody") await page.getByText("the right describe").waitFor();
+    else {
+      const create = page.getByRole("button", { name: "Create topic" });
+      assert.equal(await create.getAttribute("aria-disabled"), isAdmin ? null : "true");
+      if (!isAdmin) {
+        await create.focus();
+        assert.match(await page.getByRole("tooltip").first().textContent(), /does not have the right create/);
+        await create.press("Enter");
+        assert.equal(await tab.dialog().count(), 0);
+        await assert.rejects(new Api(secured.url, tokens[role]).topic("forbidden"), { status: 403 });
+      }
+
       await tab.go("topics/orders?tab=send");
       const send = tab.button("Send");
       await send.waitFor();
@@ -149,7 +154,7 @@ test("browse: by offset, time, key, tag and text; the copied command does the sa
   await page.getByText("61 messages shown; that is all").waitFor();
   await page.getByLabel("Key is").fill("u3");
   await tab.button("Search").click();
-  await page.getByText(/8 messages shown.*that is all/).waitFor();
+  await page.getByText(/9 messages shown.*that is all/).waitFor();
   await page.getByLabel("Key is").fill("");
   await page.getByLabel("Tag is").fill("paid");
   await tab.button("Search").click();
@@ -169,15 +174,55 @@ test("browse: by offset, time, key, tag and text; the copied command does the sa
   assert.match(execFileSync("node", ["--input-type=module", "-e", script], { encoding: "utf8" }), /needle in a text/);
   await page.getByLabel("Text inside").fill("");
   await page.getByLabel("Partition", { exact: true }).selectOption("0");
-  await page.getByLabel("Order").selectOption("offset");
+  await page.getByLabel("Order", { exact: true }).selectOption("offset");
   await page.getByLabel("Offset", { exact: true }).fill("2");
   await tab.button("Show").click();
-  await until(async () => /^.*\b2\b/.test(await rows.first().textContent()), "offset 2 first");
-  await page.getByLabel("Order").selectOption("time");
+  await until(async () => (await rows.first().getByRole("cell").nth(2).textContent()) === "2", "offset 2 first");
+  await page.getByLabel("Order", { exact: true }).selectOption("time");
   await page.getByLabel("Partition", { exact: true }).selectOption("");
   await page.getByLabel("Stored from").fill("2030-01-01T00:00:00");
   await tab.button("Show").click();
   await page.getByText("No message is there.").waitFor();
+  await tab.end();
+});
+
+test("the form's command sends the same: curl, Python, JavaScript; later, too", { skip }, async () => {
+  await api.topic("copied");
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("topics/copied?tab=send");
+  await page.getByLabel("Key", { exact: true }).fill("it's");
+  await page.getByLabel("Tag").fill("paid");
+  await page.getByRole("textbox", { name: "Value", exact: true }).fill('{"note": "it\'s \\"quoted\\"", "is": null}');
+  await page.getByLabel("Headers, one a line").fill("trace: a:b");
+  const command = () => page.locator("pre.snippet").textContent();
+  execFileSync("bash", ["-c", `${await command()} -s`]);
+  await tab.button("Python").click();
+  const python = process.env["MQ_PYTHON"] ?? `${REPOSITORY}/.venv/bin/python`;
+  execFileSync(python, ["-c", await command()]);
+  await tab.button("JavaScript").click();
+  const client = `${REPOSITORY}/clients/js/dist/node.js`;
+  execFileSync("node", ["--input-type=module", "-e", (await command()).replace("mq-client", client)]);
+  const { messages } = await api.call("POST", "/mq/v1/topics/copied/messages:search", {});
+  assert.equal(messages.length, 3);
+  for (const message of messages) {
+    assert.deepEqual([message.key, message.tag, message.value], ["it's", "paid", { note: 'it\'s "quoted"', is: null }]);
+    assert.deepEqual(message.headers.map(({ key, value }) => [key, atob(value)]), [["trace", "a:b"]]);
+  }
+  await page.getByLabel("Deliver").selectOption("in");
+  await page.getByLabel("Delay", { exact: true }).fill("1h");
+  for (const [language, run] of [
+    ["curl", (text) => execFileSync("bash", ["-c", `${text} -s`])],
+    ["Python", (text) => execFileSync(python, ["-c", text])],
+    ["JavaScript", (text) => execFileSync("node", ["--input-type=module", "-e", text.replace("mq-client", client)])],
+  ]) {
+    await tab.button(language).click();
+    run(await command());
+  }
+  const { schedules } = await api.call("GET", "/mq/v1/schedules?topic=copied");
+  assert.equal(schedules.length, 3);
+  for (const { deliver_at: due, created_at: at } of schedules) assert.ok(Math.abs(due - at - 3_600_000) < 60_000);
+  await api.call("DELETE", "/mq/v1/topics/copied");
   await tab.end();
 });
 
@@ -202,7 +247,7 @@ test("live: Space pauses and counts; kill -9 and restart: a banner, then it goes
   await api.send("events", [{ value: "e-2" }]);
   await page.locator(".list-body .row", { hasText: "e-2" }).waitFor({ timeout: 60_000 });
   await page.locator(".banner").waitFor({ state: "detached" });
-  assert.deepEqual((await page.locator(".list-body .row .mono").allTextContents()).filter((text) => text.startsWith("e-")), ["e-2", "e-1", "e-0"]);
+  assert.deepEqual((await page.locator(".list-body .row .mono").allTextContents()).filter((text) => text !== ""), ['"e-2"', '"e-1"', '"e-0"']);
   await tab.end(/./);
 });
 
@@ -320,7 +365,7 @@ test("access: a token whose secret is shown once, rules, connections, sessions, 
   await tab.button("Done", tab.dialog()).click();
   assert.ok(!(await page.content()).includes(secret), "the secret is gone");
   await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(({ principal }) => principal === "billing", () => false), "the token works");
-  await page.locator(".list-body .row", { hasText: "billing" }).getByRole("button", { name: /Revoke/ }).click();
+  await page.getByRole("row").filter({ has: page.getByRole("cell", { name: "billing", exact: true }) }).getByRole("button", { name: /Revoke/ }).click();
   await tab.button("Revoke", tab.dialog()).click();
   await tab.said("is revoked");
   await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(() => false, ({ status }) => status === 401), "the token is refused");
@@ -377,7 +422,10 @@ test("by keyboard alone: to a page, down a list, into a topic, to its form, send
   await page.keyboard.press("t");
   await page.getByRole("heading", { name: "Topics" }).waitFor();
   await page.locator(".list-body .row").first().waitFor();
-  await page.keyboard.press("j");
+  await page.keyboard.press("/");
+  await page.keyboard.type("order");
+  await until(async () => (await page.locator(".list-body .row").count()) === 1, "one row");
+  await page.keyboard.press("Escape");
   await page.keyboard.press("j");
   await page.keyboard.press("Enter");
   await page.getByRole("heading", { name: /orders/ }).waitFor();

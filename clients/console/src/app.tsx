@@ -1,6 +1,6 @@
 /** The frame of every page: where to go, who is signed in, whether the server answers. */
-import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useErrorBoundary, useState } from "preact/hooks";
 import { ApiError, unreachableSince } from "./api.js";
 import { duration, relative, time } from "./format.js";
 import { HELP, PAGES, areKeysOn, isHelpOpen } from "./keys.js";
@@ -48,13 +48,20 @@ export function App(): JSX.Element {
         <Header />
         <main id="main" tabIndex={-1}>
           <Banner />
-          <Page />
+          <Guarded key={place.value.parts.join("/")}><Page /></Guarded>
         </main>
       </div>
       {isHelpOpen.value && <Help />}
       <Toasts />
     </>
   );
+}
+
+/** A fault of this page is said and leaves the rest usable: another page can be gone to. */
+function Guarded(props: { children: ComponentChildren }): JSX.Element {
+  const [error, reset] = useErrorBoundary((caught: unknown) => console.error(caught));
+  if (error === undefined) return <>{props.children}</>;
+  return <ErrorNote error={new ApiError(`This page has a fault: ${String(error)}`, 0, 0, "")} retry={reset} />;
 }
 
 function Page(): JSX.Element {
@@ -75,7 +82,7 @@ function Page(): JSX.Element {
   }
 }
 
-const THEMES: readonly (readonly [Theme, string])[] = [["system", "As the system"], ["light", "Light"], ["dark", "Dark"]];
+const THEMES: readonly (readonly [Theme, string])[] = [["system", "System theme"], ["light", "Light"], ["dark", "Dark"]];
 
 function Header(): JSX.Element {
   const current = place.value.parts[0] ?? "overview";
@@ -90,9 +97,9 @@ function Header(): JSX.Element {
       </nav>
       <div class="side-foot">
         <Connection />
-        {info.value !== null && <p class="muted small" title={`since ${time(info.value.started_ms)}`}>up {duration(now.value - info.value.started_ms)}</p>}
+        {info.value !== null && <p class="muted small up" title={`since ${time(info.value.started_ms)}`}>up {duration(now.value - info.value.started_ms)}</p>}
         <p class="small who">{who?.is_authenticated === true ? <b>{who.principal}</b> : <span class="muted">no authentication</span>}</p>
-        {who?.expires_ms != null && <p class="muted small">token ends {relative(who.expires_ms, now.value)}</p>}
+        {who?.expires_ms != null && <p class="muted small up">token ends {relative(who.expires_ms, now.value)}</p>}
         <Select label="Theme" value={theme.value} options={THEMES} onChange={(chosen) => (theme.value = chosen)} />
         <p class="side-links">
           <a href="docs">API</a>

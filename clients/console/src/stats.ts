@@ -31,7 +31,7 @@ export interface Stats {
 }
 
 export type Points = "seconds" | "minutes";
-export const KEPT: Record<Points, number> = { seconds: 900, minutes: 1440 };
+const KEPT: Record<Points, number> = { seconds: 900, minutes: 1440 };
 const AGAIN_MS = 2000;
 
 export interface Shown {

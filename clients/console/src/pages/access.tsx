@@ -204,7 +204,7 @@ function Rules(): JSX.Element {
       {rules.length === 0 ? <Empty>There are no rules: what tokens may do is what their scopes say.</Empty> : (
         <List
           label="Rules" columns={RULE_COLUMNS} rows={rules} id={(row) => String(rules.indexOf(row))} open={(rule, index) => setEditing({ index, rule })}
-          {...(rules.length < 12 ? { height: rules.length * 32 + 2 } : {})}
+         
         />
       )}
       {editing !== null && (

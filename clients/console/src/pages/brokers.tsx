@@ -52,7 +52,7 @@ function Brokers(): JSX.Element {
   const found = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), REFRESH_MS);
   if (found.data === null) return <Waiting error={found.error} retry={found.reload} />;
   return (
-    <div class={`scroll-x${found.error === null ? "" : " stale"}`} tabIndex={0} role="region" aria-label="Brokers">
+    <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
       <table class="small-table">
         <thead>
           <tr>
@@ -124,7 +124,7 @@ function Routes(): JSX.Element {
       </form>
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>There is no such partition.</Empty>
-        : <List label="Routes" columns={COLUMNS} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} total={pages.total} onEnd={pages.more} isStale={pages.error?.isUnreachable === true} {...(pages.rows.length < 12 ? { height: pages.rows.length * 32 + 2 } : {})} />}
+        : <List label="Routes" columns={COLUMNS} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} total={pages.total} onEnd={pages.more} isStale={pages.error?.isUnreachable === true} />}
     </>
   );
 }

@@ -4,12 +4,12 @@ import { useMemo, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
 import { clock, count, day, forInput, plural, relative, time } from "../format.js";
 import { line, type Rec, type Shown } from "../records.js";
-import { denied, firstDenied } from "../rights.js";
+import { denied, deniedEverywhere, firstDenied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
 import { href, place, setQuery } from "../router.js";
 import { Button, Confirm, Dialog, Empty, ErrorNote, Fact, Field, State, TextInput, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { HeatMap } from "../ui/heat.js";
-import { List, type Column } from "../ui/list.js";
+import { List, ROW_PX, type Column } from "../ui/list.js";
 import { Decoded } from "../ui/record.js";
 import { WhenPicker, laterBy, resolve } from "../ui/when.js";
 
@@ -108,7 +108,24 @@ interface Histogram {
   rolled: number;
 }
 
+/** More bounds than this make an address too long for the server; months have more. */
+const BOUNDS_A_REQUEST = 400;
+
+async function counted(topic: string, bounds: number[], signal: AbortSignal): Promise<Histogram> {
+  const parts: Histogram[] = [];
+  for (let from = 0; from < bounds.length - 1; from += BOUNDS_A_REQUEST) {
+    const some = bounds.slice(from, from + BOUNDS_A_REQUEST + 1).join(",");
+    parts.push(await get<Histogram>(`mq/v1/schedules:histogram?bounds=${some}` + query({ topic }).replace("?", "&"), signal));
+  }
+  return { ...parts.at(-1)!, bounds, counts: parts.flatMap(({ counts }) => counts), total: parts.reduce((sum, { total }) => sum + total, 0) };
+}
+
 export function DelaysPage(): JSX.Element {
+  const right = deniedEverywhere("describe");
+  return right === null ? <Seen /> : <><div class="head"><h1>Delays</h1></div><Empty>{right}</Empty></>;
+}
+
+function Seen(): JSX.Element {
   const given = place.value.query;
   const topic = given.get("topic") ?? "";
   const key = given.get("key") ?? "";
@@ -122,7 +139,7 @@ export function DelaysPage(): JSX.Element {
   const grid = useMemo(() => gridOf(span, startMs), [span, startMs]);
   const histogram = useResource<Histogram>(
     `${topic} ${span} ${grid.bounds[0]}`,
-    (signal) => get("mq/v1/schedules:histogram" + query({ topic, bounds: grid.bounds.join(",") }), signal),
+    (signal) => counted(topic, grid.bounds, signal),
     REFRESH_MS,
   );
   const slotBounds = slot === null ? null : slot.split("-").map(Number) as [number, number];
@@ -167,7 +184,7 @@ export function DelaysPage(): JSX.Element {
       {cells === null || data === null ? <Waiting error={histogram.error} retry={histogram.reload} rows={8} />
         : isTable ? <Counts cells={cells} grid={grid} nameOf={nameOf} choose={(row, column) => setQuery({ slot: boundsOf(row, column).join("-") })} />
         : (
-          <div class={histogram.error === null ? "" : "stale"}>
+          <div class={histogram.error?.isUnreachable === true ? "stale" : ""}>
             <HeatMap
               label={`Delayed records of the ${span}`} cells={cells} rowNames={grid.rowNames} columnNames={grid.columnNames} name={nameOf}
               onEnter={(row, column) => {
@@ -200,7 +217,7 @@ function Counts(props: { cells: (number | null)[][]; grid: Grid; nameOf: (row: n
     { name: "Due", width: "1fr", end: true, cell: ({ value }) => count(value) },
   ];
   return (
-    <List label="Delayed records by time" columns={columns} rows={filled} id={({ row, column }) => `${row}-${column}`} height={Math.min(320, filled.length * 32 + 2)}
+    <List label="Delayed records by time" columns={columns} rows={filled} id={({ row, column }) => `${row}-${column}`} height={Math.min(320, filled.length * ROW_PX)}
       open={({ row, column }) => props.choose(row, column)} />
   );
 }
@@ -253,7 +270,7 @@ function Schedules(props: { topic: string; keyText: string; slot: [number, numbe
       <div class="head">
         <h2>{props.title}</h2>
         <span class="muted small" role="status">
-          {pages.total === null ? (pages.next === null ? plural(pages.rows.length, "record") : `the first ${count(pages.rows.length)}`) : plural(pages.total, "record")}
+          {pages.at === 0 ? "" : pages.total === null ? (pages.next === null ? plural(pages.rows.length, "record") : `the first ${count(pages.rows.length)}`) : plural(pages.total, "record")}
           {chosen.length > 0 && `, ${chosen.length} selected`}
         </span>
         {props.clear !== null && <Button kind="quiet" onClick={props.clear}>All times</Button>}
@@ -268,7 +285,7 @@ function Schedules(props: { topic: string; keyText: string; slot: [number, numbe
           <div class={opened === null ? "" : "split"}>
             <List
               label="Delayed records" columns={COLUMNS} rows={pages.rows} id={(row) => row.schedule_id} total={pages.total} selected={selected} onSelect={setSelected}
-              onEnd={pages.more} open={setOpened} opened={opened?.schedule_id ?? null} isStale={pages.error?.isUnreachable === true} height={Math.max(160, Math.min(480, pages.rows.length * 32 + 2))}
+              onEnd={pages.more} open={setOpened} opened={opened?.schedule_id ?? null} isStale={pages.error?.isUnreachable === true} height={Math.min(480, pages.rows.length * ROW_PX)}
             />
             {opened !== null && <One row={opened} onClose={() => setOpened(null)} act={(action) => {
               setSelected(new Set([opened.schedule_id]));

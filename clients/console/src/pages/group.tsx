@@ -79,7 +79,7 @@ export function GroupPage(props: { group: string }): JSX.Element {
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
-            <dl class={`facts${found.error === null ? "" : " stale"}`}>
+            <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
               <Fact name="State"><GroupState state={detail.state} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
@@ -118,7 +118,6 @@ interface History {
   step_ms: number;
   end_ms: number;
   lag: (number | null)[];
-  in_flight: (number | null)[];
 }
 
 const LAG_COLUMNS: Column<LagRow>[] = [
@@ -143,25 +142,26 @@ function Lag(props: { group: string }): JSX.Element {
   const data = history.data;
   const drawn = useMemo(() => data === null ? null : {
     times: data.lag.map((_, index) => data.end_ms - (data.lag.length - 1 - index) * data.step_ms),
-    series: [{ name: "lag", values: data.lag, colour: 1, dash: true }, { name: "in flight", values: data.in_flight, colour: 2 }],
+    series: [{ name: "lag", values: data.lag, colour: 1, dash: true }],
   }, [data]);
   return (
     <>
-      <section class={`card${history.error === null ? "" : " stale"}`} aria-label="Lag over time">
+      <section class={`card${history.error?.isUnreachable === true ? " stale" : ""}`} aria-label="Lag over time">
         <header>
           <span class="segmented" role="group" aria-label="Time shown">
             <Button pressed={span === "seconds"} onClick={() => setSpan("seconds")}>15 minutes</Button>
             <Button pressed={span === "minutes"} onClick={() => setSpan("minutes")}>24 hours</Button>
           </span>
         </header>
-        {drawn === null ? <Waiting error={history.error} retry={history.reload} /> : <Chart label="Lag, records" times={drawn.times} spanMs={span === "seconds" ? 900_000 : 86_400_000} series={drawn.series} format={rough} />}
+        {drawn === null ? <Waiting error={history.error} retry={history.reload} />
+          : drawn.times.length === 0 ? <Empty>Nothing was measured yet. The lag is kept from now on, every 5 seconds.</Empty> : <Chart label="Lag, records" times={drawn.times} series={drawn.series} format={rough} />}
       </section>
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>The group has no place in any topic that you may see.</Empty>
         : (
           <List
             label={`Lag of ${group}`} columns={LAG_COLUMNS} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} onEnd={pages.more}
-            isStale={pages.error?.isUnreachable === true} {...(pages.rows.length < 12 ? { height: pages.rows.length * 32 + 2 } : {})}
+            isStale={pages.error?.isUnreachable === true}
           />
         )}
     </>

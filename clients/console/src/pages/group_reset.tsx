@@ -11,6 +11,9 @@ import type { Group, LagRow } from "./group.js";
 type To = "earliest" | "latest" | "time" | "offset";
 const TO: readonly (readonly [To, string])[] = [["earliest", "the first record"], ["latest", "the end: skip all that waits"], ["time", "a time"], ["offset", "an offset"]];
 
+/** The server's refusal to move a group that has members or leases, unless it is forced. */
+const IN_USE = 40952;
+
 interface Move {
   partition: number;
   from: number | null;
@@ -18,7 +21,8 @@ interface Move {
 }
 
 export function Reset(props: { detail: Group; onClose: () => void; onDone: () => void }): JSX.Element {
-  const { group, topics, member_count: memberCount } = props.detail;
+  const { group, topics, member_count: memberCount, workers } = props.detail;
+  const leased = workers.reduce((sum, worker) => sum + worker.leased, 0);
   const lag = useResource<{ partitions: LagRow[] }>(group, (signal) => get(path`mq/v1/groups/${group}/lag`, signal));
   const known = [...new Set([...topics, ...(lag.data?.partitions ?? []).map((row) => row.topic)])].filter((topic) => !topic.startsWith("%"));
   const [chosen, setTopic] = useState("");
@@ -29,6 +33,7 @@ export function Reset(props: { detail: Group; onClose: () => void; onDone: () =>
   const [offset, setOffset] = useState("0");
   const [preview, setPreview] = useState<Move[] | null>(null);
   const doing = useDoing();
+  const mustForce = memberCount > 0 || leased > 0 || doing.error?.code === IN_USE;
   const partitions = (lag.data?.partitions ?? []).filter((row) => row.topic === topic).map((row) => row.partition);
   const target = to === "time" ? { timestamp: new Date(at).getTime() } : to === "offset" ? Number(offset) : to;
   const reason = firstDenied(
@@ -38,7 +43,7 @@ export function Reset(props: { detail: Group; onClose: () => void; onDone: () =>
     to === "offset" && partition === "" && partitions.length > 1 ? "An offset is of one partition: choose it." : null,
   );
   const ask = (isPreview: boolean) => send<{ partitions: Move[] }>("POST", path`mq/v1/groups/${group}/offsets:reset`, {
-    topic, to: target, ...(partition === "" ? {} : { partitions: [Number(partition)] }), dry_run: isPreview, ...(memberCount > 0 && !isPreview ? { force: true } : {}),
+    topic, to: target, ...(partition === "" ? {} : { partitions: [Number(partition)] }), dry_run: isPreview, ...(mustForce && !isPreview ? { force: true } : {}),
   });
   const change = <T,>(set: (value: T) => void) => (value: T) => {
     set(value);
@@ -88,8 +93,14 @@ export function Reset(props: { detail: Group; onClose: () => void; onDone: () =>
             {preview.length > 200 && <p class="muted small">and {count(preview.length - 200)} more partitions</p>}
           </div>
         )}
-        {preview !== null && memberCount > 0 && (
-          <div class="note warn"><span class="mark" aria-hidden="true">▲</span><p>The group has {plural(memberCount, "member")}: they are put aside and begin anew at the new place.</p></div>
+        {preview !== null && mustForce && (
+          <div class="note warn">
+            <span class="mark" aria-hidden="true">▲</span>
+            <p>
+              The group is in use: {plural(memberCount, "member")}, {plural(leased, "record")} on lease. Members are put aside and begin anew at the
+              new place; what is on lease is given up.
+            </p>
+          </div>
         )}
         <ErrorNote error={doing.error} />
         <div class="actions">

@@ -3,6 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get, query } from "../api.js";
 import { plural, rough } from "../format.js";
+import { deniedEverywhere } from "../rights.js";
 import { usePages } from "../resource.js";
 import { go, href, place, setQuery } from "../router.js";
 import { Button, Empty, ErrorNote, Field, State, TextInput, Waiting, type Tone } from "../ui/basics.js";
@@ -39,6 +40,11 @@ const COLUMNS: Column<GroupRow>[] = [
 ];
 
 export function GroupsPage(): JSX.Element {
+  const right = deniedEverywhere("describe");
+  return right === null ? <Seen /> : <><div class="head"><h1>Groups</h1></div><Empty>{right}</Empty></>;
+}
+
+function Seen(): JSX.Element {
   const given = place.value.query;
   const [filter, setFilter] = useState(given.get("q") ?? "");
   const q = given.get("q") ?? "";

@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { bytes, duration, perSecond, plural, relative, rough } from "../format.js";
 import { denied } from "../rights.js";
 import { href } from "../router.js";
-import { KEPT, useStats, type Alarm, type Points, type SeriesName, type Stats } from "../stats.js";
+import { useStats, type Alarm, type Points, type SeriesName, type Stats } from "../stats.js";
 import { Button, Empty, State, Waiting, now } from "../ui/basics.js";
 import { Chart } from "../ui/chart.js";
 
@@ -13,8 +13,8 @@ const LOOP_SLOW_MS = 50;
 /** What to do about an alarm, on this console where it can be done here. */
 const DO: Record<string, (alarm: Alarm) => [text: string, to: string]> = {
   group_lagging: (alarm) => ["See the group", alarm.group === null ? "#/groups" : href("groups", alarm.group)],
-  disk_full: () => ["See the largest topics", "#/topics?sort=bytes"],
-  disk_floor: () => ["See the largest topics", "#/topics?sort=bytes"],
+  disk_full: () => ["See the largest topics", "#/topics?sort=appended_bytes"],
+  disk_floor: () => ["See the largest topics", "#/topics?sort=appended_bytes"],
   timer_behind: () => ["See what is due", "#/delays?span=hour"],
   timer_stopped: () => ["See what is due", "#/delays?span=hour"],
   memory_high: () => ["See the connections", "#/access?tab=connections"],
@@ -52,7 +52,7 @@ function Figures(): JSX.Element {
 }
 
 function Alarms(props: { alarms: Alarm[] }): JSX.Element {
-  if (props.alarms.length === 0) return <p><State tone="ok">No alarms: the store, the timer, the disk, the clock and all groups are as they should be.</State></p>;
+  if (props.alarms.length === 0) return <p class="wrap"><State tone="ok">No alarms: the store, the timer, the disk, the clock and all groups are as they should be.</State></p>;
   return (
     <div class="alarms" role="region" aria-label="Alarms">
       {props.alarms.map((alarm) => {
@@ -83,7 +83,6 @@ function Shown(props: { data: Stats; isStale: boolean }): JSX.Element {
     const length = series.in_records_s.length;
     return Array.from({ length }, (_, index) => data.end_ms - (length - 1 - index) * data.step_ms);
   }, [data.end_ms, series]);
-  const spanMs = (data.step_ms === 1000 ? KEPT.seconds : KEPT.minutes) * data.step_ms;
   const one = (name: SeriesName, label: string, number: number, more: { dash?: boolean; fill?: boolean } = {}) => ({ name: label, values: series[name], colour: number, ...more });
   const charts = useMemo(() => ({
     records: [one("in_records_s", "in", 1), one("out_records_s", "out", 2)],
@@ -119,12 +118,12 @@ function Shown(props: { data: Stats; isStale: boolean }): JSX.Element {
         </div>
       </dl>
       <div class="columns">
-        <section class="card" aria-label="Records"><Chart label="Records" times={times} spanMs={spanMs} series={charts.records} format={perSecond} /></section>
-        <section class="card" aria-label="Bytes"><Chart label="Bytes" isBinary times={times} spanMs={spanMs} series={charts.bytes} format={(value) => `${bytes(value)}/s`} /></section>
-        <section class="card" aria-label="Lag"><Chart label="Lag of all groups" times={times} spanMs={spanMs} series={charts.lag} format={rough} /></section>
-        <section class="card" aria-label="Delayed"><Chart label="Delayed records" times={times} spanMs={spanMs} series={charts.pending} format={rough} /></section>
-        <section class="card" aria-label="Event loop"><Chart label="Turns of the event loop" times={times} spanMs={spanMs} series={charts.loop} format={duration} /></section>
-        <section class="card" aria-label="Requests"><Chart label="Requests" times={times} spanMs={spanMs} series={charts.requests} format={perSecond} /></section>
+        <section class="card" aria-label="Records"><Chart label="Records" times={times} series={charts.records} format={perSecond} /></section>
+        <section class="card" aria-label="Bytes"><Chart label="Bytes" isBinary times={times} series={charts.bytes} format={(value) => `${bytes(value)}/s`} /></section>
+        <section class="card" aria-label="Lag"><Chart label="Lag of all groups" times={times} series={charts.lag} format={rough} /></section>
+        <section class="card" aria-label="Delayed"><Chart label="Delayed records" times={times} series={charts.pending} format={rough} /></section>
+        <section class="card" aria-label="Event loop"><Chart label="Turns of the event loop" times={times} series={charts.loop} format={duration} /></section>
+        <section class="card" aria-label="Requests"><Chart label="Requests" times={times} series={charts.requests} format={perSecond} /></section>
       </div>
     </div>
   );

@@ -51,10 +51,10 @@ export function TopicPage(props: { topic: string }): JSX.Element {
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
-            <dl class={`facts${found.error === null ? "" : " stale"}`}>
+            <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
               <Fact name="In">{perSecond(detail.in_records_s)}</Fact>
               <Fact name="Records">{rough(detail.offsets.reduce((sum, one) => sum + one.end_offset - one.beginning_offset, 0))}</Fact>
-              <Fact name="Size">{bytes(detail.bytes)}</Fact>
+              <Fact name="Bytes in">{bytes(detail.appended_bytes)}</Fact>
               <Fact name="Partitions">{count(detail.partitions)}</Fact>
               <Fact name="Delayed">{rough(detail.pending)}</Fact>
               <Fact name="Retention">{detail.retention_ms === undefined ? "as the server" : duration(detail.retention_ms)}</Fact>
@@ -99,7 +99,7 @@ function Partitions(props: { rows: Bounds[]; topic: string; isStale: boolean }):
   return (
     <List
       label={`Partitions of ${props.topic}`} columns={columns} rows={rows} id={(row) => String(row.partition)} isStale={props.isStale}
-      {...(rows.length < 16 ? { height: rows.length * 32 + 2 } : {})}
+     
       open={(row) => go(`${href("topics", props.topic)}?tab=messages&partition=${row.partition}`)}
     />
   );

@@ -18,7 +18,8 @@ export interface Topic {
   max_message_bytes?: number;
   selector?: string;
   records: number;
-  bytes: number | null;
+  /** Since the server started. */
+  appended_bytes: number;
   in_records_s: number;
   in_bytes_s: number;
   pending: number;
@@ -33,12 +34,17 @@ const COLUMNS: Column<Topic>[] = [
   { name: "Partitions", width: "1fr", end: true, wide: true, sort: "partitions", cell: (row) => count(row.partitions) },
   { name: "In", width: "1fr", end: true, sort: "in_records_s", cell: (row) => perSecond(row.in_records_s) },
   { name: "Records", width: "1fr", end: true, sort: "records", cell: (row) => rough(row.records) },
-  { name: "Size", width: "1fr", end: true, wide: true, sort: "bytes", cell: (row) => bytes(row.bytes) },
+  { name: "Bytes in", width: "1fr", end: true, wide: true, sort: "appended_bytes", cell: (row) => bytes(row.appended_bytes) },
   { name: "Delayed", width: "1fr", end: true, wide: true, sort: "pending", cell: (row) => rough(row.pending) },
   { name: "Retention", width: "1fr", end: true, wide: true, cell: (row) => row.retention_ms === undefined ? <span class="muted">as the server</span> : duration(row.retention_ms) },
 ];
 
 export function TopicsPage(): JSX.Element {
+  const right = deniedEverywhere("describe");
+  return right === null ? <Seen /> : <><div class="head"><h1>Topics</h1></div><Empty>{right}</Empty></>;
+}
+
+function Seen(): JSX.Element {
   const given = place.value.query;
   const [filter, setFilter] = useState(given.get("q") ?? "");
   const [isCreating, setCreating] = useState(false);
@@ -71,7 +77,7 @@ export function TopicsPage(): JSX.Element {
           </Empty>
         ) : (
           <List
-            label="Topics" columns={COLUMNS} rows={pages.rows} id={(row) => row.topic} total={pages.total} rowHeight={32}
+            label="Topics" columns={COLUMNS} rows={pages.rows} id={(row) => row.topic} total={pages.total}
             open={(row) => go(href("topics", row.topic))} onEnd={pages.more} isStale={pages.error?.isUnreachable === true}
             sort={{ by: sort, order }}
             onSort={(by) => setQuery({ sort: by, order: by !== sort ? null : order === "asc" ? "desc" : "asc" })}

@@ -1,6 +1,6 @@
 /** Small parts that every page is made of. */
 import { signal } from "@preact/signals";
-import type { ComponentChildren, JSX } from "preact";
+import { cloneElement, type ComponentChildren, type JSX, type VNode } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { ApiError } from "../api.js";
 
@@ -45,13 +45,16 @@ export function Button(props: {
   );
 }
 
-export function Field(props: { label: string; children: ComponentChildren; hint?: string; wide?: boolean }): JSX.Element {
+/** A name above a field, and a hint below it, which are the field's to screen readers too. */
+export function Field(props: { label: string; children: VNode<{ id?: string; "aria-describedby"?: string }>; hint?: string; wide?: boolean }): JSX.Element {
+  const id = useId();
+  const hintId = `${id}-hint`;
   return (
-    <label class={`field${props.wide === true ? " wide" : ""}`}>
-      <span class="field-name">{props.label}</span>
-      {props.children}
-      {props.hint !== undefined && <span class="hint">{props.hint}</span>}
-    </label>
+    <div class={`field${props.wide === true ? " wide" : ""}`}>
+      <label class="field-name" for={id}>{props.label}</label>
+      {cloneElement(props.children, props.hint === undefined ? { id } : { id, "aria-describedby": hintId })}
+      {props.hint !== undefined && <span class="hint" id={hintId}>{props.hint}</span>}
+    </div>
   );
 }
 
@@ -59,6 +62,8 @@ export function TextInput(props: {
   value: string;
   onInput: (value: string) => void;
   placeholder?: string;
+  id?: string;
+  "aria-describedby"?: string;
   label?: string;
   search?: boolean;
   required?: boolean;
@@ -93,10 +98,12 @@ export function Select<T extends string>(props: {
   value: T;
   options: readonly (readonly [T, string])[];
   onChange: (value: T) => void;
+  id?: string;
+  "aria-describedby"?: string;
   label?: string;
 }): JSX.Element {
   return (
-    <select value={props.value} aria-label={props.label} onChange={(event) => props.onChange(event.currentTarget.value as T)}>
+    <select id={props.id} value={props.value} aria-label={props.label} aria-describedby={props["aria-describedby"]} onChange={(event) => props.onChange(event.currentTarget.value as T)}>
       {props.options.map(([value, name]) => <option key={value} value={value}>{name}</option>)}
     </select>
   );

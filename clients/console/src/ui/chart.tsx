@@ -20,27 +20,25 @@ export interface ChartProps {
   /** Epoch ms of each value. */
   times: readonly number[];
   series: Series[];
-  /** How much time is shown up to the newest value, whether or not there are values for all of it. */
-  spanMs: number;
   format: (value: number) => string;
   height?: number;
   /** Of bytes: the lines of the grid are at powers of two. */
   isBinary?: boolean;
 }
 
+/** A server that has just started: its first seconds are not stretched over all of the width. */
+const SPAN_MIN_S = 120;
 const POWERS_OF_TWO = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const AXIS_FONT = "12px ui-sans-serif, system-ui, sans-serif";
 
 export function Chart(props: ChartProps): JSX.Element {
-  const { series, times, spanMs, format, height = 160 } = props;
+  const { series, times, format, height = 160 } = props;
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const dark = isDark.value;
   const shape = series.map(({ name, colour: number, dash }) => `${name}${number}${dash === true}`).join() + dark;
   const formatter = useRef(format);
   formatter.current = format;
-  const span = useRef(spanMs);
-  span.current = spanMs;
 
   useEffect(() => {
     const element = box.current!;
@@ -52,9 +50,9 @@ export function Chart(props: ChartProps): JSX.Element {
         padding: [8, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { show: false },
-        scales: { x: { range: (_plot, _min, max) => [max - span.current / 1000, max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
+        scales: { x: { range: (_plot, min, max) => [Math.min(min, max - SPAN_MIN_S), max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },
         axes: [
-          { ...axis, size: 24, space: 64, values: (_plot, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)) },
+          { ...axis, size: 24, space: 64, values: (_plot, splits, _axis, _space, stepS) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, stepS < 60 ? 8 : 5)) },
           { ...axis, size: 68, space: 36, ...(props.isBinary === true ? { incrs: POWERS_OF_TWO } : {}), values: (_plot, splits) => splits.map((value) => formatter.current(value)) },
         ],
         series: [

@@ -19,7 +19,7 @@ export interface HeatProps {
   onLeave: () => void;
 }
 
-const LEFT_PX = 76;
+const LETTER_PX = 7;
 const TOP_PX = 20;
 const GAP_PX = 2;
 const STEPS = 6;
@@ -39,7 +39,7 @@ export function HeatMap(props: HeatProps): JSX.Element {
   const [isFocused, setFocused] = useState(false);
   const columns = columnNames.length;
   const rowCount = cells.length;
-  const left = width < 480 ? 48 : LEFT_PX;
+  const left = 8 + LETTER_PX * Math.max(...rowNames.map((name) => name.length));
   const cellWidth = (width - left) / columns;
   const cellHeight = rowCount > 26 ? 14 : rowCount > 10 ? 20 : 28;
   const height = TOP_PX + rowCount * cellHeight;

@@ -41,12 +41,13 @@ export interface ListProps<T> {
   follow?: boolean;
 }
 
+export const ROW_PX = 32;
 const OVERSCAN = 6;
 const WIDE_PX = 720;
 const END_ROWS = 30;
 
 export function List<T>(props: ListProps<T>): JSX.Element {
-  const { rows, id, rowHeight = 32, open, selected, onSelect, onEnd } = props;
+  const { rows, id, rowHeight = ROW_PX, open, selected, onSelect, onEnd } = props;
   const body = useRef<HTMLDivElement>(null);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(props.height ?? 400);
