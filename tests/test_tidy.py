@@ -50,6 +50,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.kafka.service": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.topics": "e2e/test_kafka.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
+    "gateway.surfaces.native.connections": "gateway/surfaces/native/test_access.py",
     "gateway.surfaces.native.me": "gateway/surfaces/native/test_stats.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
     "gateway.surfaces.openapi.schemas.sent": "gateway/surfaces/openapi/test_document.py",
