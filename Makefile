@@ -56,7 +56,10 @@ shots: $(STAMP) ## Every page of the console in both themes, at a fixed clock an
 bench-js: $(STAMP) ## The JavaScript client alone and with a server; result in docs/benchmarks/
 	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only && node bench/bench.mjs --json ../../docs/benchmarks/js-client.json
 
-bench-python: $(STAMP) ## The Python client alone and with a server; result in docs/benchmarks/
+bench-python: $(STAMP) ## The Python client beside aiohttp by hand, the JavaScript client, nats-py, redis-py; result in docs/benchmarks/
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only
 	@$(BIN)/python -m loadtest.bench.python_client
 
 check: format lint types imports test ## Format, lint, strict types, import contracts, tests: what must pass before a push
@@ -135,7 +138,7 @@ torture-kill: $(STAMP) ## 500 kill -9 cycles of a real server under load
 	@MQ_KILL_CYCLES=500 $(PYTEST) -s -q tests/e2e/test_kill9.py
 
 torture-disk: $(STAMP) mutants ## Power cuts, failing fsyncs and full disks on real file systems (root), and every mutant killed
-	@MQ_TORTURE_CYCLES=100 $(PYTEST) -q tests/crash
+	@MQ_TORTURE_CYCLES=100 MQ_TORTURE_FLIPS=20000 $(PYTEST) -q tests/crash
 
 torture-groups: $(STAMP) ## Members killed and stopped for minutes while the server is killed with -9: KILLS=60 MEMBERS=50
 	@MQ_GROUPS_KILLS=$(or $(KILLS),60) MQ_GROUPS_MEMBERS=$(or $(MEMBERS),50) $(PYTEST) -s -q tests/e2e/test_groups.py
@@ -143,6 +146,7 @@ torture-groups: $(STAMP) ## Members killed and stopped for minutes while the ser
 
 torture-timer: $(STAMP) ## kill -9 with a million delayed records pending
 	@MQ_TIMER_PENDING=1000000 $(PYTEST) -s -q tests/e2e/test_timer_kill9.py
+	@MQ_TIMER_RUNS=$(or $(RUNS),3000) $(PYTEST) -q tests/timer/test_crash.py
 
 torture-spark: $(STAMP) ## Killed Spark drivers, a cluster of two workers without the package, pyspark 4.0 and 4.1, a million reminders; minutes
 	@$(PYTEST) -s -q -m 'matrix or long' tests/e2e/test_spark_crash.py tests/e2e/test_spark_cluster.py \

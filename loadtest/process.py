@@ -60,13 +60,6 @@ def running_server(data: Path, *flags: str, tree: Path | None = None) -> Iterato
 
 
 @contextmanager
-def announced(command: Sequence[str], log: Path) -> Iterator[str]:
-    """As `started`; the first line alone."""
-    with started(command, log) as running:
-        yield running.url
-
-
-@contextmanager
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, directory: Path | None = None
 ) -> Iterator[Running]:

@@ -149,8 +149,8 @@ class Corrupt(StoreError):
 
 
 class IndexDamaged(StoreError):
-    """A consume queue lacks units it had made durable, or points to the wrong place. It holds no fact of its own: it is
-    built again from the log when the store is opened, or by `mq index rebuild`."""
+    """A consume queue lacks units it had made durable, or points to a wrong position. It holds no fact of its own: it
+    is built again from the log when the store is opened, or by `mq index rebuild`."""
 
 
 class IndexRefused(StoreError):

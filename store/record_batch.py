@@ -69,7 +69,6 @@ _RECORD_BYTES_MIN = 7
 
 _MAGIC = 2
 _COMPRESSION_MASK = 0x07
-_LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _UNPACK: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {2: unpack_snappy, 3: unpack_lz4}
@@ -333,11 +332,6 @@ def max_timestamp_ms(batch: Buffer) -> int:
 def is_compressed(batch: Buffer) -> bool:
     """True when the records section is compressed."""
     return _compression(batch) != 0
-
-
-def is_log_append_time(batch: Buffer) -> bool:
-    """True when all records share the batch's max timestamp (timestamp type LogAppendTime)."""
-    return bool(_ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _LOG_APPEND_TIME)
 
 
 def _compression(batch: Buffer) -> int:

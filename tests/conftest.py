@@ -11,10 +11,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests import contract
 
@@ -33,7 +36,8 @@ def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
 
 
-SLOW_FIRST = ("e2e", "spark", "properties", "timer", "crash")
+REPOSITORY = Path(__file__).parents[1]
+SLOW_FIRST = ("spark", "e2e", "properties", "timer", "crash")
 MUTANT = "::test_every_mutant_is_killed["
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
@@ -62,6 +66,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: min((SLOW_FIRST.index(part) for part in item.path.parts if part in SLOW_FIRST), default=last)
     )
+
+
+@cache
+def uses_spark(file: str) -> bool:
+    """Whether tests of this file take the session of tests/spark/conftest.py."""
+    return file.startswith("tests/spark/") and "spark: SparkSession" in (REPOSITORY / file).read_text()
+
+
+class SparkInOneWorker(LoadFileScheduling):
+    """A file is run by one worker, and so are all files that use Spark: each worker would start a JVM of its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if uses_spark(file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SparkInOneWorker | None:
+    return SparkInOneWorker(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

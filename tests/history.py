@@ -156,11 +156,11 @@ def check(history: Recorder, *, lateness_ms_max: int | None = None) -> list[Anom
         for seen in read.seen:
             if not seen.is_intact:
                 found.append(Anomaly("corrupt-body", read.partition, f"offset {seen.offset}: {seen.value}"))
-            place = (read.partition, seen.offset, seen.value)
-            if place in judged:
+            shown = (read.partition, seen.offset, seen.value)
+            if shown in judged:
                 continue
-            judged.add(place)
-            found += _claim(value_at, *place)
+            judged.add(shown)
+            found += _claim(value_at, *shown)
             first = offset_of.setdefault((read.partition, seen.value), seen.offset)
             if first != seen.offset:
                 found.append(Anomaly("duplicate", read.partition, f"{seen.value} at offsets {first} and {seen.offset}"))
@@ -236,12 +236,12 @@ def _real_time_order(sends: Sequence[Send], offset_of: Mapping[tuple[int, str], 
         offset = send.offset if send.offset is not None else offset_of.get((send.partition, send.value))
         if offset is not None and send.due_ms is None:
             by_partition.setdefault(send.partition, []).append((send, offset))
-    for partition, placed in by_partition.items():
-        placed.sort(key=lambda pair: pair[0].begun_ms)
-        running = [(send.ended_ms, offset, send.value) for send, offset in placed]
+    for partition, stored in by_partition.items():
+        stored.sort(key=lambda pair: pair[0].begun_ms)
+        running = [(send.ended_ms, offset, send.value) for send, offset in stored]
         heapify(running)
         highest, highest_value = -1, ""
-        for send, offset in placed:
+        for send, offset in stored:
             while running and running[0][0] < send.begun_ms:
                 _, ended_offset, ended_value = heappop(running)
                 if ended_offset > highest:

@@ -11,11 +11,14 @@ which has no end, for CLOCK_STEP_SHOWN_MS.
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isnan, nan
 from typing import Literal, NamedTuple
+
+log = logging.getLogger(__name__)
 
 SECONDS, MINUTES = 900, 1_440
 """Points of the two rings."""
@@ -255,9 +258,13 @@ class Figures:
     # What goes on
 
     async def run(self) -> None:
-        """Look once a second until cancelled."""
+        """Look once a second until cancelled. A look that fails is in the log, and stops nothing: nobody's records wait
+        for it."""
         while True:
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("figures could not be read")
             await asyncio.sleep(STEP_MS / 1000)
 
     def tick(self) -> None:

@@ -88,8 +88,6 @@ SCHEDULES = RingSpec("schedules", 4, 4 * MiB)
 REFUSED = RingSpec("refused", 4, 2 * MiB)
 TOKENS = RingSpec("tokens", 4, 1 * MiB)
 RINGS = (ACTIONS, SCHEDULES, REFUSED, TOKENS)
-TRAIL_BYTES_MAX = sum(ring.files_max * ring.file_bytes for ring in RINGS)
-"""What all rings take at most."""
 
 
 class Position(NamedTuple):

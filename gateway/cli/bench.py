@@ -18,7 +18,7 @@ import orjson
 import typer
 from rich.progress import Progress, TaskID, TextColumn
 
-from gateway.cli.client import Client, Server, connected, failure, refused, server_of, session, topic_path
+from gateway.cli.client import Client, Server, connected, failure, path_segment, refused, server_of, session
 from gateway.cli.complete import topic_names
 from gateway.cli.send import AcksLevel
 from gateway.cli.terminal import (
@@ -113,7 +113,7 @@ class _Plan(NamedTuple):
 
 async def _measured(server: Server, plan: _Plan, *, is_own: bool) -> tuple[Measured, Measured]:
     """Both directions. A topic of our own is deleted whatever happens. Raises CliError."""
-    path = f"/mq/v1/topics/{topic_path(plan.topic)}"
+    path = f"/mq/v1/topics/{path_segment(plan.topic)}"
     async with connected(server.url) as client, session(server, timeout_s=None) as opened:
         if is_own:
             await client.put(path, {"partitions": PARTITIONS})
@@ -144,7 +144,7 @@ async def _ends(client: Client, path: str) -> dict[int, int]:
 
 async def _send(opened: aiohttp.ClientSession, server: Server, plan: _Plan, bar: Progress) -> Measured:
     """All records, `connections` requests at a time."""
-    path = f"/topics/{topic_path(plan.topic)}" + ("" if plan.acks is None else f"?acks={plan.acks.value}")
+    path = f"/topics/{path_segment(plan.topic)}" + ("" if plan.acks is None else f"?acks={plan.acks.value}")
     record = orjson.dumps({"value": "x" * plan.size})
     latencies_s: list[float] = []
     task = bar.add_task("sending", total=plan.records)
@@ -191,7 +191,7 @@ async def _receive(
 
     async def read(partition: int, offset: int, task: TaskID) -> None:
         nonlocal size_bytes, count
-        records = f"/topics/{topic_path(plan.topic)}/partitions/{partition}/records"
+        records = f"/topics/{path_segment(plan.topic)}/partitions/{partition}/records"
         while offset < ends[partition]:
             began_s = time.perf_counter()
             path = f"{records}?offset={offset}&max_bytes={READ_BYTES}"

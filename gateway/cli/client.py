@@ -13,13 +13,13 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import orjson
 
 from gateway.cli import context
-from gateway.cli.terminal import UNREACHABLE, USAGE, CliError
+from gateway.cli.terminal import UNREACHABLE, USAGE, CliError, rows_of
 
 _T = TypeVar("_T")
 
@@ -27,6 +27,7 @@ TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 CA_VARIABLE = "MQ_CA"
 JSON = "application/json"
+PAGE_ROWS = 1000
 
 
 class Server(NamedTuple):
@@ -70,6 +71,22 @@ class Client:
     async def get(self, path: str) -> dict[str, object]:
         """The answer to a GET. Raises CliError."""
         return await self._request("GET", path, None, None)
+
+    async def listed(
+        self, path: str, name: str, limit: int | None = None, **asked: str | None
+    ) -> tuple[list[dict[str, object]], dict[str, object]]:
+        """Up to `limit` rows of the lists called `name`, page by page, and the first page. Raises CliError."""
+        rows: list[dict[str, object]] = []
+        first: dict[str, object] | None = None
+        cursor: object = None
+        while first is None or (cursor is not None and (limit is None or len(rows) < limit)):
+            count = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit - len(rows))
+            given = {**asked, "limit": str(count), "cursor": None if cursor is None else str(cursor)}
+            page = await self.get(path + query(**given))
+            first = first or page
+            rows += rows_of(page, name)
+            cursor = page.get("next_cursor")
+        return rows, first
 
     async def put(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
         """The answer to a PUT of a JSON body. Raises CliError."""
@@ -156,9 +173,15 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def topic_path(topic: str) -> str:
-    """A topic's name as one segment of a path."""
-    return quote(topic, safe="")
+def path_segment(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")
+
+
+def query(**asked: str | None) -> str:
+    """The query of a URL, of what is not None; a name that Python reserves has `_` behind it."""
+    given = {name.rstrip("_"): text for name, text in asked.items() if text is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 _NO_ANSWER = "it ended the connection without an answer: is it an mq server, and http:// or https:// as in the URL?"

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated
 from urllib.parse import quote
 
@@ -15,7 +14,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from gateway.cli.client import JSON, ask, connected
+from gateway.cli.client import JSON, ask, connected, path_segment
 from gateway.cli.complete import group_names, topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -31,6 +30,7 @@ from gateway.cli.terminal import (
     print_json,
     print_table,
     rows_of,
+    time_shown,
 )
 
 app = typer.Typer(help="Consumer groups: how far they are, and moving them.", no_args_is_help=True)
@@ -79,8 +79,8 @@ def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> Non
         return
     members, workers = rows_of(described, "members"), rows_of(described, "workers")
     typer.echo(
-        f"{group}: {described['state']}, generation {described['generation']}, {len(members)} members, "
-        f"{len(workers)} workers with {sum(number_of(worker['leased']) for worker in workers)} records"
+        f"{group}: {described['state']}, generation {described['generation']}; members: {len(members)}; "
+        f"workers: {len(workers)}; records on lease: {sum(number_of(worker['leased']) for worker in workers)}"
     )
     if workers:
         print_table(
@@ -156,7 +156,7 @@ def reset(
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Move a group to another place in a topic.
+    """Move a group to other offsets of a topic.
 
     [b]Examples[/b]
 
@@ -351,13 +351,11 @@ def _change(text: str) -> tuple[str, object]:
 
 
 def _path(group: str) -> str:
-    return f"{PATH}/{quote(group, safe='')}"
+    return f"{PATH}/{path_segment(group)}"
 
 
 def _time(time_ms: object) -> str:
-    if not isinstance(time_ms, int):
-        return "-"
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return time_shown(time_ms) if isinstance(time_ms, int) else "-"
 
 
 def _heard(ago_ms: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ import orjson
 import typer
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
-from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, printable, progress
+from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, printable, progress, time_shown
 from store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def backup(
       mq backup ./data /backup/mq-tuesday --link-from /backup/mq-monday
     """
     made = _copied(data, out, link_from, do_verify=do_verify, doing="backing up")
-    covered = datetime.fromtimestamp(made.began_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    covered = time_shown(made.began_ms)
     if as_json:
         print_json({"out": str(out), "verified": do_verify, **asdict(made)})
         return

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
-from urllib.parse import quote, urlencode
 
 import orjson
 import typer
 
-from gateway.cli.client import Client, ask
+from gateway.cli.client import JSON, ask, path_segment
 from gateway.cli.complete import recurring_names, topic_names
 from gateway.cli.send import ValueFormat, parse_header
 from gateway.cli.terminal import (
@@ -19,10 +17,12 @@ from gateway.cli.terminal import (
     CliError,
     Json,
     Url,
-    parse_duration_ms,
+    duration_ms,
+    number_of,
     print_json,
     print_table,
-    rows_of,
+    time_shown,
+    time_to_send,
 )
 
 app = typer.Typer(
@@ -30,7 +30,6 @@ app = typer.Typer(
 )
 
 PATH = "/mq/v1/recurring"
-_PAGE = 1000
 
 
 class MissedPolicy(StrEnum):
@@ -96,12 +95,9 @@ def put(
             raise CliError(f"VALUE is not JSON ({error}): send it as it is with --format text", USAGE) from error
     body: dict[str, object] = {"topic": topic, "record": record, "cron": cron, "tz": tz, "missed": missed.value}
     if anchor is not None:
-        body["anchor"] = int(anchor) if anchor.isascii() and anchor.isdigit() else anchor
+        body["anchor"] = time_to_send(anchor)
     if every is not None:
-        try:
-            body["every_ms"] = parse_duration_ms(every)
-        except ValueError as error:
-            raise CliError(f"--every: {error}", USAGE) from error
+        body["every_ms"] = duration_ms(every, "--every")
     if paused is not None:
         body["paused"] = paused
     _say(ask(url, lambda client: client.put(_path(name), body)))
@@ -121,7 +117,7 @@ def list_(
 
       mq recurring list --topic reports
     """
-    rows = ask(url, lambda client: _listed(client, topic))
+    rows, _ = ask(url, lambda client: client.listed(PATH, "recurring", topic=topic))
     if as_json:
         for row in rows:
             print_json(row)
@@ -151,7 +147,7 @@ def pause(name: Name, url: Url = URL_DEFAULT) -> None:
 
       mq recurring pause daily-report
     """
-    _say(ask(url, lambda client: client.post(_path(name, ":pause"), b"", "application/json")))
+    _say(ask(url, lambda client: client.post(_path(name, ":pause"), b"", JSON)))
 
 
 @app.command("resume")
@@ -162,7 +158,7 @@ def resume(name: Name, url: Url = URL_DEFAULT) -> None:
 
       mq recurring resume daily-report
     """
-    _say(ask(url, lambda client: client.post(_path(name, ":resume"), b"", "application/json")))
+    _say(ask(url, lambda client: client.post(_path(name, ":resume"), b"", JSON)))
 
 
 @app.command("delete")
@@ -177,20 +173,8 @@ def delete(name: Name, url: Url = URL_DEFAULT) -> None:
     typer.echo(f"{name}: deleted")
 
 
-async def _listed(client: Client, topic: str | None) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    cursor: object = ""
-    while cursor is not None:
-        given = {"topic": topic, "cursor": cursor or None, "limit": _PAGE}
-        query = urlencode({name: text for name, text in given.items() if text is not None})
-        page = await client.get(f"{PATH}?{query}")
-        rows += rows_of(page, "recurring")
-        cursor = page.get("next_cursor")
-    return rows
-
-
 def _path(name: str, verb: str = "") -> str:
-    return f"{PATH}/{quote(name, safe='')}{verb}"
+    return f"{PATH}/{path_segment(name)}{verb}"
 
 
 def _say(row: dict[str, object]) -> None:
@@ -198,9 +182,9 @@ def _say(row: dict[str, object]) -> None:
 
 
 def _rule(row: dict[str, object]) -> str:
-    if (every_ms := row["every_ms"]) is None:
+    if row["every_ms"] is None:
         return f"{row['cron']} {row['tz']}"
-    assert isinstance(every_ms, int)
+    every_ms = number_of(row["every_ms"])
     for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if every_ms % unit_ms == 0:
             return f"every {every_ms // unit_ms}{unit}"
@@ -210,8 +194,4 @@ def _rule(row: dict[str, object]) -> str:
 def _next(row: dict[str, object]) -> str:
     if row["paused"]:
         return "paused"
-    next_ms = row["next_at"]
-    if next_ms is None:
-        return "never"
-    assert isinstance(next_ms, int)
-    return datetime.fromtimestamp(next_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return "never" if row["next_at"] is None else time_shown(row["next_at"], "seconds")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
-from urllib.parse import quote, urlencode
 
 import typer
 
-from gateway.cli.client import Client, ask
+from gateway.cli.client import JSON, ask, path_segment, query
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -16,16 +14,16 @@ from gateway.cli.terminal import (
     CliError,
     Json,
     Url,
-    parse_duration_ms,
+    duration_ms,
     print_json,
     print_table,
-    rows_of,
+    time_shown,
+    time_to_send,
 )
 
 app = typer.Typer(help="List, show, cancel, move and fire delayed records.", no_args_is_help=True)
 
 PATH = "/mq/v1/schedules"
-_PAGE = 1000
 
 Id = Annotated[
     str,
@@ -63,9 +61,9 @@ def list_(
     """
     if key is not None and topic is None:
         raise CliError("--key needs --topic", USAGE)
-    asked = {"topic": topic, "key": key, "from": from_, "to": to}
-    given = {name: text for name, text in asked.items() if text is not None}
-    rows, total = ask(url, lambda client: _listed(client, given, limit))
+    rows, first_page = ask(
+        url, lambda client: client.listed(PATH, "schedules", limit, topic=topic, key=key, from_=from_, to=to)
+    )
     if as_json:
         for row in rows:
             print_json(row)
@@ -74,9 +72,9 @@ def list_(
     for row in rows:
         sent_key = row.get("key", row.get("key_base64"))
         key_text = "-" if sent_key is None else sent_key
-        shown.append((row["schedule_id"], row["topic"], row["partition"], _time(row["deliver_at"]), key_text))
+        shown.append((row["schedule_id"], row["topic"], row["partition"], time_shown(row["deliver_at"]), key_text))
     print_table(("id", "topic", "partition", "due", "key"), shown)
-    if total is not None:
+    if (total := first_page.get("total")) is not None:
         typer.echo(f"{len(rows)} of {total} pending", err=True)
 
 
@@ -125,9 +123,7 @@ def cancel(
         ask(url, lambda client: client.delete(_path(schedule_id, topic=topic)))
         typer.echo("cancelled")
         return
-    asked = {"topic": topic, "key": key, "from": from_, "to": to}
-    query = urlencode({name: text for name, text in asked.items() if text is not None})
-    answer = ask(url, lambda client: client.delete(f"{PATH}?{query}"))
+    answer = ask(url, lambda client: client.delete(PATH + query(topic=topic, key=key, from_=from_, to=to)))
     typer.echo(f"{answer['cancelled']} cancelled")
 
 
@@ -147,12 +143,9 @@ def move(
     """
     body: dict[str, object]
     if at is not None and delay is None:
-        body = {"deliver_at": int(at) if at.isascii() and at.isdigit() else at}
+        body = {"deliver_at": time_to_send(at)}
     elif delay is not None and at is None:
-        try:
-            body = {"delay_ms": parse_duration_ms(delay)}
-        except ValueError as error:
-            raise CliError(f"--delay {error}", USAGE) from error
+        body = {"delay_ms": duration_ms(delay, "--delay")}
     else:
         raise CliError("say when: either --delay or --at", USAGE)
     typer.echo(ask(url, lambda client: client.patch(_path(schedule_id, topic=topic), body))["schedule_id"])
@@ -166,29 +159,9 @@ def fire(schedule_id: Id, topic: OfTopic = None, url: Url = URL_DEFAULT) -> None
 
       mq schedule fire sAAABi...
     """
-    where = ask(url, lambda client: client.post(_path(schedule_id, ":fire", topic=topic), b"", "application/json"))
+    where = ask(url, lambda client: client.post(_path(schedule_id, ":fire", topic=topic), b"", JSON))
     typer.echo(f"{where['topic']} partition {where['partition']} offset {where['offset']}")
 
 
-async def _listed(client: Client, asked: dict[str, str], limit: int) -> tuple[list[dict[str, object]], object]:
-    """Up to `limit` schedules, page by page, and how many there are if the server says so."""
-    rows: list[dict[str, object]] = []
-    total: object = None
-    cursor: object = "0"
-    while cursor is not None and len(rows) < limit:
-        query = {**asked, "limit": str(min(_PAGE, limit - len(rows))), "cursor": str(cursor)}
-        page = await client.get(f"{PATH}?{urlencode(query)}")
-        rows += rows_of(page, "schedules")
-        total = page.get("total") if total is None else total
-        cursor = page.get("next_cursor")
-    return rows, total
-
-
 def _path(schedule_id: str, verb: str = "", **asked: str | None) -> str:
-    query = urlencode({name: text for name, text in asked.items() if text is not None})
-    return f"{PATH}/{quote(schedule_id, safe='')}{verb}" + (f"?{query}" if query else "")
-
-
-def _time(due_ms: object) -> str:
-    assert isinstance(due_ms, int)
-    return datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"{PATH}/{path_segment(schedule_id)}{verb}{query(**asked)}"

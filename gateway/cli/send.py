@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Annotated
@@ -17,9 +16,9 @@ import orjson
 import typer
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn
 
-from gateway.cli.client import Client, connected, topic_path
+from gateway.cli.client import Client, connected, path_segment
 from gateway.cli.complete import topic_names
-from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, parse_duration_ms, print_json, progress
+from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, duration_ms, print_json, progress, time_shown
 
 REQUEST_RECORDS_MAX = 1000
 REQUEST_RECORDS_FIRST = 10
@@ -129,13 +128,10 @@ def send(
     if at is not None:
         common["deliver_at"] = at
     if delay is not None:
-        try:
-            common["delay_ms"] = parse_duration_ms(delay)
-        except ValueError as error:
-            raise CliError(f"--delay: {error}", USAGE) from error
+        common["delay_ms"] = duration_ms(delay, "--delay")
     encode = _Encoder(common, format_, key_field)
     is_spread = partition is None and key is None and key_field is None
-    path = f"/topics/{topic_path(topic)}" + ("" if acks is None else f"?acks={acks.value}")
+    path = f"/topics/{path_segment(topic)}" + ("" if acks is None else f"?acks={acks.value}")
     started_s = time.monotonic()
     if file is not None:
         sent = _send_file(file, encode, path, url, is_spread)
@@ -271,10 +267,7 @@ def _report(topic: str, sent: Sent, elapsed_s: float, as_json: bool) -> None:
     elif sent.records == 1:
         (receipt,) = sent.offsets
         if receipt.get("schedule_id") is not None:
-            due_ms = receipt["deliver_at"]
-            assert isinstance(due_ms, int)
-            due = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            typer.echo(f"{topic}: due {due}, schedule {receipt['schedule_id']}")
+            typer.echo(f"{topic}: due {time_shown(receipt['deliver_at'])}, schedule {receipt['schedule_id']}")
         else:
             typer.echo(f"{topic}: partition {receipt['partition']}, offset {receipt['offset']}")
     else:

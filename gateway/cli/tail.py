@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, NamedTuple
 
@@ -26,11 +25,11 @@ from gateway.cli.client import (
     Server,
     connected,
     failure,
+    path_segment,
     refused,
     refused_socket,
     server_of,
     session,
-    topic_path,
 )
 from gateway.cli.complete import group_names, topic_names
 from gateway.cli.terminal import (
@@ -47,6 +46,7 @@ from gateway.cli.terminal import (
     print_styled,
     printable,
     time_ms,
+    time_shown,
 )
 
 SUBSCRIPTION = "tail"
@@ -293,7 +293,7 @@ async def _start(client: Client, topics: Sequence[str], where: str) -> str | dic
 
 async def _offsets(client: Client, topic: str, wanted: int) -> dict[str, int]:
     """The wanted offset in each partition, or the nearest there is; negative ones count from the end."""
-    described = await client.get(f"/mq/v1/topics/{topic_path(topic)}")
+    described = await client.get(f"/mq/v1/topics/{path_segment(topic)}")
     offsets = {}
     rows = described["offsets"]
     assert isinstance(rows, list)
@@ -305,12 +305,10 @@ async def _offsets(client: Client, topic: str, wanted: int) -> dict[str, int]:
 
 def _parts(message: Message) -> tuple[str, str, list[str], str]:
     """One message for people: when, where, key and tag, and its value."""
-    timestamp_ms = message["timestamp"]
-    assert isinstance(timestamp_ms, int)
     try:
-        when = datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+        when = time_shown(message["timestamp"])
     except (OverflowError, ValueError):
-        when = str(timestamp_ms)
+        when = str(message["timestamp"])
     names = []
     if (key := _shown(message, "key")) is not None:
         names.append(f"key={key}")

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import IO, Annotated
 
@@ -197,6 +197,24 @@ def parse_duration_ms(text: str) -> int:
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration such as 90s, 1h30m or 500ms")
     return round(sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+
+
+def duration_ms(text: str, option: str) -> int:
+    """As `parse_duration_ms`, for the value of an option. Raises CliError."""
+    try:
+        return parse_duration_ms(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}", USAGE) from None
+
+
+def time_to_send(text: str) -> int | str:
+    """A time as the server takes it: epoch ms as a number, anything else as it is, for the server to judge."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def time_shown(time_ms: object, timespec: str = "milliseconds") -> str:
+    """A time in a server's answer: epoch ms, in UTC. Raises OverflowError, ValueError for what no calendar has."""
+    return datetime.fromtimestamp(number_of(time_ms) / 1000, UTC).isoformat(timespec=timespec)[:-6] + "Z"
 
 
 def time_ms(text: str, option: str, others: str = "") -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.client import ask, topic_path
+from gateway.cli.client import ask, path_segment
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -224,4 +224,4 @@ def _record_count(row: dict[str, object]) -> int:
 
 
 def _path(name: str) -> str:
-    return f"{PATH}/{topic_path(name)}"
+    return f"{PATH}/{path_segment(name)}"

@@ -2,8 +2,8 @@
 
     orders@16:0=101;orders:1=88;payments@17:0=5
 
-Each place is `topic:partition=next offset`. The first place of a topic names its epoch, so that a cursor from before
-the topic was deleted and made again is noticed, and not taken for a place in the new one; epochs may be left out.
+Each part is `topic:partition=next offset`. The first part of a topic names its epoch, so that a cursor from before
+the topic was deleted and made again is noticed, and not taken for an offset of the new one; epochs may be left out.
 The JSON form of Wikimedia's KafkaSSE is read too: `[{"topic": "orders", "partition": 0, "offset": 101}, ...]`.
 """
 

@@ -1,4 +1,4 @@
-"""Which records a reader wants: by tag, the one thing the index knows about a record besides its place.
+"""Which records a reader wants: by tag, the one thing the index knows about a record besides its position.
 
     tag:paid                one tag
     tag:paid||refunded      any of several; "||" separates, so a tag has no "|"

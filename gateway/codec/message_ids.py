@@ -1,10 +1,10 @@
 """Message ids: `16-2-105` is the record at offset 105 of partition 2 of the topic with epoch 16.
 
-The id says where the record is, so a lookup needs no index, and anybody who has a record's place can write its id. A
-topic's epoch (its topic id) is never used again, so an id never comes to mean another record: of a topic that was
-deleted, or a record that expired, it is unknown for good.
+The id says where the record is, so a lookup needs no index, and anybody who knows a record's epoch, partition and
+offset can write its id. A topic's epoch (its topic id) is never used again, so an id never comes to mean another
+record: of a topic that was deleted, or a record that expired, it is unknown for good.
 
-A delayed record has a schedule id until it is delivered; then it has a place, and with it its message id.
+A delayed record has a schedule id until it is delivered; then it has an offset, and with it its message id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ID = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,8})-(0|[1-9][0-9]{0,17})"
 
 
 class MessageId(NamedTuple):
-    """The place of one record, for ever."""
+    """Where one record is, for ever."""
 
     topic_id: int
     partition: int

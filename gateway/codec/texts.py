@@ -203,8 +203,8 @@ def _made_texts(
             columns.append(offsets)
         width = len(columns)
         rows: list[object] = [None] * (width * count)
-        for place, column in enumerate(columns):
-            rows[place::width] = column
+        for column_index, column in enumerate(columns):
+            rows[column_index::width] = column
         return separator.join([form] * count) % tuple(rows)
 
     try:

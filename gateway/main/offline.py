@@ -13,7 +13,7 @@ log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ from gateway.main.identity import CLUSTER
 from gateway.recurring.definitions import RECURRING_EVENTS
 from store.offline.verify import Finding, Severity, VerifyReport, check_snapshots
 from store.snapshot import decode_snapshot
-
-Add = Callable[[Finding], None]
 
 EVENT_KINDS: tuple[EventKind[Any], ...] = (GROUP_EVENTS, RECURRING_EVENTS)
 """Whose snapshots there are."""

@@ -84,7 +84,7 @@ class Readings:
             disk_free_bytes=free_bytes,
             disk_total_bytes=total_bytes,
             log_bytes=self._store.log_bytes,
-            rss_bytes=resident_bytes(),
+            rss_bytes=_resident_bytes(),
             loop_p99_ms=self._loop_watch.take_late_p99_ms(),
             connections=stats.connection_count,
             sockets=stats.ws_socket_count,
@@ -143,6 +143,14 @@ class Readings:
                 )
             )
         return troubles
+
+
+def _resident_bytes() -> int | None:
+    """Memory of this process; None where the system does not say."""
+    try:
+        return resident_bytes()
+    except OSError:
+        return None
 
 
 def _disk_of(path: Path) -> tuple[int | None, int | None]:

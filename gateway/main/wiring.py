@@ -187,7 +187,7 @@ async def run(
                 tasks.create_task(readings.run(), name="disk"),
                 tasks.create_task(figures.run(), name="figures"),
             ]
-            limiter = ConnectionLimiter(config.limits, gateway.stats)
+            limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             async with (
                 listening(application, gateway, limiter, listener, tls),

@@ -87,7 +87,7 @@ class PartitionSelector:
     def _first_good(
         self, names: Sequence[str], faults: LatencyFaults, selector: str | None, failed_broker: str | None
     ) -> int:
-        """The place of the broker to take among those in turn."""
+        """The index of the broker to take among those in turn."""
         indexes: Sequence[int] = range(len(names))
         if selector == ROOM:
             indexes = [index for index in indexes if _room_of(names[index]) == self._room] or indexes

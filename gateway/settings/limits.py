@@ -158,7 +158,7 @@ class Limits:
     """REST Proxy consumer instances of one server."""
 
     groups_max: int = 10_000
-    """Consumer groups of one server; each member of a broadcasting group, whose place is kept, counts as one."""
+    """Consumer groups of one server; each member of a broadcasting group, whose offsets are kept, counts as one."""
 
     group_in_flight_max: int = 20_000
     """Records that one group may have handed out, or given back, and not settled, over all partitions."""

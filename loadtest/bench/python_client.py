@@ -4,6 +4,7 @@
 sends     awaited concurrently, each a call of its own: all at once, and by 1,000 tasks that wait for each receipt
 receives  a reader from the earliest record, by message and by frame; values decoded into a struct, too
 worker    tasks that return at once, each acked durably
+beside    the same by other clients (python_beside.py), in turn with ours
 
 The server runs beside it on the same machine and takes as much CPU or more; the column of CPU is the client's own, per
 record: what it would do with a core for itself.
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import mq
 import msgspec
@@ -25,12 +27,12 @@ from rich.table import Table
 
 from loadtest.bench import parts as pages
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
+from loadtest.bench.python_beside import TASKS, Other, Taken, others, timed
 from loadtest.process import end_when_told, running_server
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 VALUE = {"sku": 9, "qty": 2, "note": "x" * 60}
 """100 bytes of JSON."""
-TASKS = 1_000
 SENDS_GOAL, RECEIVES_GOAL, WORKER_GOAL = 60_000, 100_000, 8_000
 
 Work = Callable[[mq.Client, int, int], Awaitable[None]]
@@ -96,18 +98,30 @@ async def worked_off(client: mq.Client, number: int, count: int) -> None:
     await work.run(client)
 
 
-WORKS: Sequence[tuple[str, Work, int, str]] = (
-    ("sends awaited together", sends_at_once, SENDS_GOAL, "durable, idempotent"),
-    (f"sends by {TASKS:,} tasks, each awaited", sends_by_tasks, SENDS_GOAL, "durable, idempotent"),
-    ("a reader, by message", messages, RECEIVES_GOAL, ""),
-    ("a reader, by message, values as structs", decoded, RECEIVES_GOAL, ""),
-    ("a reader, by frame", batches, RECEIVES_GOAL, ""),
-    ("a worker's tasks", worked_off, WORKER_GOAL, "each acked durably, 256 at a time, values as structs"),
+class Measured(NamedTuple):
+    """One work of ours; `what` others are asked to do as well, if anything."""
+
+    name: str
+    work: Work
+    goal: int
+    note: str
+    what: str = ""
+
+
+WORKS = (
+    Measured("sends awaited together", sends_at_once, SENDS_GOAL, "durable, idempotent"),
+    Measured(f"sends by {TASKS:,} tasks, each awaited", sends_by_tasks, SENDS_GOAL, "durable, idempotent", "sends"),
+    Measured("a reader, by message", messages, RECEIVES_GOAL, ""),
+    Measured("a reader, by message, values as structs", decoded, RECEIVES_GOAL, "", "reads"),
+    Measured("a reader, by frame", batches, RECEIVES_GOAL, ""),
+    Measured(
+        "a worker's tasks", worked_off, WORKER_GOAL, "each acked durably, 256 at a time, values as structs", "works"
+    ),
 )
 
 
-async def measure(url: str, asked: argparse.Namespace) -> list[Row]:
-    """All of it; a client for each round."""
+async def measure(url: str, directory: Path, asked: argparse.Namespace) -> list[Row]:
+    """All of it; a client of ours for each round, and after it the others do the same."""
     async with mq.connect(url) as client:
         for topic in ("sends", "records", "tasks"):
             await client.topics.create(topic, 4)
@@ -115,18 +129,33 @@ async def measure(url: str, asked: argparse.Namespace) -> list[Row]:
             for _ in range(asked.records // 1_000):
                 await client.send_many(topic, [VALUE] * 1_000)
     rows = []
-    for name, work, goal, note in WORKS:
-        if asked.only is not None and asked.only not in name:
-            continue
-        rates: list[float] = []
-        cpu_us: list[float] = []
-        for number in range(asked.rounds):
-            async with mq.connect(url, pending_max=asked.records) as client:
-                began_s, cpu_s = time.perf_counter(), time.process_time()
-                await work(client, number, asked.records)
-                rates.append(asked.records / (time.perf_counter() - began_s))
-                cpu_us.append((time.process_time() - cpu_s) / asked.records * 1e6)
-        rows.append(Row(name, "records/s", rates, [], Goal(at_least=goal), cpu_us, [], note))
+    async with others(url, VALUE, directory, asked.records, print) as beside:
+        for one in WORKS:
+            if asked.only is None or asked.only in one.name:
+                rows += await measure_one(url, one, beside, asked)
+    return rows
+
+
+async def measure_one(url: str, one: Measured, beside: Sequence[Other], asked: argparse.Namespace) -> list[Row]:
+    """Our row, and one for each of the others that can do the work."""
+    able = [other for other in beside if one.what in other.works]
+    ours: list[Taken] = []
+    theirs: dict[str, list[Taken]] = {other.name: [] for other in able}
+    for number in range(asked.rounds):
+        async with mq.connect(url, pending_max=asked.records) as client:
+            ours.append(await timed(one.work(client, number, asked.records)))
+        for other in able:
+            theirs[other.name].append(await other.works[one.what](asked.records))
+
+    def rates(runs: Sequence[Taken]) -> list[float]:
+        return [asked.records / run.wall_s for run in runs]
+
+    cpu_us = [run.cpu_s / asked.records * 1e6 for run in ours]
+    rows = [Row(one.name, "records/s", rates(ours), [], Goal(at_least=one.goal), cpu_us, [], one.note)]
+    for name, runs in theirs.items():
+        median_us = statistics.median(run.cpu_s for run in runs) / asked.records * 1e6
+        note = f"{name}'s CPU: {median_us:.2f} µs"
+        rows.append(Row(f"{one.name}: beside {name}", "records/s", rates(ours), rates(runs), None, cpu_us, [], note))
     return rows
 
 
@@ -136,7 +165,9 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "# The Python client",
         "",
         "Written by `make bench-python`; every run is in `python-client.json`. One client process, a server beside it.",
-        "Medians of rounds. CPU, per record: of the client's process.",
+        "Medians of rounds. CPU, per record: of the client's process. Where there is a *limit*, it is another client",
+        "doing the same in turn with ours; its server syncs before it answers, as ours does",
+        "(`loadtest/bench/python_beside.py`).",
         "",
         f"| {' | '.join(HEADINGS)} |",
         ALIGNMENT,
@@ -164,7 +195,7 @@ def main() -> None:
         settings = {name: getattr(asked, name) for name in ("records", "rounds")}
         conditions, others = pages.conditions(Path(directory), **settings), pages.OtherPrograms()
         with running_server(Path(directory) / "mq") as server:
-            rows = asyncio.run(measure(server.url, asked))
+            rows = asyncio.run(measure(server.url, Path(directory), asked))
         conditions["other_programs"] = others.said()
     if asked.only is None:
         page = {"python": Part(conditions, pages.as_dicts(rows))}

@@ -68,10 +68,6 @@ class Speed(NamedTuple):
         """CPU time of kernel threads per record, without the share of a second that an idle machine takes."""
         return max(0.0, self.kernel_cpu_s - idle_share * self.duration_s) / self.record_count * 1e6
 
-    @property
-    def s_per_gib(self) -> float:
-        return self.duration_s / self.byte_count * GiB
-
 
 class Memory(NamedTuple):
     """Memory while appending. `index_bytes` and `tail_bytes` are the largest values seen of the two buffers."""

@@ -61,12 +61,12 @@ def _log(run: Run) -> bool:
     began_s = time.monotonic()
     order = KeyOrder()
     disorder: str | None = None
-    places = {str(partition): 0 for partition in run.end_offsets()}
+    next_offsets = {str(partition): 0 for partition in run.end_offsets()}
     ends: Mapping[int, int] | None = None
 
     def took(message: Message) -> None:
         nonlocal disorder
-        places[str(message["partition"])] = message["offset"] + 1
+        next_offsets[str(message["partition"])] = message["offset"] + 1
         record = identity(message)
         run.ledger.consume(LOG, record)
         if "deliver_at" not in message:
@@ -76,10 +76,10 @@ def _log(run: Run) -> bool:
         nonlocal ends
         if ends is None and run.ledger.is_complete(LOG):
             ends = run.end_offsets()  # read on to here, for duplicates
-        return ends is not None and all(places[str(partition)] >= end for partition, end in ends.items())
+        return ends is not None and all(next_offsets[str(partition)] >= end for partition, end in ends.items())
 
     def subscribe(socket: Socket) -> Callable[[Mapping[str, Any]], Sequence[Message]]:
-        socket.subscribe(topics=[run.topic], credit=CREDIT, **{"from": {run.topic: places}})
+        socket.subscribe(topics=[run.topic], credit=CREDIT, **{"from": {run.topic: next_offsets}})
         return lambda frame: frame.get("messages", ()) if frame.get("op") == "messages" else ()
 
     problem = _read(run, subscribe, took, is_done)

@@ -29,7 +29,6 @@ FLEET_START_S = 120.0
 PARTS = ("works", "topics", "delayed", "restart")
 QUICK_PARTS = PARTS[:-1]
 """A quick run has no log large enough for a restart to say anything, and starting all peers again takes two minutes."""
-LONG_EXPECTED_S = 100.0
 
 RESTART_BYTES = 5 * 2**30
 TOPICS_COUNT = 10_000

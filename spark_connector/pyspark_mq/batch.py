@@ -30,7 +30,7 @@ from pyspark_mq.reading import Task, read, report_loss
 
 
 class BatchReader(DataSourceReader):
-    """Reads what the topics hold between two places, both fixed when Spark first plans the DataFrame.
+    """Reads what the topics hold between two edges, both fixed when Spark first plans the DataFrame.
 
     Spark keeps that plan: an action on the same DataFrame later reads the same records, and new ones are seen by
     a new `load()`.
@@ -82,5 +82,5 @@ class BatchReader(DataSourceReader):
                 yield kept
 
 
-def _names(place: object, special: int) -> bool:
-    return isinstance(place, Exact) and any(special in partitions.values() for partitions in place.offsets.values())
+def _names(edge: object, special: int) -> bool:
+    return isinstance(edge, Exact) and any(special in partitions.values() for partitions in edge.offsets.values())

@@ -1,7 +1,7 @@
 """Where the records of batches begin.
 
 Only a record's length says where the next one begins, so they are a chain, and to follow it in a Python loop costs more
-than all columns together. A long one is therefore followed at hundreds of places at once, by numpy:
+than all columns together. A long one is therefore followed at hundreds of positions at once, by numpy:
 
     1. every so many octets a *head* is guessed, where records seem to begin: three in a row look like records, and
        the third is the head. Even when the first was none, their lengths lead to a record soon
@@ -132,18 +132,18 @@ def _side_by_side(octets: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints
         for _ in range(4):
             at = at + _STEPS.by_octets[pairs[np.minimum(at, len(pairs) - 1)]]
             steps.append(at)
-    places = np.array(steps)
-    there = places < stops  # chains that have arrived went on meanwhile, along the next one or into nowhere
-    arrived = places[np.count_nonzero(there, axis=0), np.arange(len(heads))]
+    positions = np.array(steps)
+    there = positions < stops  # chains that have arrived went on meanwhile, along the next one or into nowhere
+    arrived = positions[np.count_nonzero(there, axis=0), np.arange(len(heads))]
     if (arrived != stops).any():
         return None
-    found: Ints = places.T[there.T]
+    found: Ints = positions.T[there.T]
     has_all = np.searchsorted(found, ends) - np.searchsorted(found, starts) == counts
     return found if has_all.all() else None
 
 
 def _heads(octets: Bytes, starts: Ints, ends: Ints, record_bytes: int, lane_records: int) -> Ints:
-    """Places in the batches, about so many records apart, where records of about this size seem to begin."""
+    """Positions in the batches, about so many records apart, where records of about this size seem to begin."""
     start, lane, window = int(starts[0]), lane_records * record_bytes, 3 * record_bytes // 2
     count = max(0, (int(ends[-1]) - start - window - 2) // lane)
     looked_at = np.lib.stride_tricks.as_strided(octets[start:], (count, window + 2), (lane, 1)).reshape(-1)

@@ -328,8 +328,8 @@ def _sizes(octets: Bytes, at: Ints) -> tuple[Ints, Ints]:
 # --- columns --------------------------------------------------------------------------------------------------------
 
 
-def _to_arrow(buffer: bytes, records: _Records, place: tuple[str, int, str], columns: Sequence[str]) -> pa.RecordBatch:
-    topic, partition, epoch = place
+def _to_arrow(buffer: bytes, records: _Records, source: tuple[str, int, str], columns: Sequence[str]) -> pa.RecordBatch:
+    topic, partition, epoch = source
     count = len(records.offsets)
     arrays: dict[str, pa.Array] = {}
 

@@ -35,7 +35,7 @@ def is_write_id(text: str) -> bool:
     return len(text) <= WRITE_ID_CHARS_MAX and _WRITE_ID.fullmatch(text) is not None
 
 
-class Repeats(Protocol):
+class Identity(Protocol):
     """By what a repeat of a batch is known."""
 
     @property

@@ -98,8 +98,8 @@ class JsonValues:
         """Those of the connector's columns that `to_rows` needs."""
         return ("value", *(name.removeprefix(METADATA_PREFIX) for name in self._metadata))
 
-    def to_rows(self, batch: pa.RecordBatch, place: str) -> pa.RecordBatch:
-        """From those columns to the schema's. `place` names where the records are from, for errors.
+    def to_rows(self, batch: pa.RecordBatch, source: str) -> pa.RecordBatch:
+        """From those columns to the schema's. `source` names where the records are from, for errors.
 
         Raises MqError for the first value that does not fit, with mode FAILFAST.
         """
@@ -109,7 +109,7 @@ class JsonValues:
         def spoilt(row: int, reason: object) -> None:
             text = texts[row].decode("utf-8", "replace")
             if self._fail_fast:
-                raise MqError(f"{place}: a value does not fit the schema ({reason}): {text[:200]}")
+                raise MqError(f"{source}: a value does not fit the schema ({reason}): {text[:200]}")
             corrupt[row] = text
 
         documents = self._documents(texts, spoilt)

@@ -128,14 +128,14 @@ class AtTimes:
     times_ms: Mapping[str, Mapping[int, int]]
 
 
-Place = Earliest | Latest | Exact | AtTime | AtTimes
+Edge = Earliest | Latest | Exact | AtTime | AtTimes
 
 OffsetForTime = Callable[[str, int, int], int | None]
 """(topic, partition, time in ms) -> offset of the first record stored at or after it; None when there is none."""
 
 
 def resolve_start(
-    place: Place, topics: Topics, offset_for_time: OffsetForTime, *, no_match_is_latest: bool = False
+    edge: Edge, topics: Topics, offset_for_time: OffsetForTime, *, no_match_is_latest: bool = False
 ) -> Offsets:
     """The offset every partition of `topics` begins at.
 
@@ -150,20 +150,20 @@ def resolve_start(
             'startingOffsetsByTimestampStrategy to "latest" to begin at the end of such a partition'
         )
 
-    return _resolve(place, topics, offset_for_time, no_match, "startingOffsets")
+    return _resolve(edge, topics, offset_for_time, no_match, "startingOffsets")
 
 
-def resolve_end(place: Place, topics: Topics, offset_for_time: OffsetForTime) -> Offsets:
+def resolve_end(edge: Edge, topics: Topics, offset_for_time: OffsetForTime) -> Offsets:
     """The offset every partition of `topics` ends before. A time that no record matches means the end."""
 
     def no_match(topic: str, partition: int, _time_ms: int) -> int:
         return topics[topic].partitions[partition].end
 
-    return _resolve(place, topics, offset_for_time, no_match, "endingOffsets")
+    return _resolve(edge, topics, offset_for_time, no_match, "endingOffsets")
 
 
 def _resolve(
-    place: Place,
+    edge: Edge,
     topics: Topics,
     offset_for_time: OffsetForTime,
     no_match: Callable[[str, int, int], int],
@@ -173,9 +173,9 @@ def _resolve(
         found = offset_for_time(topic, partition, time_ms)
         return no_match(topic, partition, time_ms) if found is None else found
 
-    match place:
+    match edge:
         case Earliest():
-            return beginnings(topics)
+            return beginning_offsets(topics)
         case Latest():
             return ends(topics)
         case AtTime(time_ms):
@@ -208,7 +208,7 @@ def _require_every_partition(given: Mapping[str, Mapping[int, int]], topics: Top
     )
 
 
-def beginnings(topics: Topics) -> Offsets:
+def beginning_offsets(topics: Topics) -> Offsets:
     """The first readable offset of every partition."""
     return {t: {p: bounds.beginning for p, bounds in state.partitions.items()} for t, state in topics.items()}
 

@@ -28,9 +28,9 @@ from pyspark_mq.offsets import (
     AtTime,
     AtTimes,
     Earliest,
+    Edge,
     Exact,
     Latest,
-    Place,
     Selection,
     Split,
     Subscribe,
@@ -129,8 +129,8 @@ class Options:
 
     endpoint: Endpoint
     selection: Selection
-    starting: Place | None = None
-    ending: Place | None = None
+    starting: Edge | None = None
+    ending: Edge | None = None
     no_match_is_latest: bool = False
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] = KAFKA_COLUMNS
@@ -155,8 +155,8 @@ class Options:
         return cls(
             endpoint=_endpoint(values),
             selection=_selection(values),
-            starting=_place(values, "starting"),
-            ending=_place(values, "ending"),
+            starting=_edge(values, "starting"),
+            ending=_edge(values, "ending"),
             no_match_is_latest=values.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
             fail_on_data_loss=values.flag("failOnDataLoss", default=True),
             columns=_columns(values),
@@ -365,7 +365,7 @@ def _assign(text: str) -> Assign:
     return Assign(assigned)
 
 
-def _place(values: _Values, edge: str) -> Place | None:
+def _edge(values: _Values, edge: str) -> Edge | None:
     """Where to start or end; the three options that say so have this precedence."""
     at_time = values.parsed(f"{edge}Timestamp", _time)
     if at_time is not None:
@@ -386,7 +386,7 @@ def _times(text: str) -> AtTimes:
     return AtTimes(_by_partition(text, smallest=0, shape='it is JSON like {"orders":{"0":1700000000000}}, in ms'))
 
 
-def _offsets(text: str) -> Place:
+def _offsets(text: str) -> Edge:
     match text.strip().lower():
         case "earliest":
             return Earliest()

@@ -52,7 +52,7 @@ class Column(NamedTuple):
     """A column of a DataFrame: where it is, and which of TYPES it is."""
 
     name: str
-    place: int
+    column_index: int
 
 
 def columns_to_write(fields: Sequence[tuple[str, str]], *, topic_given: bool) -> tuple[Column, ...]:
@@ -92,7 +92,7 @@ class Rows(NamedTuple):
 
 def rows_by_topic(batch: pa.RecordBatch, columns: Sequence[Column], topic: str | None) -> list[Rows]:
     """An Arrow batch as rows to send, in its order within each topic. Raises MqError for a row without a topic."""
-    named = pa.RecordBatch.from_arrays([batch.column(c.place) for c in columns], names=[c.name for c in columns])
+    named = pa.RecordBatch.from_arrays([batch.column(c.column_index) for c in columns], names=[c.name for c in columns])
     if topic is not None:
         return [_split(topic, named)]
     topics = named["topic"].dictionary_encode()
@@ -101,8 +101,8 @@ def rows_by_topic(batch: pa.RecordBatch, columns: Sequence[Column], topic: str |
     if len(topics.dictionary) == 1:
         return [_split(topics.dictionary[0].as_py(), named)]
     return [
-        _split(name, named.filter(pc.equal(topics.indices, place)))
-        for place, name in enumerate(topics.dictionary.to_pylist())
+        _split(name, named.filter(pc.equal(topics.indices, topic_index)))
+        for topic_index, name in enumerate(topics.dictionary.to_pylist())
     ]
 
 
@@ -148,6 +148,6 @@ def epoch_ms(times: pa.Array) -> pa.Array:
 
 
 def row_bytes(rows: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """About what each row takes in a batch, whatever its place in it. A function of the row alone."""
+    """About what each row takes in a batch, whatever its index in it. A function of the row alone."""
     sizes = np.maximum(sizes_of(rows["key"]), 0) + np.maximum(sizes_of(rows["value"]), 0) + ROW_BYTES
     return sizes + sizes_of(rows["sections"]) if "sections" in rows.schema.names else sizes

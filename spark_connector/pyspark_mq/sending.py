@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark_mq.client import Client
 from pyspark_mq.encode import encode
 from pyspark_mq.errors import MqError, NotFound, NotRepeatable, ServerError
-from pyspark_mq.identity import Repeats
+from pyspark_mq.identity import Identity
 from pyspark_mq.rows import Column, Rows, epoch_ms, row_bytes, rows_by_topic
 
 Ints = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def write(
     columns: tuple[Column, ...],
     *,
     topic: str | None,
-    repeats: Repeats,
+    identity: Identity,
     new_client: Callable[[], Client],
     sort_rows: bool = False,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -84,7 +84,7 @@ def write(
     )
     if sort_rows:
         found = _sorted(found)
-    with _Outbox(repeats, new_client, now_ms) as outbox:
+    with _Outbox(identity, new_client, now_ms) as outbox:
         for rows in found:
             outbox.add(rows)
         return outbox.finish()
@@ -154,8 +154,8 @@ class _Delayed:
 class _Outbox:
     """Cuts and sends the rows of one task. Use it in a `with`: it has threads."""
 
-    def __init__(self, repeats: Repeats, new_client: Callable[[], Client], now_ms: Callable[[], int]) -> None:
-        self._repeats = repeats
+    def __init__(self, identity: Identity, new_client: Callable[[], Client], now_ms: Callable[[], int]) -> None:
+        self._identity = identity
         self._now_ms = now_ms
         self._clients: SimpleQueue[Client] = SimpleQueue()
         for _ in range(IN_FLIGHT):
@@ -235,7 +235,7 @@ class _Outbox:
         keyless_count = int(free.sum())
         if keyless_count:
             before = self._keyless_counts.get(topic, 0)
-            turns = self._repeats.first_turn + (before + np.arange(keyless_count)) // STRIDE
+            turns = self._identity.first_turn + (before + np.arange(keyless_count)) // STRIDE
             chosen[free] = turns % count
             self._keyless_counts[topic] = before + keyless_count
         return chosen
@@ -252,9 +252,9 @@ class _Outbox:
         if encoded.base_timestamp_ms is not None:
             lane.digest = zlib.crc32(encoded.base_timestamp_ms.to_bytes(8, "big", signed=True), lane.digest)
         lane.digest = zlib.crc32(encoded.records, lane.digest)
-        headers = self._repeats.of_batch(lane.number, lane.digest)
+        headers = self._identity.of_batch(lane.number, lane.digest)
         lane.number += 1
-        stamp_ms = self._repeats.stamp_ms
+        stamp_ms = self._identity.stamp_ms
         body = encoded.sealed(self._now_ms() if stamp_ms is None else stamp_ms)
 
         def send(client: Client) -> Counts:
@@ -278,7 +278,7 @@ class _Outbox:
             return
         count = len(delayed.records)
         body = json.dumps({"records": delayed.records}, separators=(",", ":")).encode()
-        headers = self._repeats.of_delayed(delayed.number)
+        headers = self._identity.of_delayed(delayed.number)
         delayed.number += 1
         delayed.records, delayed.bytes = [], 0
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark_mq.client import Client
 from pyspark_mq.compat import DataSourceStreamArrowWriter
 from pyspark_mq.errors import MqError
-from pyspark_mq.identity import EPOCH_MAX, Keyed, Numbered, Repeats
+from pyspark_mq.identity import EPOCH_MAX, Identity, Keyed, Numbered
 from pyspark_mq.options import WriteOptions
 from pyspark_mq.rows import Column
 from pyspark_mq.sending import Counts, partition_count, write
@@ -53,12 +53,12 @@ class BatchWriter(DataSourceArrowWriter):
         """Send the rows of one task; durable on return."""
         task = _task()
         options = self._options
-        repeats: Repeats
+        identity: Identity
         if options.write_id is None:
-            repeats = Keyed(self._job, task.partitionId(), self._started_ms)
+            identity = Keyed(self._job, task.partitionId(), self._started_ms)
         else:
-            repeats = Numbered(_named(options.write_id, options), task.partitionId(), options.write_epoch)
-        return _write(options, self._columns, iterator, repeats)
+            identity = Numbered(_named(options.write_id, options), task.partitionId(), options.write_epoch)
+        return _write(options, self._columns, iterator, identity)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
@@ -109,11 +109,11 @@ def _task() -> TaskContext:
 
 
 def _write(
-    options: WriteOptions, columns: tuple[Column, ...], iterator: Iterator[pa.RecordBatch], repeats: Repeats
+    options: WriteOptions, columns: tuple[Column, ...], iterator: Iterator[pa.RecordBatch], identity: Identity
 ) -> Written:
     new_client: Callable[[], Client] = lambda: Client(options.endpoint)  # noqa: E731
     counts = write(
-        iterator, columns, topic=options.topic, repeats=repeats, new_client=new_client, sort_rows=options.sort_rows
+        iterator, columns, topic=options.topic, identity=identity, new_client=new_client, sort_rows=options.sort_rows
     )
     return Written(counts)
 

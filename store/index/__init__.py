@@ -1,1 +1,1 @@
-"""Consume queues: the index from (queue, offset) to a place in the commit log. `base` is the seam."""
+"""Consume queues: the index from (queue, offset) to a position in the commit log. `base` is the seam."""

@@ -114,7 +114,6 @@ class WriterStats:
 
     append_count: int = 0
     record_count: int = 0
-    bytes_written: int = 0
     group_count: int = 0
     sync_count: int = 0
 
@@ -478,7 +477,6 @@ class Writer:
         at = 0
         for call in group:
             self._waiting_bytes -= call.size
-            stats.bytes_written += call.size
             own = entries[at : at + len(call.appends)]
             at += len(own)
             stats.record_count += sum(entry.record_count for entry in own)

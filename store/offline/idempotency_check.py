@@ -105,7 +105,7 @@ class IdempotencyCheck:
                 self._wrong.append(WrongMemory(self._path, entry.position, reason, entry.queue))
             return
         if row != _ids_of(entry, identity):
-            reason = "dedup/ has other ids or another place for this entry"
+            reason = "dedup/ has other ids or another position for this entry"
             self._wrong.append(WrongMemory(self._path, entry.position, reason, entry.queue))
         self._row = next(self._rows, None)
 

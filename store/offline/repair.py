@@ -132,7 +132,7 @@ class _Gap(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """What entries written at a place must not contradict: marks of the entries before it."""
+    """What entries written at a position must not contradict: marks of the entries before it."""
 
     durable_position: int
     store_time_ms: int
@@ -412,7 +412,7 @@ class _Repair:
                 rest -= target.write(bytes(min(rest, _COPY_BYTES)))
 
     def _put(self, position: int, content: bytes) -> None:
-        """Write into the new log, at a place that lies in one file."""
+        """Write into the new log, at a position that lies in one file."""
         start = position - position % self._file_bytes
         path = self._out / "commitlog" / f"{start:020}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

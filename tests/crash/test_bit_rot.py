@@ -1,6 +1,6 @@
 """One flipped bit, anywhere in any file of a store: found or healed, never served, never silently a loss. Contract C8.
 
-CI flips some thousands of bits; MQ_TORTURE_FLIPS=<count> flips more.
+CI flips some fifteen hundred bits; MQ_TORTURE_FLIPS=<count> flips more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from store.types import QueueKey
 from tests.simdisk import SimDisk
 from tests.store.kit import ROOT, abandon, entries_of, open_store, put, values_of
 
-FLIPS = int(os.environ.get("MQ_TORTURE_FLIPS", "2500"))
+FLIPS = int(os.environ.get("MQ_TORTURE_FLIPS", "1500"))
 Found = dict[QueueKey, list[bytes]]
 REFUSED = (Corrupt, IndexDamaged, FormatTooNew)
 

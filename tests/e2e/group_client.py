@@ -104,7 +104,7 @@ class Member:
 
     def _owns(self, said: dict[str, object]) -> None:
         cursor = str(said["cursor"]).split(";") if said["cursor"] else []
-        request_indexes = dict(place.removeprefix(f"{TOPIC}:").split("=") for place in cursor)
+        request_indexes = dict(part.removeprefix(f"{TOPIC}:").split("=") for part in cursor)
         named = said["partitions"].get(TOPIC, []) if isinstance(said["partitions"], dict) else []
         owned = {partition: int(request_indexes[str(partition)]) for partition in named}
         if owned:
@@ -147,9 +147,9 @@ class Consumer:
         messages = (await self._post("receive", asked))["messages"]
         assert isinstance(messages, list)
         for one in messages:
-            place = [one["partition"], one["offset"]]
+            position = [one["partition"], one["offset"]]
             lease = (one["delivery_attempt"], one["visible_until"], time.time() * 1e3)
-            self._log.write("lease", self._name, place, one["value"], *lease)
+            self._log.write("lease", self._name, position, one["value"], *lease)
         await asyncio.sleep(self._rng.uniform(0, WORKS_S))
         dice = self._rng.random()
         if dice < 0.03:

@@ -55,7 +55,7 @@ class Server:
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT_S)
         self.url = line.decode().strip()
-        assert self.url.startswith("http://"), f"the server did not start: {line!r}\n{self.log()}"
+        assert self.url.startswith(("http://", "https://")), f"the server did not start: {line!r}\n{self.log()}"
 
     async def kill(self) -> None:
         """kill -9."""

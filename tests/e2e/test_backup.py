@@ -21,7 +21,7 @@ PRODUCERS = 4
 SETTINGS = {**SMALL_FILES, "MQ_AUTH_ENABLED": "false"}
 HOUR_MS = 3_600_000
 
-Places = dict[tuple[int, int], str]
+Stored = dict[tuple[int, int], str]
 
 
 class Load:
@@ -30,7 +30,7 @@ class Load:
     def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
         self.server = server
         self.session = session
-        self.acknowledged: Places = {}
+        self.acknowledged: Stored = {}
         self.pending: set[str] = set()  # values of delayed records
         self.settled = 0
         self._sent = 0
@@ -52,11 +52,11 @@ class Load:
             url = f"{self.server.url}/topics/orders"
             async with self.session.post(url, json=body, headers=headers) as answer:
                 assert answer.status == 200
-                places = (await answer.json())["offsets"]
+                receipts = (await answer.json())["offsets"]
             if delayed:
                 self.pending.add(values.pop())
-            for value, place in zip(values, places, strict=False):
-                self.acknowledged[place["partition"], place["offset"]] = value
+            for value, receipt in zip(values, receipts, strict=False):
+                self.acknowledged[receipt["partition"], receipt["offset"]] = value
 
     async def consume_for_ever(self) -> None:
         while True:
@@ -88,9 +88,9 @@ async def done(*arguments: str | Path) -> str:
     return out.decode()
 
 
-async def everything(server: Server, session: aiohttp.ClientSession) -> Places:
+async def everything(server: Server, session: aiohttp.ClientSession) -> Stored:
     """All records of the topic, read to the end."""
-    found: Places = {}
+    found: Stored = {}
     for partition in range(PARTITIONS):
         offset = 0
         while True:
@@ -142,7 +142,7 @@ async def test_a_backup_under_load_has_what_was_acknowledged_before_it_began_and
         assert at != again.url
         load.server = again
         found = await everything(again, session)
-        assert {place: found.get(place) for place in acknowledged} == acknowledged
+        assert {receipt: found.get(receipt) for receipt in acknowledged} == acknowledged
         schedules = await load.ask("GET", "/mq/v1/schedules?topic=orders&limit=1000")
         assert len(schedules["schedules"]) >= len(pending)  # type: ignore[arg-type]
         lag = await load.ask("GET", "/mq/v1/groups/mailers/lag")

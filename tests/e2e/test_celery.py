@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
+import ssl
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +25,19 @@ import pytest
 from celery import Celery, chord, group
 from mq.kombu.link import close_links
 
+from loadtest.certificates import write_certificate
+from tests.e2e.faked_clock import LIBRARIES, MISSING, FakedClock
 from tests.e2e.server import REPOSITORY, Server
 
 TASKS = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 import mq.celery
 from celery import Celery
 
 app = Celery("tasks", broker=os.environ["BROKER"], backend=os.environ["BACKEND"])
 app.conf.update(
     task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1, task_track_started=False,
-    broker_transport_options={"lease": float(os.environ["LEASE"])},
+    broker_transport_options={"lease": float(os.environ["LEASE"])}, broker_use_ssl=json.loads(os.environ["TLS"]),
     worker_cancel_long_running_tasks_on_connection_loss=True,
 )
 
@@ -71,6 +77,13 @@ def fatal(self, word):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 LEASE_S = 2.0
+HOUR_S = 3600
+SCOPES = [
+    f"{right}:{what}"
+    for right in ("create", "describe", "send", "receive")
+    for what in ("topic:celery", "topic:kombu-exchange.*", "group:celery")
+]
+"""What docs/celery.md says a token needs."""
 COUNT = int(os.environ.get("MQ_TEST_CELERY_TASKS", "20000"))
 """Of the long run."""
 
@@ -84,20 +97,27 @@ class World:
         self.workers: list[asyncio.subprocess.Process] = []
         self.app: Celery
         self.settings: dict[str, str] = {}
+        self.token = ""
+        self.tls: dict[str, str] | None = None
+        self.clock: dict[str, str] = {}  # in the workers' environment
 
-    def begin(self, backend: str = "rpc://", lease_s: float = LEASE_S) -> None:
+    def begin(
+        self, backend: str = "rpc://", lease_s: float = LEASE_S, token: str = "", tls: dict[str, str] | None = None
+    ) -> None:
+        self.token, self.tls = token, tls
         (self.path / "tasks.py").write_text(TASKS)
-        broker = self.server.url.replace("http://", "mq://")
-        self.settings = {"BROKER": broker, "BACKEND": backend, "LEASE": str(lease_s)}
+        scheme, _, host = self.server.url.partition("://")
+        broker = f"{scheme.replace('http', 'mq')}://{f':{token}@' if token else ''}{host}"
+        self.settings = {"BROKER": broker, "BACKEND": backend, "LEASE": str(lease_s), "TLS": json.dumps(tls)}
         self.app = Celery("tasks", broker=broker, backend=backend, set_as_current=False)
-        self.app.conf.broker_transport_options = {"lease": lease_s}
+        self.app.conf.update(broker_transport_options={"lease": lease_s}, broker_use_ssl=tls)
 
     async def worker(
         self, *options: str, pool: str = "prefork", concurrency: int = 2, under: tuple[str, ...] = ()
     ) -> Any:
         """Start a worker; return when it takes tasks."""
         log = self.path / f"worker{len(self.workers)}.log"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")} | self.clock
         source = f"{Path(mq.__file__).parents[1]}:{REPOSITORY}"
         with log.open("wb") as errors:
             worker = await asyncio.create_subprocess_exec(
@@ -142,7 +162,8 @@ class World:
 
     async def nothing_left(self) -> None:
         """Everything is acked."""
-        with mq.sync.connect(self.server.url) as client:
+        trusted = ssl.create_default_context(cafile=self.tls["ca_certs"]) if self.tls else None
+        with mq.sync.connect(self.server.url, token=self.token or None, ssl=trusted) as client:
             await self.until(lambda: client.group("celery").lag() == 0)
 
     async def kill_server(self, away_s: float = 0.0) -> None:
@@ -176,36 +197,59 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    server = Server(tmp_path / "data", getattr(request, "param", {}))
+def clock(tmp_path: Path, request: pytest.FixtureRequest) -> FakedClock | None:
+    """Of the server and the workers; None: the true one."""
+    if not hasattr(request, "param"):
+        return None
+    if not LIBRARIES:
+        pytest.skip(MISSING)
+    return FakedClock(tmp_path / "clock")
+
+
+@pytest.fixture
+async def world(tmp_path: Path, request: pytest.FixtureRequest, clock: FakedClock | None) -> AsyncIterator[World]:
+    faked = clock.environment if clock is not None else {}
+    server = Server(tmp_path / "data", getattr(request, "param", {}) | faked)
     await server.start()
     world = World(tmp_path, server)
+    world.clock = faked
     yield world
     await world.end()
 
 
-async def test_a_worker_works(world: World) -> None:
-    world.begin()
-    worker = await world.worker()
-    assert world.get(world.send("add", 1, 2)) == 3
-    several = group((world.sign("add", n, n) for n in range(10)), app=world.app)
-    assert world.get(several.apply_async()) == [2 * n for n in range(10)]
-    began = time.time()
-    world.send("mark", "late", countdown=1)
-    revoked = world.send("mark", "revoked", countdown=1)
-    assert mq.celery.revoke(world.app, revoked.id, queue="celery")
-    assert not mq.celery.revoke(world.app, revoked.id, queue="celery")
-    assert world.app.control.ping(timeout=5, limit=1) == [{"w0@test": {"ok": "pong"}}]
-    (queues,) = world.app.control.inspect(timeout=5, limit=1).active_queues().values()
-    assert [queue["name"] for queue in queues] == ["celery"]
-    await world.until_done("late")
-    assert float(world.done()[0][2]) >= began + 1
-    world.send("slow", "last", 0.5)
-    await world.until_done("last-began")
-    assert await world.stop(worker) == 0  # finishes what it began
-    assert world.count("last-ended") == 1
-    assert not world.count("revoked")
-    await world.nothing_left()
+async def test_a_worker_works_with_a_token_over_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = {"MQ_TLS_CERT_FILE": str(cert), "MQ_TLS_KEY_FILE": str(key)}
+    world = World(tmp_path, Server(tmp_path / "data", {"MQ_AUTH_ENABLED": "true", **tls}))
+    allowed = [word for scope in SCOPES for word in ("--allow", scope)]
+    making = [sys.executable, "-m", "gateway", "token", "create", "celery", "--data", str(tmp_path / "data"), "--json"]
+    made = await asyncio.to_thread(subprocess.run, [*making, *allowed], cwd=REPOSITORY, capture_output=True, check=True)
+    await world.server.start()
+    try:
+        world.begin(token=json.loads(made.stdout)["token"], tls={"ca_certs": str(cert)})
+        worker = await world.worker()
+        assert world.get(world.send("add", 1, 2)) == 3
+        several = group((world.sign("add", n, n) for n in range(10)), app=world.app)
+        assert world.get(several.apply_async()) == [2 * n for n in range(10)]
+        began = time.time()
+        world.send("mark", "late", countdown=1)
+        revoked = world.send("mark", "revoked", countdown=1)
+        assert mq.celery.revoke(world.app, revoked.id, queue="celery")
+        assert not mq.celery.revoke(world.app, revoked.id, queue="celery")
+        assert world.app.control.ping(timeout=5, limit=1) == [{"w0@test": {"ok": "pong"}}]
+        (queues,) = world.app.control.inspect(timeout=5, limit=1).active_queues().values()
+        assert [queue["name"] for queue in queues] == ["celery"]
+        await world.until_done("late")
+        assert float(world.done()[0][2]) >= began + 1
+        world.send("slow", "last", 0.5)
+        await world.until_done("last-began")
+        assert await world.stop(worker) == 0  # finishes what it began
+        assert world.count("last-ended") == 1
+        assert not world.count("revoked")
+        await world.nothing_left()
+    finally:
+        await world.end()
 
 
 async def test_a_worker_and_a_server_are_killed(world: World) -> None:
@@ -285,6 +329,31 @@ async def test_an_outage_above_a_lease_runs_a_task_again(world: World) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("clock", ["faked"], indirect=True)
+async def test_tasks_of_in_an_hour_run_in_an_hour(world: World, clock: FakedClock) -> None:
+    world.begin(lease_s=60)
+    worker = await world.worker()
+    began = time.time()
+    world.send("mark", "countdown", countdown=HOUR_S)
+    world.send("mark", "eta", eta=datetime.fromtimestamp(began + HOUR_S, UTC))
+    world.send("mark", "next-day", countdown=24 * HOUR_S)
+    world.send("mark", "now")
+    await world.until_done("now")
+    await world.nothing_left()
+    await world.kill_server()  # what waits survives it
+    clock.set(f"+{HOUR_S - 30}")
+    world.send("mark", "before")
+    await world.until_done("before")
+    assert len(world.done()) == 2
+    clock.set(f"+{HOUR_S + 30}")
+    await world.until_done("countdown")
+    await world.until_done("eta")
+    assert all(float(at) >= began + HOUR_S for word, _, at in world.done() if word in ("countdown", "eta"))
+    assert await world.stop(worker) == 0
+    assert [world.count(word) for word in ("countdown", "eta", "next-day")] == [1, 1, 0]
+
+
+@pytest.mark.matrix
 async def test_a_killed_child_costs_its_task_another_run(world: World) -> None:
     world.begin()
     await world.worker()
@@ -339,6 +408,7 @@ async def test_no_task_is_lost_over_random_kills(world: World) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     world.begin(lease_s=5)
+    world.app.conf.broker_transport_options |= {"send_timeout": 600}  # a busy machine starts servers slowly
     workers = [await world.worker(concurrency=2) for _ in range(3)]
 
     def send_all() -> None:

@@ -55,8 +55,15 @@ BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 """Runs a command as a script's `command &` does: with SIGINT ignored."""
 
 
-@pytest.mark.parametrize("wrapper", [(), BACKGROUND], ids=["terminal", "background"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "wrapper"),
+    [
+        pytest.param(signal.SIGINT, (), id="SIGINT-terminal"),
+        pytest.param(signal.SIGTERM, BACKGROUND, id="SIGTERM-background"),
+        pytest.param(signal.SIGINT, BACKGROUND, id="SIGINT-background", marks=pytest.mark.matrix),
+        pytest.param(signal.SIGTERM, (), id="SIGTERM-terminal", marks=pytest.mark.matrix),
+    ],
+)
 def test_an_interrupted_demo_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals, wrapper: Sequence[str]
 ) -> None:

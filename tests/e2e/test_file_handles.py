@@ -52,7 +52,7 @@ async def send(client: aiohttp.ClientSession, url: str, record: dict[str, object
         return offset
 
 
-@pytest.mark.parametrize("handle_limit", [300, 1024])
+@pytest.mark.parametrize("handle_limit", [300, pytest.param(1024, marks=pytest.mark.matrix)])
 async def test_strangers_do_not_stop_the_log(tmp_path: Path, handle_limit: int) -> None:
     server = Server(
         tmp_path / "data", {**SMALL_FILES, "MQ_TIMER_CHECKPOINT_INTERVAL_MS": "100"},

@@ -20,7 +20,7 @@ from store.record_batch import Record, encode
 from tests.e2e.server import SMALL_FILES, Server
 from tests.waiting import PATIENCE_S, until
 
-CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "12"))
+CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "6"))
 SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
 JSON_V2 = "application/vnd.kafka.json.v2+json"
 BATCH = "application/vnd.mq.batch"

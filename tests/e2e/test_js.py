@@ -129,7 +129,10 @@ def test_the_package_has_what_a_user_needs_and_nothing_else(built: str, tmp_path
     assert (CLIENT / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
 
 
-@pytest.mark.parametrize(("module", "resolution"), [("nodenext", "nodenext"), ("esnext", "bundler")])
+@pytest.mark.parametrize(
+    ("module", "resolution"),
+    [("nodenext", "nodenext"), pytest.param("esnext", "bundler", marks=pytest.mark.matrix)],
+)
 def test_a_strict_program_compiles_against_the_package(
     built: str, tmp_path: Path, module: str, resolution: str
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_strict_program_compiles_against_the_package(
     run("node", str(CLIENT / "node_modules" / "typescript" / "bin" / "tsc"), "-p", str(tmp_path), cwd=tmp_path)
 
 
+@pytest.mark.matrix
 def test_a_clone_that_is_installed_or_packed_is_built_first(tmp_path: Path) -> None:
     """`npm install ./clients/js` runs "prepare", `npm pack` and `npm publish` "prepack"; the first only when needed."""
     scripts = json.loads((CLIENT / "package.json").read_text())["scripts"]

@@ -23,7 +23,7 @@ from tests.e2e.server import SMALL_FILES, Server
 from tests.history import Json, Outcome, Recorder, Seen, Send, check, is_intact, seal
 from tests.waiting import PATIENCE_S, until
 
-CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "20"))
+CYCLES = int(os.environ.get("MQ_KILL_CYCLES", "8"))
 DELAYED_CYCLES = max(CYCLES // 2, 1)
 SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
 PARTITIONS = 3
@@ -113,16 +113,16 @@ class World:
                 self._answered(sends, orjson.loads(content)["offsets"], ended_ms)
 
     def _answered(self, sends: list[Send], offsets: list[dict[str, int | str | None]], ended_ms: float) -> None:
-        for send, place in zip(sends, offsets, strict=True):
-            assert place["error_code"] is None
-            assert place["partition"] == send.partition, "a key's partition is crc32(key) % partitions"
-            offset = place["offset"]
+        for send, receipt in zip(sends, offsets, strict=True):
+            assert receipt["error_code"] is None
+            assert receipt["partition"] == send.partition, "a key's partition is crc32(key) % partitions"
+            offset = receipt["offset"]
             if send.due_ms is None:
                 assert isinstance(offset, int)
                 send.ok(ended_ms, offset)
             else:
                 assert offset is None
-                assert place["schedule_id"]
+                assert receipt["schedule_id"]
                 send.ok(ended_ms)
 
     async def follow_for_ever(self, partition: int) -> None:

@@ -418,14 +418,15 @@ def test_a_forked_process_has_a_connection_of_its_own(connection: Connection) ->
 
 
 @pytest.mark.matrix
-def test_a_consumer_without_a_prefetch_count_holds_so_many_and_no_more(connection: Connection) -> None:
-    taken = Taken(connection, work(connection))
-    for n in range(PREFETCH_UNLIMITED + 1):
-        publish(connection, n)
-    taken.wait(PREFETCH_UNLIMITED, within_s=60)
-    taken.nothing_for()
-    taken.messages[0].ack()
-    taken.wait(PREFETCH_UNLIMITED + 1)
+def test_a_consumer_without_a_prefetch_count_holds_so_many_and_no_more(url: str, group: str) -> None:
+    with connect(url, group, lease=60) as connection:  # a lease that ended would make room for one more
+        taken = Taken(connection, work(connection))
+        for n in range(PREFETCH_UNLIMITED + 1):
+            publish(connection, n)
+        taken.wait(PREFETCH_UNLIMITED, within_s=60)
+        taken.nothing_for()
+        taken.messages[0].ack()
+        taken.wait(PREFETCH_UNLIMITED + 1)
 
 
 async def test_messages_for_a_slow_consumer_wait_in_the_server() -> None:

@@ -133,7 +133,7 @@ class Sender(Client):
 
 
 class Reader(Client):
-    """Keeps its own place by cursors."""
+    """Keeps its own offsets by cursors."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -175,7 +175,7 @@ class StreamMember(Client):
     async def talk(self, socket: Socket) -> None:
         fields = {"mode": "stream", "group": "stream", "member": "m", "start": "earliest", "batch": 50}
         answer = await socket.ask("subscribe", sub="s", topics=["orders"], **fields)
-        assert answer["partitions"] == {"orders": list(range(PARTITIONS))}, "a named member takes its own place again"
+        assert answer["partitions"] == {"orders": list(range(PARTITIONS))}, "a named member keeps its partitions"
         self.settle(answer["cursor"])
         self.taken.clear()  # it comes again
         while len(self.committed) < RECORDS:

@@ -98,7 +98,7 @@ class FakeGroups:
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         self._raise()
         membership = self._membership(group)
-        whole = [self._partition(*place) for place in partitions]
+        whole = [self._partition(*one) for one in partitions]
         self._apply(membership, membership.decide_release(*member, whole, self._routes.topics()))
         return membership.share(member.member_id)
 
@@ -115,20 +115,20 @@ class FakeGroups:
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> list[CommittedPosition]:
         found = []
-        for place in partitions:
-            stored = self.progress.lookup(group, self._key(place))
+        for partition in partitions:
+            stored = self.progress.lookup(group, self._key(partition))
             offset, metadata = (stored.offset, stored.metadata) if isinstance(stored, Found) else (None, "")
-            found.append(CommittedPosition(*place, offset, metadata))
+            found.append(CommittedPosition(*partition, offset, metadata))
         return found
 
     async def start_offset(
         self,
         group: str,
-        place: TopicPartition,
+        partition: TopicPartition,
         start: Start | StartTime,
     ) -> int:
-        bounds = await self._consumer.bounds(*place)
-        answer = where_to_start(self.progress.lookup(group, self._key(place)), start, PartitionBounds(bounds))
+        bounds = await self._consumer.bounds(*partition)
+        answer = where_to_start(self.progress.lookup(group, self._key(partition)), start, PartitionBounds(bounds))
         assert isinstance(answer, int)
         return answer
 
@@ -140,8 +140,8 @@ class FakeGroups:
             self._membership(group).check_owner(*member, partitions)
         elif membership is not None and any(membership.owner(partition) for partition in partitions):
             raise GroupActive(f"group={group} has members")
-        places = [TopicPartition(one.topic, one.partition) for one in commits]
-        keyed = [Commit(self._key(place), one.offset, one.metadata) for place, one in zip(places, commits, strict=True)]
+        named = [TopicPartition(one.topic, one.partition) for one in commits]
+        keyed = [Commit(self._key(p), one.offset, one.metadata) for p, one in zip(named, commits, strict=True)]
         for event in self.progress.decide_commit(group, keyed, self.now_ms):
             self.progress.apply(event)
         self.commits.append(list(commits))
@@ -180,8 +180,8 @@ class FakeGroups:
     def _partition(self, topic: str, partition: int) -> Partition:
         return Partition(topic, self._routes.topic(topic).topic_id, partition)
 
-    def _key(self, place: TopicPartition) -> PartitionKey:
-        return PartitionKey(self._routes.topic(place.topic).topic_id, place.partition)
+    def _key(self, partition: TopicPartition) -> PartitionKey:
+        return PartitionKey(self._routes.topic(partition.topic).topic_id, partition.partition)
 
     def _raise(self) -> None:
         if self.error is not None:

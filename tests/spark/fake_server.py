@@ -51,11 +51,11 @@ class FakeTopic:
 
     epoch: str
     partitions: list[list[_Stored]]
-    beginnings: list[int]
+    beginning_offsets: list[int]
 
     def end(self, partition: int) -> int:
         stored = self.partitions[partition]
-        return stored[-1].next if stored else self.beginnings[partition]
+        return stored[-1].next if stored else self.beginning_offsets[partition]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class FakeServer:
         """Retention: drop the batches before `beginning`, which is the base of one."""
         stored = self.topics[topic]
         stored.partitions[partition] = [b for b in stored.partitions[partition] if b.base >= beginning]
-        stored.beginnings[partition] = beginning
+        stored.beginning_offsets[partition] = beginning
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """The right answer to a GET."""
@@ -127,7 +127,7 @@ class FakeServer:
         rows = []
         for partition, stored in enumerate(topic.partitions):
             end = topic.end(partition)
-            row = {"partition": partition, "beginning_offset": topic.beginnings[partition], "end_offset": end}
+            row = {"partition": partition, "beginning_offset": topic.beginning_offsets[partition], "end_offset": end}
             if time_ms is not None:
                 row["offset_for_time"] = next((b.base for b in stored if b.time_ms >= int(time_ms)), end)
             rows.append(row)
@@ -138,7 +138,7 @@ class FakeServer:
         if topic is None:
             return _json(404, {"error_code": 40401, "message": "Topic not found.", "retriable": False})
         offset, stop, max_bytes = int(query["offset"]), int(query["end_offset"]), int(query["max_bytes"])
-        beginning, end = topic.beginnings[partition], topic.end(partition)
+        beginning, end = topic.beginning_offsets[partition], topic.end(partition)
         if not beginning <= offset <= end:
             details = {"beginning_offset": beginning, "end_offset": end}
             return _json(416, {"error_code": 41601, "message": "out of range", "details": details})

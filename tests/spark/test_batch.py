@@ -74,7 +74,7 @@ def test_options_choose_what_is_read(server: FakeServer, options: dict[str, str]
         ({"startingTimestamp": "1800"}, "startingOffsetsByTimestampStrategy"),
     ],
 )
-def test_places_that_make_no_sense_are_errors(server: FakeServer, options: dict[str, str], said: str) -> None:
+def test_offsets_that_make_no_sense_are_errors(server: FakeServer, options: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         planned(server, **options)
 

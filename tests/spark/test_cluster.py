@@ -45,7 +45,7 @@ def test_pickled_code_reads_and_writes_where_the_package_is_not(mq: Server, bare
             [batch],
             columns,
             topic="sent-along",
-            repeats=Numbered("q", 0, 0),
+            identity=Numbered("q", 0, 0),
             new_client=lambda: client,
         )
         reader = BatchReader(read_options, values.columns, values)

@@ -168,17 +168,17 @@ def test_lengths_of_one_to_four_octets_lead_to_the_next_record(octets: int) -> N
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-9000, 9000), min_size=1, max_size=30))
-def test_numbers_of_one_to_ten_octets_are_read_at_any_place(numbers: list[int]) -> None:
-    written, places = b"", []
+def test_numbers_of_one_to_ten_octets_are_read_at_any_position(numbers: list[int]) -> None:
+    written, positions = b"", []
     for number in numbers:
         left = (number << 1) ^ (number >> 63)
-        places.append(len(written))
+        positions.append(len(written))
         while left >= 0x80:
             written, left = written + bytes([0x80 | left & 0x7F]), left >> 7
         written += bytes([left])
-    values, after = decoder._varints(np.frombuffer(written, dtype=np.uint8), np.array(places))
+    values, after = decoder._varints(np.frombuffer(written, dtype=np.uint8), np.array(positions))
     assert values.tolist() == numbers
-    assert after.tolist() == [*places[1:], len(written)]
+    assert after.tolist() == [*positions[1:], len(written)]
 
 
 @pytest.mark.parametrize("octets", [b"\x80", b"\x02\xff", b"\x80\x80\x80"])

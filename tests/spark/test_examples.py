@@ -71,8 +71,9 @@ def test_a_streaming_aggregation(spark: SparkSession, mq: Server, flights: None,
     assert sorted(row["count"] for row in rows) == [30, 60]
 
 
-def test_enrich_and_write_back(spark: SparkSession, mq: Server, flights: None, tmp_path: Path) -> None:
-    for _ in range(2):
+@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.matrix)])
+def test_enrich_and_write_back(spark: SparkSession, mq: Server, flights: None, tmp_path: Path, runs: int) -> None:
+    for _ in range(runs):
         run("Enrich and write back", spark, mq, tmp_path)
         rows = load(spark, mq.url, subscribe="named-flights").collect()
         assert len(rows) == 60

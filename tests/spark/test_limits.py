@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark_mq.client import Client, Endpoint
 from pyspark_mq.errors import ServerUnavailable
-from pyspark_mq.identity import Keyed, Numbered, Repeats
+from pyspark_mq.identity import Identity, Keyed, Numbered
 from pyspark_mq.rows import Column
 from pyspark_mq.sending import Counts, write
 
@@ -22,11 +22,11 @@ def test_a_stream_of_more_tasks_than_the_server_remembers_producers_is_told_so(t
     server.start()
     server.create("t", 1)
 
-    def task(repeats: Repeats, number: int) -> Counts:
+    def task(identity: Identity, number: int) -> Counts:
         rows = pa.record_batch({"value": [str(number)]})
         endpoint = Endpoint(urls=(server.url,))
         new_client = lambda: Client(endpoint)  # noqa: E731
-        return write([rows], (Column("value", 0),), topic="t", repeats=repeats, new_client=new_client)
+        return write([rows], (Column("value", 0),), topic="t", identity=identity, new_client=new_client)
 
     for number in range(PRODUCERS):
         assert task(Numbered("stream", number, 0), number) == Counts(1, 0)

@@ -86,7 +86,7 @@ def no_time(topic: str, partition: int, time_ms: int) -> int | None:
     raise AssertionError("no search by time was needed")
 
 
-def test_places_resolve_for_every_partition() -> None:
+def test_start_and_end_resolve_for_every_partition() -> None:
     def search(topic: str, partition: int, time_ms: int) -> int | None:
         return None if topic == "b" else time_ms + partition
 

@@ -45,7 +45,7 @@ def test_every_column_has_a_type_to_have() -> None:
 
 
 def table(**columns: pa.Array) -> tuple[pa.RecordBatch, tuple[Column, ...]]:
-    return pa.record_batch(columns), tuple(Column(name, place) for place, name in enumerate(columns))
+    return pa.record_batch(columns), tuple(Column(name, index) for index, name in enumerate(columns))
 
 
 def test_rows_are_split_by_topic_and_by_when_they_are_due() -> None:

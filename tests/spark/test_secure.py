@@ -56,7 +56,7 @@ def test_what_is_written_with_a_token_over_tls_is_read(secure: tuple[Server, dic
         [pa.record_batch({"value": ["a", "b"]})],
         (Column("value", 0),),
         topic=parsed.topic,
-        repeats=Numbered("q", 0, 0),
+        identity=Numbered("q", 0, 0),
         new_client=lambda: Client(parsed.endpoint),
     )
     assert counts == Counts(2, 0)

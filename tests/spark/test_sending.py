@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark_mq import sending
 from pyspark_mq.client import Client, ConnectionPool, Endpoint
 from pyspark_mq.errors import MqError, NotRepeatable, ServerError
-from pyspark_mq.identity import Keyed, Numbered, Repeats
+from pyspark_mq.identity import Identity, Keyed, Numbered
 from pyspark_mq.rows import Column
 from pyspark_mq.sending import BATCH_BYTES, BATCH_RECORDS, DELAYED_RECORDS, IN_FLIGHT, STRIDE, Counts, write
 
@@ -48,14 +48,14 @@ def batches(pairs: Sequence[Pair], size: int) -> list[pa.RecordBatch]:
 
 
 def send(
-    server: FakeServer, pairs: Sequence[Pair], *, size: int = 10_000, repeats: Repeats | None = None, **more: bool
+    server: FakeServer, pairs: Sequence[Pair], *, size: int = 10_000, identity: Identity | None = None, **more: bool
 ) -> Counts:
     endpoint = Endpoint(urls=(server.url,), retry_timeout_ms=5000)
     return write(
         batches(pairs, size),
         KEYS_AND_VALUES,
         topic="t",
-        repeats=repeats or Numbered("q", 0, 0),
+        identity=identity or Numbered("q", 0, 0),
         new_client=partial(Client, endpoint, pool=ConnectionPool(), sleep=lambda _: None),
         now_ms=lambda: 1000,
         **more,
@@ -111,19 +111,19 @@ def test_a_batch_ends_at_its_limits(server: FakeServer) -> None:
 
 def test_rows_without_a_key_go_in_turn_and_each_task_and_epoch_begins_elsewhere(server: FakeServer) -> None:
     rows: list[Pair] = [(None, b"%d" % n) for n in range(2 * STRIDE + 1)]
-    send(server, rows, repeats=Numbered("q", 1, 4))
+    send(server, rows, identity=Numbered("q", 1, 4))
     assert {p: len(records) for p, records in stored(server).items()} == {2: STRIDE, 0: STRIDE, 1: 1}
     server.sent.clear()
-    send(server, rows[:1], repeats=Numbered("q", 1, 5))
+    send(server, rows[:1], identity=Numbered("q", 1, 5))
     assert {p for p, records in stored(server).items() if records} == {0}
 
 
-@pytest.mark.parametrize("repeats", [Numbered("q", 0, 7), Keyed("job", 0, 99)])
-def test_lost_answers_store_nothing_twice(server: FakeServer, repeats: Repeats) -> None:
+@pytest.mark.parametrize("identity", [Numbered("q", 0, 7), Keyed("job", 0, 99)])
+def test_lost_answers_store_nothing_twice(server: FakeServer, identity: Identity) -> None:
     busy = Answer(503, {"error_code": 50351, "message": "busy", "retriable": True})
     server.post_faults = [busy, LOST, DISCONNECT, CUT, LOST, busy]
     rows: list[Pair] = [(b"%d" % n, b"v") for n in range(3 * IN_FLIGHT)]
-    counts = send(server, rows, repeats=repeats)
+    counts = send(server, rows, identity=identity)
     assert counts.stored + counts.repeated == len(rows)
     assert sorted(key for records in stored(server).values() for key, _ in records) == sorted(key for key, _ in rows)
 
@@ -167,7 +167,7 @@ def test_an_unknown_topic_or_partition_is_named(server: FakeServer) -> None:
             [batch],
             (Column("value", 0), Column("partition", 1)),
             topic="other",
-            repeats=Numbered("q", 0, 0),
+            identity=Numbered("q", 0, 0),
             new_client=lambda: Client(Endpoint(urls=(server.url,))),
         )
 
@@ -176,9 +176,9 @@ def delayed(server: FakeServer, count: int, **more: pa.Array) -> Counts:
     columns = {"value": pa.array([b"%d" % n for n in range(count)]), **more}
     return write(
         [pa.record_batch(columns)],
-        tuple(Column(name, place) for place, name in enumerate(columns)),
+        tuple(Column(name, index) for index, name in enumerate(columns)),
         topic="t",
-        repeats=Numbered("q", 0, 2),
+        identity=Numbered("q", 0, 2),
         new_client=lambda: Client(Endpoint(urls=(server.url,)), pool=ConnectionPool()),
     )
 

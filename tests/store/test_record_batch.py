@@ -115,7 +115,6 @@ def test_what_is_encoded_passes_and_decodes_to_the_same_records(records: Sequenc
         (base_offset + n, r.timestamp_ms, r.key, r.value, list(r.headers)) for n, r in enumerate(records)
     ]
     assert record_batch.record_count(batch) == len(records)
-    assert not record_batch.is_log_append_time(batch)
 
 
 @given(records_of_any_shape)
@@ -370,10 +369,6 @@ def test_split_refuses_a_batch_that_is_cut_short() -> None:
     for size in range(len(sample()) + 1, len(body)):
         with pytest.raises(MalformedBatch):
             list(split(body[:size]))
-
-
-def test_log_append_time_is_seen() -> None:
-    assert record_batch.is_log_append_time(rebuilt(sample(), patches={CRC_FROM: struct.pack(">h", 0x08)}))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])

@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from store.errors import FormatTooNew
+from tests.seeds import each_seed
 from tests.simdisk import PowerCut, SimDisk
 from timer.checkpoint import Checkpoint, CheckpointFile
 
@@ -24,7 +25,7 @@ def test_a_new_file_has_no_checkpoint() -> None:
     assert CheckpointFile(SimDisk(), PATH).latest is None
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each_seed(100)
 def test_a_power_cut_while_writing_leaves_the_old_or_the_new_one(seed: int) -> None:
     disk = SimDisk()
     file = CheckpointFile(disk, PATH)

@@ -6,15 +6,14 @@ import gc
 import timeit
 from random import Random
 
-import pytest
-
+from tests.seeds import each_seed
 from timer.items import Item, pack_item, slot_of
 from timer.open_slots import OpenSlots
 
 NOW_S = 1000
 
 
-@pytest.mark.parametrize("seed", range(300))
+@each_seed(300)
 def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
     rng = Random(seed)
     count_max = rng.choice((4, 9, 500))

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.seeds import each_seed
 from timer.items import HIGHEST, Item, fire_key, pack_item
 from timer.runs import RUN_COUNT, Runs
 
@@ -14,7 +15,7 @@ def _item(rng: Random) -> Item:
     return pack_item(rng.randrange(1000), rng.randrange(50), rng.randrange(1 << 30), 5, False)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@each_seed(100)
 def test_runs_hold_what_a_sorted_list_would_hold(seed: int) -> None:
     rng = Random(seed)
     runs = Runs()

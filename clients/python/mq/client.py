@@ -14,7 +14,7 @@ from mq.errors import Closed, MqError
 from mq.http import Http, segment
 from mq.message import Receipt
 from mq.middleware import Outgoing, SendMiddleware, wrapped
-from mq.places import Partitions
+from mq.progress import Partitions
 from mq.protocol import ConnectionState
 from mq.queue import Queue
 from mq.read import Reader, Start

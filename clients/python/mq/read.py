@@ -1,4 +1,4 @@
-"""Readers: every reader gets every message, and keeps its place itself, as a cursor."""
+"""Readers: every reader gets every message, and keeps its own offsets, as a cursor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mq.clock import Clock
 from mq.connection import Connection
 from mq.errors import MqError, Undecodable
 from mq.frames import Frame
-from mq.placed import Placed
-from mq.places import Partitions, Places, write_cursor
+from mq.partitioned import PartitionedSubscription
+from mq.progress import Partitions, ProgressTable, write_cursor
 from mq.record_batch import RawBatch
 from mq.subscription import What
 from mq.values import Decode, Instant, epoch_ms
@@ -34,7 +34,7 @@ def start_field(start: Start) -> object:
     return {"timestamp": epoch_ms(start, "start")}
 
 
-class Reader(Placed[T]):
+class Reader(PartitionedSubscription[T]):
     """Messages of topics, by partition in the order of offsets, without a gap, each once. `cursor` is where it is."""
 
     mode: ClassVar[str] = "reader"
@@ -57,7 +57,7 @@ class Reader(Placed[T]):
         self._start = cursor if cursor is not None else start_field(start)
         most = connection.conversation.limits.max_credit
         super().__init__(connection, clock, sub, what, decode, credit=min(credit or CREDIT, most), on_over=on_over)
-        self._places = Places()
+        self._progress = ProgressTable()
         self._epochs: dict[str, str] | None = None
         self._is_raw = False
         self._on_assigned = on_assigned
@@ -68,7 +68,7 @@ class Reader(Placed[T]):
     def cursor(self) -> str:
         """Where to go on: behind the last message that the loop got. For `client.read(topics, cursor=...)`."""
         self._sync()
-        return write_cursor(self._places, lambda place: place.given)
+        return write_cursor(self._progress, lambda progress: progress.given)
 
     async def raw(self) -> AsyncIterator[RawBatch]:
         """Whole record batches as the server stores them, undecoded: for copies and bulk loads. Without `tags`; call it
@@ -82,16 +82,16 @@ class Reader(Placed[T]):
         try:
             while (held := await self._next()) is not None:
                 self._last = held.items[0]
-                assert held.place is not None
-                held.place.given = held.end
+                assert held.progress is not None
+                held.progress.given = held.end
                 yield held.items[0]
         finally:
             await self.aclose()
 
     def _command(self) -> dict[str, object]:
-        is_known = len(self._places) > 0
+        is_known = len(self._progress) > 0
         fields: dict[str, object] = {
-            "from": write_cursor(self._places, lambda place: place.next) if is_known else self._start,
+            "from": write_cursor(self._progress, lambda progress: progress.next) if is_known else self._start,
             "epochs": self._epochs if is_known and self._what.pattern is None else None,
             "format": "batch" if self._is_raw else None,
             "credit": self._window.opened(),

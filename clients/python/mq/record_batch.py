@@ -14,7 +14,7 @@ are (`Client.send_raw`), and for other decoders.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
@@ -26,8 +26,6 @@ assert _HEADER.size == 61
 _LENGTH_FROM = 12  # the length counts from behind itself
 _MAX_TIME = 8
 _INFLATED_BYTES_MAX = 64 * 1024 * 1024
-
-Inflate = Callable[[bytes], bytes]
 
 
 class RawRecord(NamedTuple):

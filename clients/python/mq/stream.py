@@ -16,8 +16,8 @@ from mq.connection import Connection
 from mq.errors import MqError, Refused
 from mq.frames import Frame
 from mq.message import Message
-from mq.placed import Placed
-from mq.places import Partitions, Place, Places, partitions_of, write_cursor
+from mq.partitioned import PartitionedSubscription
+from mq.progress import Partitions, Progress, ProgressTable, partitions_of, write_cursor
 from mq.read import CREDIT, Start, start_field
 from mq.subscription import What, quietly
 from mq.values import Decode
@@ -29,7 +29,7 @@ Commit: TypeAlias = Literal["auto", "manual"]
 COMMIT_INTERVAL_S = 1.0
 
 
-class Stream(Placed[T]):
+class Stream(PartitionedSubscription[T]):
     """Messages of the partitions that the group gives this member. `async with` and iterate; with `commit="manual"`
     only what `message.ack()` names is done."""
 
@@ -60,7 +60,7 @@ class Stream(Placed[T]):
         super().__init__(connection, clock, sub, what, decode, credit=min(credit or CREDIT, most), on_over=on_over)
         self.member = member or f"py-{secrets.token_hex(8)}"
         """The member's name. A restarted program that uses the same one takes its own partitions again."""
-        self._places = Places()
+        self._progress = ProgressTable()
         self._group = group
         self._is_done_by_asking = commit == "auto"
         self._commit_interval_s = commit_interval_s
@@ -74,16 +74,16 @@ class Stream(Placed[T]):
             raise self._error or MqError("commit: the stream is closed")
         await self.ready()
         self._sync()
-        await self._commit(self._places)
+        await self._commit(self._progress)
 
     def settle(self, op: str, message: Message[Any], fields: dict[str, object]) -> Awaitable[None]:
         """`message.ack()`: its partition is done up to and including it. The next commit says so."""
         if op != "ack":
             raise MqError(f"{op}: a stream has no leases; read as a queue: client.group(name).queue(topic)")
         self._sync()
-        place = self._places.get(message.topic, message.partition)
-        if place is not None and place.done <= message.offset < place.given:
-            place.done = message.offset + 1
+        progress = self._progress.get(message.topic, message.partition)
+        if progress is not None and progress.done <= message.offset < progress.given:
+            progress.done = message.offset + 1
             self._release_drained()
         done: Any = self._loop.create_future()
         done.set_result(None)
@@ -93,8 +93,8 @@ class Stream(Placed[T]):
 
     def _command(self) -> dict[str, object]:
         self._drop(lambda held: True)  # it comes again, from what is committed on
-        for place in self._places:
-            place.next = place.given
+        for progress in self._progress:
+            progress.next = progress.given
         return {
             "group": self._group,
             "member": self.member,
@@ -103,38 +103,42 @@ class Stream(Placed[T]):
             "auto_credit": False,
         }
 
-    def _left(self, lost: list[Place], *, is_fresh: bool) -> None:
+    def _left(self, lost: list[Progress], *, is_fresh: bool) -> None:
         if not is_fresh and lost:  # their revocation may have begun while we were away
             cursor = self._news(lost)
             if cursor:
                 self._connection.spawn(lambda: self._tell(cursor))
-        told = [place for place in lost if not place.is_revoked]
+        told = [progress for progress in lost if not progress.is_revoked]
         self._lose(lost)
         if told:
             self._call(self._on_revoked, partitions_of(told), True)
 
-    def _rejoined(self, place: Place, offset: int, *, is_fresh: bool) -> None:
-        place.is_revoked = False
-        if not is_fresh and offset >= place.next:
-            place.next = offset  # more, where a filter leaves records out
+    def _rejoined(self, progress: Progress, offset: int, *, is_fresh: bool) -> None:
+        progress.is_revoked = False
+        if not is_fresh and offset >= progress.next:
+            progress.next = offset  # more, where a filter leaves records out
             return
         self._sync()
-        self._drop(lambda held: held.place is place)
-        if (offset < place.committed or offset > place.given) and self._hand is not None and self._hand.place is place:
+        self._drop(lambda held: held.progress is progress)
+        if (
+            (offset < progress.committed or offset > progress.given)
+            and self._hand is not None
+            and self._hand.progress is progress
+        ):
             self._hand.is_void = True
-        place.rejoin(offset)
+        progress.rejoin(offset)
 
     def _revoked(self, frame: Frame) -> None:
-        concerned = self._places.of(frame.partitions)
-        told = [place for place in concerned if not place.is_revoked]
+        concerned = self._progress.of(frame.partitions)
+        told = [progress for progress in concerned if not progress.is_revoked]
         if frame.lost:
             self._lose(concerned)
         else:
             drain_s = frame.drain_ms / 1000
             drain_by_s = self._clock.monotonic_s() + drain_s
-            for place in told:
-                place.is_revoked = True
-                place.drain_by_s = drain_by_s
+            for progress in told:
+                progress.is_revoked = True
+                progress.drain_by_s = drain_by_s
             self._clock.later(drain_s, lambda: self._drained([one for one in told if one.drain_by_s == drain_by_s]))
             if not concerned:  # given up already, but the connection was lost before it was told
                 self._connection.spawn(lambda: self._give_up(None, frame.partitions))
@@ -142,9 +146,9 @@ class Stream(Placed[T]):
             self._call(self._on_revoked, partitions_of(told), frame.lost)
         self._release_drained()
 
-    def _drained(self, places: Iterable[Place]) -> None:
+    def _drained(self, partitions: Iterable[Progress]) -> None:
         """The time to finish revoked partitions is over: the server has taken those that are left."""
-        late = [place for place in places if place.is_revoked and not place.is_gone]
+        late = [progress for progress in partitions if progress.is_revoked and not progress.is_gone]
         if late and not self._is_over:
             self._lose(late)
             self._call(self._on_revoked, partitions_of(late), True)
@@ -152,12 +156,14 @@ class Stream(Placed[T]):
     def _release_drained(self) -> None:
         """Give up revoked partitions of which the consumer has nothing in hand."""
         drained = [
-            place for place in self._places if place.is_revoked and not place.frames and place.given <= place.done
+            progress
+            for progress in self._progress
+            if progress.is_revoked and not progress.frames and progress.given <= progress.done
         ]
         if drained:
             cursor, partitions = self._news(drained), partitions_of(drained)
-            for place in drained:
-                self._places.drop(place)
+            for progress in drained:
+                self._progress.drop(progress)
             self._connection.spawn(lambda: self._give_up(cursor, partitions))
 
     async def _give_up(self, cursor: str | None, partitions: Partitions) -> None:
@@ -176,38 +182,40 @@ class Stream(Placed[T]):
         if self._is_over:
             return
         self._sync()
-        if self._conversation.is_sending and self._is_attached and self._news(self._places):
-            self._connection.spawn(lambda: self._commit(self._places))
+        if self._conversation.is_sending and self._is_attached and self._news(self._progress):
+            self._connection.spawn(lambda: self._commit(self._progress))
         self._timer = self._clock.later(self._commit_interval_s, self._now_and_then)
 
     @staticmethod
-    def _news(places: Iterable[Place]) -> str:
+    def _news(partitions: Iterable[Progress]) -> str:
         """The cursor of what is done and not committed."""
-        return write_cursor((place for place in places if place.done != place.committed), lambda place: place.done)
+        return write_cursor(
+            (progress for progress in partitions if progress.done != progress.committed), lambda progress: progress.done
+        )
 
-    async def _commit(self, places: Iterable[Place]) -> None:
-        news = [place for place in places if place.done != place.committed]
+    async def _commit(self, partitions: Iterable[Progress]) -> None:
+        news = [progress for progress in partitions if progress.done != progress.committed]
         if not news:
             return
-        done = [place.done for place in news]
+        done = [progress.done for progress in news]
         # While the subscription is being closed nobody waits for another connection.
         answer = await self._ask({"op": "ack", "cursor": self._news(news)}, repeatable=not self._is_closing)
         refused: Refused | None = None
-        for place, offset, result in zip(news, done, answer.results, strict=True):
+        for progress, offset, result in zip(news, done, answer.results, strict=True):
             if result.ok:
-                place.committed = offset
+                progress.committed = offset
             else:
                 refused = Refused(result.error, result.error_code)
         if refused is not None:
             raise refused
 
     async def _tell(self, cursor: str) -> None:
-        """Commit places that are ours no longer."""
+        """Commit partitions that are ours no longer."""
         await self._ask({"op": "ack", "cursor": cursor}, repeatable=False)
 
     async def _settle_all(self) -> None:
         self._sync()
-        await self._commit(self._places)  # else those who come after get it again
+        await self._commit(self._progress)  # else those who come after get it again
 
     def _finish(self, error: Exception | None) -> None:
         super()._finish(error)

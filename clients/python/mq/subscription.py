@@ -1,6 +1,6 @@
 """What all three ways to consume have in common: a subscription over all connections, frames in, messages out.
 
-    reader   no group; the place is kept here, and after a lost session it goes on from there    mq/read.py
+    reader   no group; offsets are kept here, and after a lost session it goes on from there    mq/read.py
     stream   partitions of a group; what the consumer is done with is committed                  mq/stream.py
     queue    single messages on lease, settled one by one                                        mq/queue.py
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from mq.credit import Window
 from mq.errors import Closed, ConnectionLost, MqError, Refused, Undecodable
 from mq.frames import Frame, State
 from mq.message import Message
-from mq.places import Partitions, Place
+from mq.progress import Progress
 from mq.values import Body, Decode
 
 log = logging.getLogger("mq")
@@ -60,20 +61,20 @@ class What(NamedTuple):
 
 
 class Held:
-    """A frame that waits for the consumer, or that it is at. `place`: reader and stream, where all items are of one
+    """A frame that waits for the consumer, or that it is at. `progress`: reader and stream, where all items are of one
     partition. `end`: the offset behind it. `cost`: what it cost of the credit."""
 
-    __slots__ = ("cost", "end", "is_dropped", "is_void", "items", "place")
+    __slots__ = ("cost", "end", "is_dropped", "is_void", "items", "progress")
 
-    def __init__(self, items: Sequence[Any], place: Place | None, end: int, cost: int) -> None:
+    def __init__(self, items: Sequence[Any], progress: Progress | None, end: int, cost: int) -> None:
         self.items = items
-        self.place = place
+        self.progress = progress
         self.end = end
         self.cost = cost
         self.is_dropped = False
         """The rest of it is not to be given."""
         self.is_void = False
-        """Nor does it count what was: the place is somewhere else now."""
+        """Nor does it count what was: the partition goes on elsewhere now."""
 
 
 class Subscription(Generic[T]):
@@ -262,9 +263,9 @@ class Subscription(Generic[T]):
 
     # ------------------------------------------------------------------------------------------------- of each mode
 
+    @abstractmethod
     def _command(self) -> dict[str, object]:
         """The mode's own fields of `subscribe`; None: left out. The session is a new one."""
-        raise NotImplementedError
 
     def _subscribed(self, answer: Frame) -> None:
         """The subscription is new."""
@@ -275,9 +276,9 @@ class Subscription(Generic[T]):
     def _told(self, frame: Frame) -> None:
         """A push that is no messages."""
 
+    @abstractmethod
     def _take_in(self, frame: Frame) -> None:
         """Messages."""
-        raise NotImplementedError
 
     def _take_in_hand(self, held: Held) -> None:
         """The consumer gets this frame now."""
@@ -345,9 +346,6 @@ class Subscription(Generic[T]):
     def settle(self, op: str, message: Message[Any], fields: dict[str, object]) -> Awaitable[None]:
         """Settle a message."""
         raise MqError(f"{op}: a reader has nothing to settle; read as a group: client.group(name).queue(topic)")
-
-
-OnPartitions = Callable[[Partitions], object]
 
 
 async def quietly(work: Awaitable[object]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 import mq.client
 from mq.loop_thread import LoopThread
 from mq.message import Message, Receipt
-from mq.placed import Placed
+from mq.partitioned import PartitionedSubscription
 from mq.queue import Queue
 from mq.recurring import Recurring
 from mq.schedules import Schedule
@@ -269,7 +269,7 @@ class Messages(Generic[S]):
         if isinstance(inner, Queue):
             while (message := self._loop.call(inner.get)) is not None:
                 yield message
-        elif isinstance(inner, Placed):
+        elif isinstance(inner, PartitionedSubscription):
             # A frame at a time, so that a message costs no change of threads. Which one is in hand is told in passing.
             while (held := self._loop.call(inner._next)) is not None:
                 for item in held.items:

@@ -1,12 +1,23 @@
-"""Recurring schedules: what is to be sent, and when."""
+"""Recurring schedules: what is to be sent and when, and how they are shown."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from gateway.api.shapes.base import TIME_SCHEMA, Shape, chars, judged, one_of, time_ms, whole
+from gateway.api.shapes.answers import Answer, Count, TimeMs
+from gateway.api.shapes.base import (
+    TIME_SCHEMA,
+    NextOffset,
+    PartitionNumber,
+    Shape,
+    chars,
+    judged,
+    one_of,
+    time_ms,
+    whole,
+)
 from gateway.api.shapes.schema import Schema
 from gateway.api.shapes.topics import TopicName
 from gateway.errors import INVALID, invalid
@@ -26,9 +37,19 @@ _ANCHOR: Schema = {
     "description": "With every_ms: a due time, from which the others are counted. Without it: as it was, or now.",
 }
 
+EveryMs = Annotated[int, whole(EVERY_MS_MIN, EVERY_MS_MAX, "Milliseconds from one due time to the next.")]
 Cron = Annotated[
     str,
     chars(CRON_CHARS_MAX, "Five fields (minute hour day month weekday) as Debian's cron reads them, or `@daily` etc."),
+]
+Zone = Annotated[str, chars(ZONE_CHARS_MAX, "With cron: an IANA time zone; UTC.")]
+Missed = Annotated[
+    Literal["once", "all"],
+    one_of(
+        "once",
+        "all",
+        said="When several due times have passed at once: one record that counts the others, or a record each.",
+    ),
 ]
 
 
@@ -45,20 +66,11 @@ class RecurringBody(Shape):
 
     topic: TopicName
     record: Annotated[object, judged(_RECORD)]
-    every_ms: (
-        Annotated[int, whole(EVERY_MS_MIN, EVERY_MS_MAX, "Milliseconds from one due time to the next.")] | None
-    ) = None
+    every_ms: EveryMs | None = None
     anchor: Annotated[object, judged(_ANCHOR)] = None
     cron: Cron | None = None
-    tz: Annotated[str, chars(ZONE_CHARS_MAX, "With cron: an IANA time zone; UTC.")] | None = None
-    missed: Annotated[
-        Literal["once", "all"],
-        one_of(
-            "once",
-            "all",
-            said="When several due times have passed at once: one record that counts the others, or a record each.",
-        ),
-    ] = "once"
+    tz: Zone | None = None
+    missed: Missed = "once"
     paused: Annotated[bool | None, Meta(description="It rests. Without it: as it was; not at first.")] = None
 
     def rule(self, old: Rule | None, now_ms: int) -> Rule:
@@ -82,3 +94,38 @@ class RecurringBody(Shape):
         except ValueError as error:
             raise invalid(str(error)) from None
         return rule
+
+
+class Recurring(Answer):
+    """A recurring schedule, and how far it is. The record is stored JSON: whoever answers adds it."""
+
+    name: str
+    topic: str
+    every_ms: EveryMs | None
+    anchor: TimeMs | None
+    cron: Cron | None
+    tz: Zone | None
+    missed: Missed
+    paused: bool
+    version: Annotated[int, Meta(ge=1, description="Each definition has another one, greater than all before.")]
+    next_at: Annotated[TimeMs | None, Meta(description="null: it is paused, or is never due again.")]
+    last_at: Annotated[TimeMs | None, Meta(description="The last due time that has come.")]
+    last_partition: PartitionNumber | None
+    last_offset: Annotated[NextOffset | None, Meta(description="Where its record was delivered, if that is known.")]
+    delivered_count: Count
+    missed_count: Annotated[int, Meta(ge=0, description="Due times without a record of their own.")]
+    created_at: TimeMs
+    updated_at: TimeMs
+    error: Annotated[str | None, Meta(description="Why it does not fire although it is due.")]
+    record: (
+        Annotated[
+            dict[str, object],
+            judged(
+                {
+                    "$ref": "#/components/schemas/RecurringRecord",
+                    "description": "For callers who may receive from the topic.",
+                }
+            ),
+        ]
+        | UnsetType
+    ) = UNSET

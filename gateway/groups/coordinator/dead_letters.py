@@ -184,6 +184,8 @@ class DeadLetters:
             first = max(stored.offset, low) if isinstance(stored, Found) else low
             settled = self.settled(group)
             there = {offset for offset in offsets if first <= offset < high and offset not in settled}
+            if not there:
+                return [False] * len(offsets)
             after = settled.with_offsets(there).behind(first)
             if len(after.ranges) > RANGES_MAX:
                 raise GroupFull(

@@ -329,7 +329,7 @@ class StreamMode:
             return group
         if member_id is None:
             raise IllegalRequest(
-                f"group={group} is broadcasting: its members have places of their own; name the member"
+                f"group={group} is broadcasting: its members have offsets of their own; name the member"
             )
         return lone_group(group, member_id)
 

@@ -1,7 +1,7 @@
 """Broadcasting: every member of a group gets every record.
 
 A broadcasting group is as many groups of one member as it has members, each named `group/member`. So a member owns
-all partitions it wants, commits under its own generation, and keeps its own place: offsets belong to `group/member`,
+all partitions it wants, commits under its own generation, and keeps its own offsets: they belong to `group/member`,
 and a member that comes back under its name goes on where it was. Group names hold no "/", so the names cannot collide.
 """
 

@@ -36,7 +36,7 @@ class GroupConfig:
     """Settings of one group. The second half is for queue mode only."""
 
     mode: str = SHARED
-    """SHARED: the members share the partitions. BROADCAST: each member has all of them, and a place of its own."""
+    """SHARED: the members share the partitions. BROADCAST: each member has all of them, and offsets of its own."""
 
     strategy: str | None = "sticky"
     """Name of the allocation strategy. None: a member computes the assignment, as in Kafka's classic protocol."""

@@ -8,7 +8,7 @@ A group is there from its first event until it is deleted. What it has in a topi
     leases        queue mode, a topic each             see `topic_leases`, `leases`
     documents     what others keep beside a group      DocumentPut
 
-In one partition a group is in queue mode or not: where it is, its place is the first record that is not done
+In one partition a group is in queue mode or not: where it is, its offset is that of the first record that is not done
 (`stored`), and no other offset is committed there.
 
 What groups keep is counted as it grows, so that it can be bounded (`size_bytes`, `open_count`): estimates of what

@@ -67,7 +67,7 @@ class Dialect(Protocol):
 
 
 class _Group:
-    """Documents that are sent together: the place of the first, and the task that sends them."""
+    """Documents that are sent together: the index of the first, and the task that sends them."""
 
     __slots__ = ("parsed", "request_index", "sending")
 

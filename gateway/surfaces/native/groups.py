@@ -281,7 +281,7 @@ async def lag_history(gateway: Gateway, request: web.Request, _: bytes) -> web.S
 
 
 async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Move the group to another place in a topic: what was committed, and what is committed now (or would be)."""
+    """Move the group to other offsets of a topic: what was committed, and what is committed now (or would be)."""
     check_accept(request)
     wanted = read_shape(ResetBody, body, gateway)
     access_of(request).check(Permission.RECEIVE, topic=wanted.topic)

@@ -121,7 +121,7 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
 
 
 def record_at(fetched: Fetched, message_id: MessageId) -> RawRecord:
-    """The record of a place, out of what was fetched for it."""
+    """The record with this id, out of what was fetched for it."""
     entry = fetched.entries[0]
     for record in record_batch.decode(entry.batch):
         if record.offset == message_id.offset:

@@ -10,8 +10,10 @@ import asyncio
 import re
 from typing import Protocol
 
+import msgspec
 from aiohttp import web
 
+from gateway.api.shapes import recurring as shapes
 from gateway.api.shapes.queries import ListRecurringQuery
 from gateway.api.shapes.recurring import NAME_CHARS_MAX, NAME_PATTERN, RecurringBody
 from gateway.auth.access import Permission
@@ -168,26 +170,28 @@ def _row(gateway: Gateway, request: web.Request, recurring: Recurring, with_reco
     definition = recurring.definition
     rule = definition.rule
     is_cron = rule.cron is not None
-    row: dict[str, object] = {
-        "name": recurring.name,
-        "topic": definition.topic,
-        "every_ms": rule.every_ms,
-        "anchor": None if is_cron else rule.anchor_ms,
-        "cron": rule.cron,
-        "tz": rule.zone if is_cron else None,
-        "missed": definition.missed,
-        "paused": recurring.paused,
-        "version": recurring.version,
-        "next_at": recurring.next_due_ms(),
-        "last_at": recurring.last_due_ms,
-        "last_partition": recurring.partition,
-        "last_offset": recurring.offset,
-        "delivered_count": recurring.delivered_count,
-        "missed_count": recurring.missed_count,
-        "created_at": recurring.created_ms,
-        "updated_at": recurring.updated_ms,
-        "error": request.app[RECURRING].troubles.get(recurring.name),
-    }
+    row: dict[str, object] = msgspec.to_builtins(
+        shapes.Recurring(
+            name=recurring.name,
+            topic=definition.topic,
+            every_ms=rule.every_ms,
+            anchor=None if is_cron else rule.anchor_ms,
+            cron=rule.cron,
+            tz=rule.zone if is_cron else None,
+            missed=definition.missed,
+            paused=recurring.paused,
+            version=recurring.version,
+            next_at=recurring.next_due_ms(),
+            last_at=recurring.last_due_ms,
+            last_partition=recurring.partition,
+            last_offset=recurring.offset,
+            delivered_count=recurring.delivered_count,
+            missed_count=recurring.missed_count,
+            created_at=recurring.created_ms,
+            updated_at=recurring.updated_ms,
+            error=request.app[RECURRING].troubles.get(recurring.name),
+        )
+    )
     return row | {"record": _shown(gateway, definition)} if with_record else row
 
 

@@ -83,7 +83,7 @@ def commands() -> dict[str, Op]:
             {"count": COUNT, "error_code": COUNT, "error": STRING},
         ),
     )
-    results = {"results": said(array(result), "One for each receipt or place, in order.")}
+    results = {"results": said(array(result), "One for each receipt or offset, in order.")}
     settings = obj(dict.fromkeys(("max_frame", "max_subs", "max_credit", "max_credit_bytes", "max_records"), COUNT))
     receipt = obj(
         {"partition": PARTITION, "offset": nullable(OFFSET)},

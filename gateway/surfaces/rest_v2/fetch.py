@@ -126,9 +126,9 @@ async def fetch_messages(
 
 
 async def _answer(
-    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched, places: dict[str, str] | None
+    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched, bounds: dict[str, str] | None
 ) -> web.StreamResponse:
-    """The answer with the records of a pull. `places`: headers that name offsets; None without any of them."""
+    """The answer with the records of a pull. `bounds`: headers that name offsets; None without any of them."""
     headers: dict[str, str] = {hdrs.CONTENT_TYPE: pull.kind.content_type}
     allowance = allowance_of(gateway, request)
     batch_bytes = 0
@@ -141,8 +141,8 @@ async def _answer(
         made, next_offset = await _taken_filtered(gateway, request, pull, fetched)
         end = next_offset
     fetched.entries.clear()  # callers still have it while the answer is written
-    if places is not None:
-        headers |= {NEXT_OFFSET: str(end), **places}
+    if bounds is not None:
+        headers |= {NEXT_OFFSET: str(end), **bounds}
     if end > next_offset:
         if pull.is_raw:
             headers[hdrs.CONTENT_LENGTH] = str(batch_bytes)
@@ -322,10 +322,10 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
         return low
     if reset == "latest":
         return high
-    place = f"below the first offset {low}" if offset < low else f"above the end offset {high}"
+    where = f"below the first offset {low}" if offset < low else f"above the end offset {high}"
     raise RequestError(
         OFFSET_OUT_OF_RANGE,
-        f"Offset {offset} is {place}.",
+        f"Offset {offset} is {where}.",
         details={"beginning_offset": low, "end_offset": high},
     )
 

@@ -5,7 +5,7 @@ is answered with its original offset and `"duplicate": true`.
 
 Invariants
     V1  a JSON record that is refused for itself (its size, partition, encoding, delay, ...) has an error in its own
-        place of the answer, as REST Proxy has it, and the others are stored
+        entry of the answer, as REST Proxy has it, and the others are stored
     V2  the whole request is refused when no record is left, when what is wrong is not one record's (the envelope; an
         unknown field: a misspelt `delay_ms` must never send at once), and when it is to be stored whole or not at all
         (`Idempotency-Key`, `Mq-Sequence`, `If-Match`)

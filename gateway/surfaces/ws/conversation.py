@@ -356,7 +356,7 @@ class Conversation:
     async def _seek(self, command: commands.Seek) -> None:
         subscription = self.session.subscription(command.sub)
         if isinstance(subscription, Queue):
-            raise invalid("op: a queue has no place to move; reset the group")
+            raise invalid("op: a queue has no offset to move; reset the group")
         for topic in subscription.topics():
             self._check("seek", topic=topic, group=subscription.group)
         cursor = await subscription.seek(command.to)

@@ -232,7 +232,7 @@ class Feed:
         return self.ledger.fits(fed.next_message_bytes, record_count=fed.next_record_count)
 
     async def _turn(self, fed: FedPartition, outbox: Outbox) -> None:
-        """Send of one place what is there and fits; then it waits at its end, or for its next turn."""
+        """Send of one partition what is there and fits; then it waits at its end, or for its next turn."""
         key = fed.key
         seq = self.journal.last
         if self._consumer.is_end(*key, fed.offset):

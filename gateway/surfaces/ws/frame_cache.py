@@ -83,8 +83,8 @@ class EncodedRange(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """What was read for one place: ranges that follow each other, and the partition's end if it was looked at. The
-    place may be beyond that end: a group may commit an offset that no record has yet."""
+    """What was read from one offset on: ranges that follow each other, and the partition's end if it was looked at. The
+    offset may be beyond that end: a group may commit an offset that no record has yet."""
 
     ranges: Sequence[EncodedRange]
     end: int | None
@@ -118,11 +118,6 @@ class FrameCache:
         self._bytes = 0
         self._cache: OrderedDict[_Key, EncodedRange] = OrderedDict()
         self._reading: dict[_Key, asyncio.Event] = {}
-
-    @property
-    def cached_bytes(self) -> int:
-        """Memory that encoded ranges take."""
-        return self._bytes
 
     async def read(
         self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int

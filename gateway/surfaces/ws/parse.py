@@ -230,11 +230,11 @@ def _ack(taken: AckCommand) -> Ack:
     if taken.receipts is not None:
         return Ack(taken.id, taken.sub, tuple(taken.receipts), ())
     if taken.up_to is not None:
-        places = [UpTo(place.topic, place.partition, place.offset + 1) for place in taken.up_to]
+        up_to = [UpTo(one.topic, one.partition, one.offset + 1) for one in taken.up_to]
     else:
         cursor = parse_cursor(taken.cursor or "")
-        places = [UpTo(topic, number, to) for topic, offsets in cursor.items() for number, to in offsets.items()]
-    return Ack(taken.id, taken.sub, (), tuple(places))
+        up_to = [UpTo(topic, number, to) for topic, offsets in cursor.items() for number, to in offsets.items()]
+    return Ack(taken.id, taken.sub, (), tuple(up_to))
 
 
 def _topics(taken: SubscribeCommand) -> tuple[str, ...]:
@@ -277,7 +277,7 @@ def _partition_offsets(topic: str, given: object, name: str) -> dict[int, int]:
         raise invalid(f"{name}.{topic}: must be an object of partition and offset")
     offsets = {}
     for partition, offset in given.items():
-        # One spelling a partition: "01" and "1" would be two keys for one place.
+        # One spelling a partition: "01" and "1" would be two keys for one partition.
         if not PARTITION_NUMBER.fullmatch(partition):
             raise invalid(f"{name}.{topic}: {partition!r} is not a partition number")
         if offset.__class__ is not int or not 0 <= offset <= OFFSET_MAX:

@@ -21,7 +21,7 @@ from tests.e2e.server import Server
 WITHIN_S = 20.0
 
 
-class Place:
+class Host:
     """Where a client is tried, and how time passes there."""
 
     def __init__(self, server: Server | None) -> None:
@@ -55,8 +55,8 @@ class Place:
 
 
 @pytest.fixture(params=["server", "memory"])
-async def place(request: pytest.FixtureRequest, real: Server) -> Place:
-    return Place(real if request.param == "server" else None)
+async def host(request: pytest.FixtureRequest, real: Server) -> Host:
+    return Host(real if request.param == "server" else None)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-async def client(place: Place) -> AsyncIterator[Client]:
-    async with place.connect() as client:
+async def client(host: Host) -> AsyncIterator[Client]:
+    async with host.connect() as client:
         yield client
 
 
@@ -88,15 +88,15 @@ async def collect(messages: Any, count: int) -> list[mq.Message[Any]]:
     return await asyncio.wait_for(gathered(), WITHIN_S)
 
 
-async def made(client: Client, place: Place, name: str, partitions: int = 1) -> str:
-    topic = place.topic(name)
+async def made(client: Client, host: Host, name: str, partitions: int = 1) -> str:
+    topic = host.topic(name)
     await client.topics.create(topic, partitions)
     return topic
 
 
 @pytest.mark.behaviour(1, 2, 3)
-async def test_sends_are_stored_in_order_and_receipts_say_where(client: Client, place: Place) -> None:
-    topic = await made(client, place, "order")
+async def test_sends_are_stored_in_order_and_receipts_say_where(client: Client, host: Host) -> None:
+    topic = await made(client, host, "order")
     receipts = await asyncio.gather(*(client.send(topic, n) for n in range(2_500)))
     assert [receipt.offset for receipt in receipts] == list(range(2_500))
     assert {receipt.acks for receipt in receipts} == {"flushed"}
@@ -107,10 +107,8 @@ async def test_sends_are_stored_in_order_and_receipts_say_where(client: Client, 
 
 
 @pytest.mark.behaviour(12)
-async def test_json_text_bytes_tombstones_keys_and_headers_come_out_as_they_went_in(
-    client: Client, place: Place
-) -> None:
-    topic = await made(client, place, "round")
+async def test_json_text_bytes_tombstones_keys_and_headers_come_out_as_they_went_in(client: Client, host: Host) -> None:
+    topic = await made(client, host, "round")
     values = [{"a": [1, None, "é"]}, "text", 1.5, True, b"\x00\xff", b"\xfe" * 70_000, None, [], "", b""]
     at = datetime(2026, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
     for n, value in enumerate(values):
@@ -132,9 +130,9 @@ async def test_json_text_bytes_tombstones_keys_and_headers_come_out_as_they_went
 
 @pytest.mark.behaviour(5)
 async def test_of_a_list_with_a_bad_record_none_is_stored_and_of_single_sends_only_the_bad_one(
-    client: Client, place: Place
+    client: Client, host: Host
 ) -> None:
-    topic = await made(client, place, "bad")
+    topic = await made(client, host, "bad")
     with pytest.raises(mq.Refused) as caught:
         await client.send_many(topic, [1, mq.Record(2, partition=9), 3])
     assert caught.value.code == 40402
@@ -147,17 +145,17 @@ async def test_of_a_list_with_a_bad_record_none_is_stored_and_of_single_sends_on
     assert caught.value.code == 40401
 
 
-async def test_a_record_of_one_msg_id_is_stored_once(client: Client, place: Place) -> None:
-    topic = await made(client, place, "ids")
+async def test_a_record_of_one_msg_id_is_stored_once(client: Client, host: Host) -> None:
+    topic = await made(client, host, "ids")
     first, again = [await client.send(topic, n, msg_id="order-77") for n in range(2)]
     assert (again.offset, again.duplicate, first.duplicate) == (first.offset, True, False)
 
 
 @pytest.mark.behaviour(10, 11)
 async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_answers(
-    client: Client, place: Place
+    client: Client, host: Host
 ) -> None:
-    topic = await made(client, place, "later")
+    topic = await made(client, host, "later")
     schedules = client.schedules
     reader = client.read(topic, start="earliest")
     await reader.ready()
@@ -200,7 +198,7 @@ async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_a
             found.append(message)
 
     following = asyncio.ensure_future(follow())
-    await place.until(lambda: len(found) == 3, lambda: [message.value for message in found])
+    await host.until(lambda: len(found) == 3, lambda: [message.value for message in found])
     following.cancel()
     by_value = {message.value: message for message in found}
     assert by_value.keys() == {"soon", "fired", "moved"}
@@ -215,9 +213,9 @@ async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_a
 
 
 @pytest.mark.behaviour(47)
-async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Client, place: Place) -> None:
-    topic = await made(client, place, "again")
-    recurring, name = client.recurring, place.topic("tick")
+async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Client, host: Host) -> None:
+    topic = await made(client, host, "again")
+    recurring, name = client.recurring, host.topic("tick")
     put = await recurring.put(
         name, topic, {"n": 1}, every="1s", key="k", tag="t", headers={"own": "1"}, partition=0, missed="all"
     )
@@ -233,7 +231,7 @@ async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Clien
             found.append(message)
 
     following = asyncio.ensure_future(follow())
-    await place.until(lambda: len(found) >= 2, lambda: found)
+    await host.until(lambda: len(found) >= 2, lambda: found)
     following.cancel()
     for message in found:
         assert (message.value, message.key, message.tag) == ({"n": 1}, "k", "t")
@@ -255,7 +253,7 @@ async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Clien
     daily = await recurring.put(name, topic, b"\xff", cron="30 2 * * *", tz="Europe/Berlin", paused=True)
     assert (daily.cron, daily.tz, daily.every_ms, daily.paused) == ("30 2 * * *", "Europe/Berlin", None, True)
     assert daily.version > put.version
-    await recurring.put(place.topic("named"), topic, None, cron="@daily", anchor=None, paused=True)
+    await recurring.put(host.topic("named"), topic, None, cron="@daily", anchor=None, paused=True)
     for wrong in ({"cron": "60 * * * *"}, {"cron": "@daily", "tz": "Europe/Nowhere"}):
         with pytest.raises(mq.Refused) as caught:
             await recurring.put(name, topic, 1, **wrong)
@@ -273,8 +271,8 @@ async def test_recurring_schedules_send_by_themselves_rest_and_end(client: Clien
 
 
 @pytest.mark.behaviour(23)
-async def test_a_reader_goes_on_from_the_cursor_of_another(client: Client, place: Place) -> None:
-    topic = await made(client, place, "cursor")
+async def test_a_reader_goes_on_from_the_cursor_of_another(client: Client, host: Host) -> None:
+    topic = await made(client, host, "cursor")
     await client.send_many(topic, list(range(10)))
     reader = client.read(topic, start="earliest")
     assert len(await collect(reader, 4)) == 4
@@ -284,8 +282,8 @@ async def test_a_reader_goes_on_from_the_cursor_of_another(client: Client, place
 
 
 @pytest.mark.behaviour(25)
-async def test_an_offset_out_of_range_is_refused_and_so_is_an_unknown_topic(client: Client, place: Place) -> None:
-    topic = await made(client, place, "range")
+async def test_an_offset_out_of_range_is_refused_and_so_is_an_unknown_topic(client: Client, host: Host) -> None:
+    topic = await made(client, host, "range")
     for reader, code in ((client.read(topic, cursor=f"{topic}:0=5"), 41601), (client.read("no-such-topic"), 40401)):
         with pytest.raises(mq.Refused) as caught:
             await collect(reader, 1)
@@ -293,8 +291,8 @@ async def test_an_offset_out_of_range_is_refused_and_so_is_an_unknown_topic(clie
 
 
 @pytest.mark.behaviour(26)
-async def test_tags_choose_records(client: Client, place: Place) -> None:
-    topic = await made(client, place, "tags")
+async def test_tags_choose_records(client: Client, host: Host) -> None:
+    topic = await made(client, host, "tags")
     await client.send_many(topic, [mq.Record(n, tag="abc"[n % 3]) for n in range(30)])
     found = await collect(client.read(topic, start="earliest", tags=["a", "c"]), 20)
     assert [message.value for message in found] == [n for n in range(30) if n % 3 != 1]
@@ -303,8 +301,8 @@ async def test_tags_choose_records(client: Client, place: Place) -> None:
 
 
 @pytest.mark.behaviour(27)
-async def test_a_pattern_takes_in_topics_that_come_later(client: Client, place: Place) -> None:
-    topic = await made(client, place, "grow")
+async def test_a_pattern_takes_in_topics_that_come_later(client: Client, host: Host) -> None:
+    topic = await made(client, host, "grow")
     reader = client.read(pattern=f"{topic}.*", start="earliest")
     await reader.ready()
     found: list[Any] = []
@@ -317,30 +315,30 @@ async def test_a_pattern_takes_in_topics_that_come_later(client: Client, place: 
     await client.topics.create(f"{topic}-b", 1)
     await client.send(f"{topic}-b", "new")
     await client.send(topic, "old")
-    await place.until(lambda: sorted(found) == ["new", "old"], lambda: found)
+    await host.until(lambda: sorted(found) == ["new", "old"], lambda: found)
     following.cancel()
 
 
 @pytest.mark.behaviour(28, 29)
-async def test_caught_up_is_told_once_and_seek_goes_back(client: Client, place: Place) -> None:
-    topic = await made(client, place, "seek")
+async def test_caught_up_is_told_once_and_seek_goes_back(client: Client, host: Host) -> None:
+    topic = await made(client, host, "seek")
     await client.send_many(topic, list(range(100)))
     told: list[int] = []
     reader = client.read(topic, start="earliest", on_caught_up=lambda: told.append(1))
     iterator = aiter(reader)
     first = [(await anext(iterator)).value for _ in range(100)]
     assert first == list(range(100))
-    await place.until(lambda: told == [1])
+    await host.until(lambda: told == [1])
     await reader.seek({topic: {"0": 90}})
     again = [(await anext(iterator)).value for _ in range(10)]
     assert again == list(range(90, 100))
-    await place.until(lambda: told == [1, 1])
+    await host.until(lambda: told == [1, 1])
     await iterator.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.behaviour(30)
-async def test_a_slow_reader_holds_up_nobody_else_on_the_connection(client: Client, place: Place) -> None:
-    topic = await made(client, place, "slow")
+async def test_a_slow_reader_holds_up_nobody_else_on_the_connection(client: Client, host: Host) -> None:
+    topic = await made(client, host, "slow")
     for _ in range(5):
         await client.send_many(topic, list(range(1000)))
     slow = aiter(client.read(topic, start="earliest", credit=100))
@@ -353,8 +351,8 @@ async def test_a_slow_reader_holds_up_nobody_else_on_the_connection(client: Clie
 
 
 @pytest.mark.behaviour(31)
-async def test_batches_are_frames_and_raw_batches_hold_the_same(client: Client, place: Place) -> None:
-    topic = await made(client, place, "batches")
+async def test_batches_are_frames_and_raw_batches_hold_the_same(client: Client, host: Host) -> None:
+    topic = await made(client, host, "batches")
     await client.send_many(topic, [mq.Record({"n": n}, key=f"k{n}", tag="t") for n in range(1000)])
     values: list[Any] = []
     async for batch in client.read(topic, start="earliest").batches():
@@ -363,10 +361,10 @@ async def test_batches_are_frames_and_raw_batches_hold_the_same(client: Client, 
         if len(values) == 1000:
             break
     assert values == list(range(1000))
-    if not place.is_real:
+    if not host.is_real:
         return  # the server in memory has no raw batches, and says so
     records: list[mq.RawRecord] = []
-    copy = await made(client, place, "copy")
+    copy = await made(client, host, "copy")
     reader = client.read(topic, start="earliest")
     async for raw in reader.raw():
         records += raw.records()
@@ -385,8 +383,8 @@ async def test_batches_are_frames_and_raw_batches_hold_the_same(client: Client, 
 
 
 @pytest.mark.behaviour(32, 33)
-async def test_a_stream_commits_what_is_done_and_the_next_member_goes_on_there(client: Client, place: Place) -> None:
-    topic = await made(client, place, "stream")
+async def test_a_stream_commits_what_is_done_and_the_next_member_goes_on_there(client: Client, host: Host) -> None:
+    topic = await made(client, host, "stream")
     group = client.group(f"{topic}-g")
     await client.send_many(topic, list(range(20)))
     async with group.stream(topic, start="earliest") as stream:
@@ -399,9 +397,9 @@ async def test_a_stream_commits_what_is_done_and_the_next_member_goes_on_there(c
 
 @pytest.mark.behaviour(34)
 async def test_two_members_share_a_topic_and_each_record_comes_once_while_one_comes_and_goes(
-    client: Client, place: Place
+    client: Client, host: Host
 ) -> None:
-    topic = await made(client, place, "shared", 4)
+    topic = await made(client, host, "shared", 4)
     counts: dict[int, int] = {}
     revoked: list[bool] = []
     sent = 0
@@ -412,7 +410,7 @@ async def test_two_members_share_a_topic_and_each_record_comes_once_while_one_co
             start="earliest",
             member=name,
             commit_interval="100ms",
-            on_revoked=lambda places, lost: revoked.append(lost),
+            on_revoked=lambda partitions, lost: revoked.append(lost),
         )
         async with stream as messages:
             async for message in messages:
@@ -428,14 +426,14 @@ async def test_two_members_share_a_topic_and_each_record_comes_once_while_one_co
 
     one = asyncio.ensure_future(member("one", client))
     await send(10)
-    async with place.connect() as other:
+    async with host.connect() as other:
         two = asyncio.ensure_future(member("two", other))
-        await place.until(lambda: len(revoked) > 0, lambda: counts)
+        await host.until(lambda: len(revoked) > 0, lambda: counts)
         await send(10)
-        await place.until(lambda: len(counts) == sent, lambda: (len(counts), sent))
+        await host.until(lambda: len(counts) == sent, lambda: (len(counts), sent))
     await asyncio.wait({two})
     await send(10)
-    await place.until(lambda: len(counts) == sent, lambda: (len(counts), sent))
+    await host.until(lambda: len(counts) == sent, lambda: (len(counts), sent))
     assert set(counts.values()) == {1}
     assert not any(revoked)
     one.cancel()
@@ -443,21 +441,21 @@ async def test_two_members_share_a_topic_and_each_record_comes_once_while_one_co
 
 
 @pytest.mark.behaviour(36)
-async def test_a_member_of_the_same_name_takes_up_its_partitions_at_once(client: Client, place: Place) -> None:
-    topic = await made(client, place, "member", 2)
+async def test_a_member_of_the_same_name_takes_up_its_partitions_at_once(client: Client, host: Host) -> None:
+    topic = await made(client, host, "member", 2)
     group = client.group(f"{topic}-g")
     await client.send_many(topic, [mq.Record(n, partition=n % 2) for n in range(20)])
     first = await collect(group.stream(topic, start="earliest", member="one"), 20)
     assert sorted(message.value for message in first) == list(range(20))
     await client.send_many(topic, [mq.Record(n, partition=n % 2) for n in range(20, 30)])
-    async with place.connect() as other:
+    async with host.connect() as other:
         again = await collect(other.group(group.name).stream(topic, member="one"), 11)
     assert sorted(message.value for message in again)[1:] == list(range(20, 30))
 
 
 @pytest.mark.behaviour(37, 38, 40, 42)
-async def test_a_queue_acks_gives_back_with_a_delay_rejects_and_extends(client: Client, place: Place) -> None:
-    topic = await made(client, place, "queue")
+async def test_a_queue_acks_gives_back_with_a_delay_rejects_and_extends(client: Client, host: Host) -> None:
+    topic = await made(client, host, "queue")
     group = client.group(f"{topic}-g")
     await client.send_many(topic, ["good", "bad", "slow", "never"])
     attempts: list[tuple[str, int]] = []
@@ -485,7 +483,7 @@ async def test_a_queue_acks_gives_back_with_a_delay_rejects_and_extends(client: 
     async def is_done() -> bool:
         return len(attempts) == 6 and await group.lag() == 0
 
-    await place.until(is_done, lambda: attempts)
+    await host.until(is_done, lambda: attempts)
     working.cancel()
     await asyncio.wait({working})
     assert [attempt for value, attempt in attempts if value == "bad"] == [1, 2, 3]
@@ -495,8 +493,8 @@ async def test_a_queue_acks_gives_back_with_a_delay_rejects_and_extends(client: 
 
 
 @pytest.mark.behaviour(39, 45)
-async def test_an_idle_workers_messages_stay_its_own_and_come_again_when_it_goes(client: Client, place: Place) -> None:
-    topic = await made(client, place, "leases")
+async def test_an_idle_workers_messages_stay_its_own_and_come_again_when_it_goes(client: Client, host: Host) -> None:
+    topic = await made(client, host, "leases")
     group = client.group(f"{topic}-g")
     await client.send_many(topic, [1, 2, 3])
     lost: list[Any] = []
@@ -512,22 +510,22 @@ async def test_an_idle_workers_messages_stay_its_own_and_come_again_when_it_goes
             await message.ack()
 
     taking = asyncio.ensure_future(take())
-    if place.fake is not None:
-        await place.fake.advance("5s")
+    if host.fake is not None:
+        await host.fake.advance("5s")
     else:
         await asyncio.sleep(2.5)
     assert (lost, others) == ([], [])
     await first.ack()
     await queue.aclose()
-    await place.until(lambda: len(others) == 2, lambda: others)
+    await host.until(lambda: len(others) == 2, lambda: others)
     assert sorted(others) == [(2, 2), (3, 2)]
     taking.cancel()
     await asyncio.wait({taking})
 
 
 @pytest.mark.behaviour(43, 44)
-async def test_a_worker_works_off_a_queue_and_stops_when_told(client: Client, place: Place) -> None:
-    topic = await made(client, place, "worker", 2)
+async def test_a_worker_works_off_a_queue_and_stops_when_told(client: Client, host: Host) -> None:
+    topic = await made(client, host, "worker", 2)
     group = f"{topic}-g"
     done: list[int] = []
 
@@ -540,15 +538,15 @@ async def test_a_worker_works_off_a_queue_and_stops_when_told(client: Client, pl
 
     running = asyncio.ensure_future(work.run(client))
     await client.send_many(topic, list(range(1000)))
-    await place.until(lambda: len(done) == 1000, lambda: len(done))
+    await host.until(lambda: len(done) == 1000, lambda: len(done))
     work.stop()
     await asyncio.wait_for(running, WITHIN_S)
     assert sorted(done) == list(range(1000))
     assert await client.group(group).lag() == 0
 
 
-async def test_topics_are_created_listed_and_deleted(client: Client, place: Place) -> None:
-    topic = await made(client, place, "topics", 3)
+async def test_topics_are_created_listed_and_deleted(client: Client, host: Host) -> None:
+    topic = await made(client, host, "topics", 3)
     assert topic in await client.topics.list()
     assert (await client.topics.get(topic))["topic"] == topic
     await client.topics.delete(topic)
@@ -558,8 +556,8 @@ async def test_topics_are_created_listed_and_deleted(client: Client, place: Plac
     assert caught.value.code == 40401
 
 
-async def test_a_group_is_configured_and_forgotten(client: Client, place: Place) -> None:
-    topic = await made(client, place, "group")
+async def test_a_group_is_configured_and_forgotten(client: Client, host: Host) -> None:
+    topic = await made(client, host, "group")
     group = client.group(f"{topic}-g")
     assert (await group.configure(max_attempts=3))["max_attempts"] == 3
     await collect_none(group.queue(topic))

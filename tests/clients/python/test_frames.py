@@ -1,4 +1,4 @@
-"""mq.frames, mq.places, mq.credit: pure parts, each alone."""
+"""mq.frames, mq.progress, mq.credit: pure parts, each alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mq.credit import Window
 from mq.errors import Refused, Undecodable
 from mq.frames import read_binary, read_text, write_binary
-from mq.places import Place, Places, partitions_of, read_cursor, write_cursor
+from mq.progress import Progress, ProgressTable, partitions_of, read_cursor, write_cursor
 
 
 def test_a_binary_frame_is_read_as_it_was_written() -> None:
@@ -64,20 +64,20 @@ def test_a_cursor_is_read_as_the_server_writes_it() -> None:
     for wrong in ("orders", "orders:0", "orders:0=x", ":0=1", "a:0=1;", "a:-1=0"):
         with pytest.raises(Undecodable):
             read_cursor(wrong)
-    places = Places()
+    table = ProgressTable()
     for topic, partition, offset in read_cursor("b:1=2;a:0=9"):
-        places.add(topic, partition, offset)
-    assert write_cursor(places, lambda place: place.next) == "b:1=2;a:0=9"
-    assert partitions_of(places) == {"b": [1], "a": [0]}
+        table.add(topic, partition, offset)
+    assert write_cursor(table, lambda progress: progress.next) == "b:1=2;a:0=9"
+    assert partitions_of(table) == {"b": [1], "a": [0]}
 
 
 def test_a_place_goes_on_where_the_consumer_is_and_back_when_the_group_was_set_back() -> None:
-    place = Place("t", 0, 10)
-    place.given, place.done, place.committed, place.next = 20, 18, 15, 25
-    place.rejoin(15)
-    assert (place.next, place.given, place.done, place.committed) == (15, 20, 18, 15)
-    place.rejoin(3)
-    assert (place.next, place.given, place.done, place.committed) == (3, 3, 3, 3)
+    progress = Progress("t", 0, 10)
+    progress.given, progress.done, progress.committed, progress.next = 20, 18, 15, 25
+    progress.rejoin(15)
+    assert (progress.next, progress.given, progress.done, progress.committed) == (15, 20, 18, 15)
+    progress.rejoin(3)
+    assert (progress.next, progress.given, progress.done, progress.committed) == (3, 3, 3, 3)
 
 
 def test_a_window_never_grants_more_than_its_size_and_loses_no_credit() -> None:

@@ -1,4 +1,4 @@
-"""mq.read, mq.placed and mq.subscription: readers."""
+"""mq.read, mq.partitioned and mq.subscription: readers."""
 
 from __future__ import annotations
 

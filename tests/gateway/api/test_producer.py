@@ -36,10 +36,10 @@ async def test_records_of_one_key_go_to_its_partition_in_their_order(gateway: Ga
     records = [record(b"%d" % number, b"k%d" % (number % 5)) for number in range(50)]
     receipts = await gateway.producer.produce("orders", records, json_values=False)
     assert [receipt.partition for receipt in receipts] == [zlib.crc32(item.key or b"") % 4 for item in records]
-    for place, receipt in enumerate(receipts):
+    for index, receipt in enumerate(receipts):
         entry = broker.entries[QueueKey(16, receipt.partition)][0]
         stored = list(record_batch.decode(entry.batch))[receipt.offset or 0]
-        assert stored.value == records[place].value
+        assert stored.value == records[index].value
         assert stored.offset == receipt.offset
 
 
@@ -290,7 +290,7 @@ async def test_columns_are_stored_and_answered_as_the_same_records_are(
 ) -> None:
     values = [None if number % 9 == 0 else b'{"n":%d}' % number for number in range(50)]
     columns = Columns(keys, values)
-    records = [record(value, None if keys is None else keys[place]) for place, value in enumerate(values)]
+    records = [record(value, None if keys is None else keys[index]) for index, value in enumerate(values)]
     (one, ones), (other, others) = (
         fake_gateway(FakeClock(), compression="zstd" if compress else "none") for _ in range(2)
     )
@@ -298,11 +298,11 @@ async def test_columns_are_stored_and_answered_as_the_same_records_are(
         await made.create_topic("orders", 4)
     for _ in range(2):  # the second time offsets do not begin at 0, and the round robin has moved on
         receipts = await one.producer.produce("orders", records, partition=partition, json_values=True)
-        placed = await other.producer.produce_columns(
+        stored = await other.producer.produce_columns(
             "orders", columns, partition=partition, json_values=True, acks=None
         )
-        assert placed is not None
-        assert rendered_columns(placed, len(values)) == rendered_receipts(receipts)
+        assert stored is not None
+        assert rendered_columns(stored, len(values)) == rendered_receipts(receipts)
     assert [replace(append, batch=bytes(append.batch)) for append in others.appends] == [
         replace(append, batch=bytes(append.batch)) for append in ones.appends
     ]
@@ -315,8 +315,8 @@ async def test_columns_that_are_too_much_for_one_batch_or_a_topic_are_left_to_pr
 ) -> None:
     async def produced(*values: bytes, topic: str = "orders") -> bool:
         columns = Columns(None, list(values))
-        placed = await gateway.producer.produce_columns(topic, columns, partition=0, json_values=False, acks=None)
-        return placed is not None
+        stored = await gateway.producer.produce_columns(topic, columns, partition=0, json_values=False, acks=None)
+        return stored is not None
 
     half = b"x" * (BATCH_BYTES_MAX // 2)
     assert not await produced(half, half)

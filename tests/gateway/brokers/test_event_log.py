@@ -31,14 +31,14 @@ class Machine:
         self.files = files
         self.clock = FakeClock()
         self.applied: list[Event] = []
-        self.places: list[Source] = []
+        self.sources: list[Source] = []
         self.lost: list[int] = []
         self.state: dict[str, bytes] = {}
         self.store: Store
         self.log: EventLog[Event]
 
     async def start(self, **settings: int) -> int:
-        self.applied, self.places, self.state = [], [], {}
+        self.applied, self.sources, self.state = [], [], {}
         self.store = await open_store(self.files, with_settings(**settings), self.clock)
         broker = LocalBroker(
             self.store, PlainTimer(self.store, self.clock), name="b", on_topic=lambda _: None, on_deleted=lambda _: None
@@ -58,7 +58,7 @@ class Machine:
 
     def _apply(self, event: Event, at: Source) -> None:
         self.applied.append(event)
-        self.places.append(at)
+        self.sources.append(at)
         if isinstance(event, DocumentPut) and event.content is not None:
             self.state[event.key] = event.content
 
@@ -86,13 +86,13 @@ async def test_events_are_applied_in_the_order_of_the_calls_and_share_appends() 
     await asyncio.gather(*futures)
     assert machine.applied == [put(str(number), b"") for number in range(50)]
     assert machine.log.append_count < 5
-    places = machine.places
-    assert len(set(places)) == 50, "each has a place of its own in the log"
+    sources = machine.sources
+    assert len(set(sources)) == 50, "each has a position of its own in the log"
     await machine.stop()
     machine.files.remove(ROOT / "groups.0") if "groups.0" in machine.files.list(ROOT) else None
     machine.files.remove(ROOT / "groups.1") if "groups.1" in machine.files.list(ROOT) else None
     await machine.start()
-    assert machine.places == places, "which a start finds again"
+    assert machine.sources == sources, "which a start finds again"
     await machine.stop()
 
 

@@ -69,7 +69,7 @@ def test_a_group_is_listed_described_reset_and_deleted(server: Server) -> None:
     assert listed["g"]["topics"] == ["orders"]
     assert "g" in done(mq("group", "list", url=server.url))
     assert rows(mq("group", "describe", "g", "--json", url=server.url))[0]["state"] == "empty"
-    assert "0 members" in done(mq("group", "describe", "g", url=server.url))
+    assert "members: 0" in done(mq("group", "describe", "g", url=server.url))
     table = done(mq("group", "lag", "g", "--topic", "orders", url=server.url))
     assert [line.split()[0] for line in table.splitlines()][:3] == ["topic", "orders", "orders"]
     assert table.splitlines()[-1].split()[:2] == ["total", "0"]

@@ -19,14 +19,14 @@ NAMES = st.text("abz09._%-", min_size=1, max_size=8)
 )
 def test_a_cursor_comes_back_as_it_was_written(offsets: dict[str, dict[int, int]], data: st.DataObject) -> None:
     epochs = {name: str(number) for number, name in enumerate(offsets) if data.draw(st.booleans())}
-    places = [(name, partition, offset) for name, of in offsets.items() for partition, offset in of.items()]
-    cursor = parse_cursor(write_cursor(places, epochs))
+    next_offsets = [(name, partition, offset) for name, of in offsets.items() for partition, offset in of.items()]
+    cursor = parse_cursor(write_cursor(next_offsets, epochs))
     assert (cursor.offsets, cursor.epochs) == (offsets, epochs)
 
 
 def test_the_first_place_of_a_topic_names_its_epoch() -> None:
-    places = [("a", 0, 5), ("a", 1, 6), ("b", 0, 7)]
-    assert write_cursor(places, {"a": "16", "b": "17"}) == "a@16:0=5;a:1=6;b@17:0=7"
+    next_offsets = [("a", 0, 5), ("a", 1, 6), ("b", 0, 7)]
+    assert write_cursor(next_offsets, {"a": "16", "b": "17"}) == "a@16:0=5;a:1=6;b@17:0=7"
 
 
 def test_kafka_sse_cursors_are_read_too() -> None:

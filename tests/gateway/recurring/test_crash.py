@@ -18,13 +18,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
 
-import pytest
-
 from gateway.recurring.definitions import Definition, Recurring
 from gateway.recurring.errors import UnknownRecurring
 from store.errors import StoreError
 from store.types import QueueKey
 from tests.gateway.recurring.world import World, every
+from tests.seeds import each_seed
 from tests.store.kit import abandon, put, with_settings
 
 RUNS = int(os.environ.get("MQ_RECURRING_RUNS", "120"))
@@ -210,6 +209,6 @@ class Run:
             assert recurring.delivered_count + recurring.missed_count + len(owed) == came
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
+@each_seed(RUNS)
 async def test_each_due_time_is_delivered_once_whatever_crashes(seed: int) -> None:
     await Run(seed).run()

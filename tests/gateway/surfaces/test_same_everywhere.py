@@ -1,12 +1,16 @@
-"""What HTTP and sockets take alike: the same limits, at n and n + 1, the same words for what is not JSON, and every
-header that a server sends to programs is one that pages may read."""
+"""What HTTP, event streams and sockets have in common: the same limits, at n and n + 1, one form of records, receipts
+and cursors, one wait, the same words for what is not JSON, and every header that a server sends to programs is one that
+pages may read. docs/architecture.md lists what these were before."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import orjson
 import pytest
 
 from gateway.codec.json_text import parse_json
@@ -19,8 +23,9 @@ from gateway.groups.protocol import RECEIPTS_MAX, RECEIVE_BYTES_MAX, RECEIVE_MES
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.origins import EXPOSED
 from gateway.surfaces.openapi.parameters import answer_headers
-from store.types import OFFSET_MAX
+from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
 from tests.gateway.surfaces.ws.whole import Peer, Whole, whole
+from tests.waiting import PATIENCE_S
 
 DELAY_MS_MAX = Limits().delay_ms_max
 GROUP = {"mode": "queue", "group": "g"}
@@ -114,6 +119,141 @@ async def test_the_largest_offset(server: Whole) -> None:
             path = f"/topics/orders/partitions/0/records?offset=0&end_offset={offset}"
             assert (await server.session.get(path)).status == status
             assert await code(peer, "seek", sub="s", to=f"orders:0={offset}") == (41601 if status == 200 else 40050)
+
+
+async def test_the_largest_offset_to_commit(server: Whole) -> None:
+    """All of them name the last record that is done."""
+    v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+    async with server.session.post("/consumers/i", json={"name": "i"}, headers=v2) as made:
+        instance = (await made.json(content_type=None))["base_uri"]
+    async with server.peer() as peer:
+        await peer.subscribe(mode="stream", group="s", credit=0)
+        for offset, is_taken in ((RECORD_OFFSET_MAX, True), (RECORD_OFFSET_MAX + 1, False)):
+            at = {"topic": "orders", "partition": 0, "offset": offset}
+            async with server.session.post(f"{instance}/offsets", json={"offsets": [at]}, headers=v2) as response:
+                assert response.ok is is_taken
+            assert (await post(server, "messages:ack", {"up_to": at}))[0] == (0 if is_taken else 422)
+            assert await code(peer, "ack", sub="s", up_to=[at]) == (0 if is_taken else 422)
+
+
+LINES = {"Accept": "application/x-ndjson"}
+
+
+async def followed(response: aiohttp.ClientResponse, count: int) -> list[dict[str, Any]]:
+    """The next records of an event stream that comes as lines."""
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            line = orjson.loads(await response.content.readline())
+            if "event" not in line:
+                found.append(line)
+    return found
+
+
+async def test_a_cursor_of_one_surface_is_read_by_the_others(server: Whole) -> None:
+    sse = "/mq/v1/topics/orders/sse"
+    async with server.peer() as peer:
+        cursor = (await peer.ok("subscribe", sub="s", topics=["orders"], **{"from": {"orders": {"0": 2}}}))["cursor"]
+        assert [one["offset"] for one in await peer.messages(2)] == [2, 3]
+        async with server.session.get(sse, headers={**LINES, "Last-Event-ID": cursor}) as response:
+            (message, last) = await followed(response, 2)
+            assert (message["offset"], last["offset"]) == (2, 3)
+        cursor = message["cursor"].replace(f"@{message['message_id'].partition('-')[0]}", "")
+        await peer.ok("subscribe", sub="t", topics=["orders"], **{"from": cursor})
+        assert [one["offset"] for one in await peer.messages(1, sub="t")] == [3]
+        for partition, status in ((999_999_999, 200), (1_000_000_000, 400)):
+            cursor = f"orders:{partition}=0"
+            async with server.session.get(sse, headers={**LINES, "Last-Event-ID": cursor}) as response:
+                assert response.status == status
+            refusal = await code(peer, "subscribe", sub=f"u{partition}", topics=["orders"], **{"from": cursor})
+            assert (refusal == 40050) is (status == 400), refusal
+
+
+async def test_a_receipt_is_shown_alike(server: Whole) -> None:
+    """Of a record that is stored, then a repeat of it on each surface; of one that is delayed."""
+    ways: list[dict[str, Any]] = []
+    json = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    lines = {"Content-Type": "application/x-ndjson"}
+    async with server.peer() as peer:
+        for record in ({"value": 1, "msg_id": "m"}, {"value": 1, "delay_ms": DELAY_MS_MAX, "msg_id": "later"}):
+            async with server.session.post("/topics/orders", json={"records": [record]}, headers=json) as response:
+                (first,) = (await response.json(content_type=None))["offsets"]
+            async with server.session.post("/topics/orders", json={"records": [record]}, headers=json) as response:
+                ways = (await response.json(content_type=None))["offsets"]
+            path = "/mq/v1/topics/orders/messages:batch"
+            async with server.session.post(path, data=orjson.dumps(record), headers=lines) as response:
+                ways.append(orjson.loads((await response.read()).splitlines()[0]))
+            ways += (await peer.ok("produce", topic="orders", records=[record]))["offsets"]
+            expected = {name: value for name, value in first.items() if value is not None} | {"duplicate": True}
+            for receipt in ways:
+                assert expected.items() <= receipt.items()
+
+
+async def test_a_record_is_shown_alike(server: Whole) -> None:
+    """The native form, on every way out that has it. Sockets leave the message id out: it can be told from
+    the rest."""
+    sent = {"key": "k", "value": {"n": 1}, "tag": "t", "headers": [{"key": "h", "value": "AQ=="}], "timestamp": 7}
+    async with server.session.post("/topics/orders", json={"records": [sent]}) as response:
+        assert response.status == 200
+    form = {"Accept": "application/json"}
+    search = await server.call("GET", "topics/orders/messages?key=k")
+    (found,) = search["messages"]
+    assert {**sent, "topic": "orders", "partition": 0, "offset": 4}.items() <= found.items()
+    shown = {"search": found}
+    async with server.session.get(f"/mq/v1/messages/{found['message_id']}", headers=form) as response:
+        shown["by id"] = await response.json()
+    async with server.session.get("/topics/orders/partitions/0/records?offset=4", headers=LINES) as response:
+        shown["lines"] = orjson.loads(await response.read())
+    async with server.session.get("/mq/v1/topics/orders/sse?from=earliest", headers=LINES) as response:
+        shown["event stream"] = (await followed(response, 5))[4]
+    receive = {"topics": ["orders"], "start": "earliest", "max_messages": 5}
+    shown["receive"] = (await server.call("POST", "groups/g/messages:receive", receive))["messages"][4]
+    async with server.peer() as peer:
+        await peer.subscribe("reader")
+        shown["socket, reader"] = (await peer.messages(5, sub="reader"))[4]
+        await peer.subscribe("queue", mode="queue", group="q")
+        shown["socket, queue"] = (await peer.messages(5, sub="queue"))[4]
+    for way, record in shown.items():
+        wanted = found if not way.startswith("socket") else {k: v for k, v in found.items() if k != "message_id"}
+        assert {name: record.get(name) for name in wanted} == wanted, way
+
+
+async def test_everybody_who_waits_is_woken(server: Whole) -> None:
+    wanted = {"topics": ["orders"], "start": "latest", "wait_ms": 20_000}
+    sse = "/mq/v1/topics/orders/sse?from=latest"
+    path = "/topics/orders/partitions/0/records?offset=4&timeout=20000"
+    async with server.peer() as peer, server.session.get(sse, headers=LINES) as events:
+        await peer.ok("subscribe", sub="s", topics=["orders"], **{"from": "latest"})
+        pull = asyncio.ensure_future(server.session.get(path))
+        receive = asyncio.ensure_future(post(server, "messages:receive", wanted))
+        await peer.next(op="caught_up")
+        await peer.quiet(0.2)
+        assert not pull.done()
+        assert not receive.done()
+        await server.fill(1, first=4)
+        assert [one["offset"] for one in await peer.messages(1)] == [4]
+        assert [one["offset"] for one in await followed(events, 1)] == [4]
+        async with asyncio.timeout(PATIENCE_S):
+            assert [one["offset"] for one in await (await pull).json(content_type=None)] == [4]
+            assert [one["offset"] for one in (await receive)[1]["messages"]] == [4]
+
+
+async def test_what_another_surface_settles_gives_credit_back(server: Whole) -> None:
+    """Of a socket by HTTP, and of an event stream by a socket."""
+    async with server.peer() as peer:
+        await peer.subscribe(**GROUP, credit=2, batch=2, auto_credit=True)
+        held = [one["receipt"] for one in await peer.messages(2)]
+        assert (await post(server, "messages:ack", {"receipts": held}))[0] == 0
+        held = [one["receipt"] for one in await peer.messages(2)]
+        assert await code(peer, "ack", sub="s", receipts=held) == 0
+        await peer.ok("unsubscribe", sub="s")
+        await server.fill(4, first=4)
+        path = "/mq/v1/topics/orders/sse?group=g&ack=manual&credit=2"
+        async with server.session.get(path, headers=LINES) as response:
+            held = [one["receipt"] for one in await followed(response, 2)]
+            await peer.subscribe(**GROUP, credit=0)
+            assert await code(peer, "ack", sub="s", receipts=held) == 0
+            assert [one["offset"] for one in await followed(response, 2)] == [6, 7]
 
 
 async def test_what_is_not_json_is_told_alike(server: Whole) -> None:

@@ -54,6 +54,7 @@ INBOX_MAX = 1_000
 ABSENT_MAX = 1_000
 EPHEMERAL = {"partitions": 1, "retention_ms": 3_600_000}
 """The topic of an exchange: what its readers have had is kept for an hour."""
+NOT_ALLOWED = 40301
 NO_SUCH_TOPIC = 40401
 NO_SUCH_GROUP = 40405
 TOPIC_IS_OTHER = 40955
@@ -419,8 +420,9 @@ class Link:
         """They may have been deleted."""
         self._topics.difference_update(topics)
 
-    def has(self, topic: str, *, absent_s: float = 0.0) -> bool:
-        """Whether the topic exists. An answer that it does not is believed for so many seconds."""
+    def has(self, topic: str, *, absent_s: float = 0.0, hidden_is_absent: bool = False) -> bool:
+        """Whether the topic exists. An answer that it does not is believed for so many seconds. `hidden_is_absent`:
+        so is a refusal to tell, which is raised otherwise."""
         if topic in self._topics:
             return True
         now_s = time.monotonic()
@@ -429,7 +431,7 @@ class Link:
         try:
             self.ask(lambda: self.client.topics.get(topic))
         except Refused as error:
-            if error.code != NO_SUCH_TOPIC:
+            if error.code != NO_SUCH_TOPIC and not (hidden_is_absent and error.code == NOT_ALLOWED):
                 raise
             if len(self._absent) >= ABSENT_MAX:
                 self._absent.clear()

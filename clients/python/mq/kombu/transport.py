@@ -17,6 +17,7 @@ from queue import Empty
 from typing import Any
 
 from amqp.exceptions import ChannelError, ConnectionError
+from kombu.entity import TRANSIENT_DELIVERY_MODE
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 
@@ -169,8 +170,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             queues = {queue for queue in found if link.ephemeral(queue) is None}
             is_for_others = kind.type != "direct" or not queues
         else:
+            # The queue of a reply lives in the process that asked. No topic has its name, and a token that may not
+            # ask about topics of any name learns nothing. What must not be lost is never taken for a reply.
+            is_transient = message["properties"].get("delivery_mode") == TRANSIENT_DELIVERY_MODE
             is_durable = link.ephemeral(routing_key) is None and link.has(
-                topic_of_queue(routing_key), absent_s=ABSENT_S
+                topic_of_queue(routing_key), absent_s=ABSENT_S, hidden_is_absent=is_transient
             )
             queues = {routing_key} if is_durable else set()
             is_for_others = not is_durable

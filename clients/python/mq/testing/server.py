@@ -23,7 +23,7 @@ from mq.clock import Timer
 from mq.errors import Refused
 from mq.frames import _HEADER_LEN, write_binary
 from mq.message import Message
-from mq.places import read_cursor
+from mq.progress import read_cursor
 from mq.testing.recurring import FakeRecurring
 from mq.transport import CUT, Response, Socket
 

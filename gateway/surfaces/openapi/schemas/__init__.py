@@ -11,12 +11,11 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import access, answers, consumers, groups, schedules, search, server, topics, v3
+from gateway.api.shapes import access, answers, consumers, groups, recurring, schedules, search, server, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.schemas import shown
-from gateway.surfaces.openapi.schemas.recurring import recurring
 from gateway.surfaces.openapi.schemas.sent import receipts, sent
 from gateway.surfaces.openapi.schemas.settings import settings
 from gateway.surfaces.openapi.shapes import (
@@ -56,6 +55,7 @@ _BODIES: dict[str, type[Struct]] = {
     "Search": search.SearchBody,
     "SettleLetters": groups.SettleLettersBody,
     "ScheduleBatch": schedules.BatchBody,
+    "NewRecurring": recurring.RecurringBody,
     "V3NewTopic": topics.V3NewTopicBody,
     "V3TopicChanges": topics.V3TopicChangesBody,
     "V3ConfigValue": topics.V3ConfigValueBody,
@@ -73,7 +73,10 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
     """All of them, by where they come from; no two have a name in common."""
     return [
         {name: schema_of(shape, limits) for name, shape in _BODIES.items()},
-        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, server, v3)),
+        *(
+            {name: schema_of(shape, limits) for name, shape in _answers(module)}
+            for module in (answers, recurring, server, v3)
+        ),
         _choices(limits),
         _others(),
         sent(limits),
@@ -82,7 +85,6 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
         shown.searched(),
         shown.leased(),
         shown.schedules(),
-        recurring(limits),
         settings(),
     ]
 
@@ -126,6 +128,7 @@ def _others() -> dict[str, Schema]:
         ),
         "Limits": obj({item.name: {"type": "integer"} for item in fields(Limits)}),
         "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
+        "RecurringPage": obj({"recurring": array(ref("Recurring")), "next_cursor": nullable(STRING)}),
         "AuditPage": obj({"entries": array(ref("AuditEntry")), "next_cursor": nullable(STRING)}),
         "AuditEntry": obj(
             {

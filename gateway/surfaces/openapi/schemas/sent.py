@@ -122,12 +122,12 @@ _DELAYED = {
     "schedule_id": said(STRING, "Of a delayed record: what it can be listed, moved and cancelled by."),
     "deliver_at": said(TIME_MS, "When a delayed record will be delivered, epoch milliseconds."),
 }
-_DUPLICATE = {"duplicate": said(exactly(True), "It was stored before; this is its first place.")}
+_DUPLICATE = {"duplicate": said(exactly(True), "It was stored before; this is where.")}
 
 
 def receipts() -> dict[str, Schema]:
     """What a send is answered with."""
-    offset = said(nullable(OFFSET), "null for a delayed record, and for a repeat whose place is forgotten.")
+    offset = said(nullable(OFFSET), "null for a delayed record, and for a repeat whose offset is forgotten.")
     native = {"message_id": STRING, **_DELAYED, **_DUPLICATE}
     v3 = {
         "cluster_id": STRING,

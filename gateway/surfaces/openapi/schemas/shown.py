@@ -25,11 +25,11 @@ from gateway.surfaces.openapi.shapes import (
     words,
 )
 
-SHOWN_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
+_HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
 _POSITION = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
 _TIMES = {"timestamp": said(TIME_MS, "Event time."), "store_timestamp": said(TIME_MS, "When it was stored.")}
 SHOWN = {
-    "headers": SHOWN_HEADERS,
+    "headers": _HEADERS,
     "tag": STRING,
     "deliver_at": said(nullable(TIME_MS), "When it was due, if it was delayed."),
     "schedule_id": STRING,
@@ -192,7 +192,7 @@ def _batch_results() -> list[Schema]:
 
 
 def schedules() -> dict[str, Schema]:
-    """Delayed records that are pending."""
+    """Delayed records that are pending, and the record of a recurring schedule."""
     row: dict[str, Schema] = {
         "schedule_id": STRING,
         "topic": said(nullable(STRING), "null: it was deleted."),
@@ -211,7 +211,9 @@ def schedules() -> dict[str, Schema]:
         "value": said(ANYTHING, "With include=value."),
         "value_base64": BASE64,
     }
+    recurring = {**NATIVE_PARTS, "headers": _HEADERS, "partition": PARTITION, "tag": STRING, "message_group": STRING}
     return {
+        "RecurringRecord": obj({}, recurring),
         "Schedule": obj(row, parts),
         "ScheduleResults": obj({"results": array(either(*_batch_results()))}),
         "SchedulePage": obj(

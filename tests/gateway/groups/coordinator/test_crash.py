@@ -144,12 +144,12 @@ class Run:
         if is_power_cut:
             model.on_lease.clear()
             model.held.clear()  # leases may be gone, and given anew under the same numbers
-        places = [TopicPartition("orders", number) for number in range(PARTITIONS)]
-        for place in await self.world.groups.committed(STREAM, places):
-            found = NOTHING if place.offset is None else place.offset
-            allowed = model.committed.get(place.partition, {NOTHING})
-            assert found in allowed, f"S1: {place}, which is not one of {allowed}"
-            model.committed[place.partition] = {found}
+        partitions = [TopicPartition("orders", number) for number in range(PARTITIONS)]
+        for committed in await self.world.groups.committed(STREAM, partitions):
+            found = NOTHING if committed.offset is None else committed.offset
+            allowed = model.committed.get(committed.partition, {NOTHING})
+            assert found in allowed, f"S1: {committed}, which is not one of {allowed}"
+            model.committed[committed.partition] = {found}
         self.check_owners()
         return is_power_cut
 
@@ -326,9 +326,9 @@ class Run:
         for member_id, known in list(self.model.members.items()):
             try:
                 share = self.world.groups.heartbeat(STREAM, MemberKey(member_id, known.generation))
-                places = [TopicPartition(p.topic, p.partition) for p in share.revoking]
+                partitions = [TopicPartition(p.topic, p.partition) for p in share.revoking]
                 self.model.members[member_id] = await self.world.groups.release(
-                    STREAM, MemberKey(member_id, share.generation), places
+                    STREAM, MemberKey(member_id, share.generation), partitions
                 )
             except (StaleGeneration, UnknownMember):
                 self.model.members.pop(member_id, None)

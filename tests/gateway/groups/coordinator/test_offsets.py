@@ -21,7 +21,7 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 async def committed(made: World, group: str = G) -> list[int | None]:
-    return [place.offset for place in await made.groups.committed(group, [P0, P1])]
+    return [partition.offset for partition in await made.groups.committed(group, [P0, P1])]
 
 
 async def test_what_was_committed_is_there_after_a_kill_and_after_a_stop() -> None:
@@ -123,7 +123,7 @@ async def test_a_commit_past_the_end_is_kept_and_the_record_that_gets_the_offset
         await made.start()
         for group in (G, "queue"):
             assert await committed(made, group) == [4, 0]
-            assert [await made.groups.start_offset(group, place, Start.FIRST) for place in (P0, P1)] == [4, 0]
+            assert [await made.groups.start_offset(group, partition, Start.FIRST) for partition in (P0, P1)] == [4, 0]
             assert [(lag.lag, lag.lost) for lag in await made.groups.lag(group)] == [(0, 0), (0, 0)]
         await made.send(b"2", b"3")
         assert not (await made.groups.receive("queue", wanting())).messages
@@ -200,7 +200,7 @@ async def test_where_a_reset_can_go(to: Start | int, after: int) -> None:
         await made.groups.commit(G, [OffsetCommit("orders", 0, 1)])
         (move,) = await made.groups.reset(G, "orders", to)
         assert (move.before, move.after) == (1, after)
-        assert [place.offset for place in await made.groups.committed(G, [P0])] == [after]
+        assert [partition.offset for partition in await made.groups.committed(G, [P0])] == [after]
 
 
 async def test_a_deleted_group_is_forgotten_for_good() -> None:

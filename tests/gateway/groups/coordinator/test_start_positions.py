@@ -23,8 +23,8 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 EU = TopicPartition("orders-eu", 0)
 
 
-async def latest(made: World, place: TopicPartition, group: str = G) -> int:
-    return await made.groups.start_offset(group, place, Start.LAST)
+async def latest(made: World, partition: TopicPartition, group: str = G) -> int:
+    return await made.groups.start_offset(group, partition, Start.LAST)
 
 
 async def received(made: World, *topics: str, group: str = G) -> list[bytes | None]:
@@ -154,7 +154,7 @@ async def test_a_place_to_begin_never_overtakes_a_commit() -> None:
 
 async def test_many_consumers_that_begin_at_once_write_one_place() -> None:
     async with world(values=[b"1"]) as made:
-        begun = await asyncio.gather(*(latest(made, place) for place in (P0, P1) * 10))
+        begun = await asyncio.gather(*(latest(made, partition) for partition in (P0, P1) * 10))
         assert begun == [1, 0] * 10
         assert made.groups.log.event_count == 1
 

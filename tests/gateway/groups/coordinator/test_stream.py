@@ -26,12 +26,12 @@ G = "billing"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def places(partitions: tuple[Partition, ...]) -> list[tuple[str, int]]:
+def named(partitions: tuple[Partition, ...]) -> list[tuple[str, int]]:
     return [(partition.topic, partition.partition) for partition in partitions]
 
 
 def assigned(made: World, member_id: str, group: str = G) -> list[tuple[str, int]]:
-    return places(share_of(made, member_id, group).assigned)
+    return named(share_of(made, member_id, group).assigned)
 
 
 def share_of(made: World, member_id: str, group: str = G) -> Share:
@@ -98,18 +98,18 @@ async def test_a_partition_moves_when_its_owner_has_drained_committed_and_releas
     async with world(values=[b"1", b"2"]) as made:
         groups = made.groups
         _, first = await groups.join(G, "m1", ORDERS)
-        assert places(first.assigned) == [P0, P1]
+        assert named(first.assigned) == [P0, P1]
         watching = asyncio.ensure_future(groups.share_changed(G, "m1", first))
         await asyncio.sleep(0)
         _, second = await groups.join(G, "m2", ORDERS)
         assert second.assigned == (), "it waits for the owner"
         told = await asyncio.wait_for(watching, WOKEN_S)
-        (moving,) = places(told.revoking)
+        (moving,) = named(told.revoking)
         assert groups.groups()[0].state == "rebalancing"
         await groups.commit(G, [OffsetCommit(*moving, 0)], key("m1", told))  # while it drains it may commit
         waiting = asyncio.ensure_future(groups.share_changed(G, "m2", second))
         await groups.release(G, key("m1", told), [TopicPartition(*moving)])
-        assert places((await asyncio.wait_for(waiting, WOKEN_S)).assigned) == [moving]
+        assert named((await asyncio.wait_for(waiting, WOKEN_S)).assigned) == [moving]
         assert groups.groups()[0].state == "stable"
         with pytest.raises(StaleGeneration):
             await groups.commit(G, [OffsetCommit(*moving, 1)], key("m1", told))
@@ -224,12 +224,12 @@ async def test_another_strategy_shares_out_anew_while_members_are_there() -> Non
         _, one = await groups.join(G, "m1", ORDERS)
         _, two = await groups.join(G, "m2", ORDERS)
         one = share_of(made, "m1")
-        await groups.release(G, key("m1", one), [TopicPartition(*place) for place in places(one.revoking)])
+        await groups.release(G, key("m1", one), [TopicPartition(*place) for place in named(one.revoking)])
         await groups.configure(G, {"strategy": "averagely_by_circle"})
         await groups.stream.topics_changed()
         for member_id in ("m1", "m2"):
             share = share_of(made, member_id)
-            await groups.release(G, key(member_id, share), [TopicPartition(*p) for p in places(share.revoking)])
+            await groups.release(G, key(member_id, share), [TopicPartition(*p) for p in named(share.revoking)])
         assert (assigned(made, "m1"), assigned(made, "m2")) == ([("orders", 0), ("orders", 2)], [("orders", 1)])
         with pytest.raises(IllegalRequest):
             await groups.configure(G, {"strategy": "by_moon"})
@@ -291,7 +291,7 @@ async def test_in_a_broadcasting_group_everybody_has_everything_and_a_place_of_i
         await groups.configure(G, {"mode": BROADCAST})
         _, one = await groups.join(G, "one", ORDERS)
         _, two = await groups.join(G, "two", ORDERS)
-        assert places(one.assigned) == places(two.assigned) == [P0, P1]
+        assert named(one.assigned) == named(two.assigned) == [P0, P1]
         await groups.commit(G, [OffsetCommit("orders", 0, 2)], key("one", one))
         assert await groups.start_offset(G, P0, Start.FIRST, member_id="one") == 2
         assert await groups.start_offset(G, P0, Start.FIRST, member_id="two") == 0

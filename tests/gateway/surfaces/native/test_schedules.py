@@ -24,6 +24,7 @@ from store import Store
 from store.files import OsFiles
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
+from timer import schedules
 from timer.service import TimerService
 
 PATH = "/mq/v1/schedules"
@@ -132,7 +133,9 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
     assert counted == {"bounds": bounds, "counts": [0, 1, 0], "total": 1, "overdue": 0, "rolled": 1}
 
 
-async def test_the_first_due_come_first_page_by_page(client: Client, clock: FakeClock) -> None:
+async def test_the_first_due_come_first_page_by_page(
+    client: Client, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delays_ms = (9_000, 5_000, 90_000, 5_000, 7_000)
     ids = await send(client, *delays_ms)
     in_order = sorted(range(5), key=lambda number: (delays_ms[number], number))
@@ -148,8 +151,10 @@ async def test_the_first_due_come_first_page_by_page(client: Client, clock: Fake
                 return found
             cursor = f"&cursor={page['next_cursor']}"
 
-    for limit in (1, 2, 5, 1000):
-        assert await listed("", limit) == in_order
+    for window in (1, 2, 4, 5, schedules.DUE_WINDOW):
+        monkeypatch.setattr(schedules, "DUE_WINDOW", window)
+        for limit in (1, 2, 5, 1000):
+            assert await listed("", limit) == in_order
     assert await listed(f"&from={START_MS + 7_000}&to={START_MS + 90_000}", 1) == [4, 0]
     assert await listed("&topic=orders&key=k", 2) == in_order
     assert await listed("&topic=orders&key=other", 2) == []

@@ -110,21 +110,21 @@ class Proxy:
     async def reader(self, group: str = "g", *topics: str, **settings: Json) -> str:
         """An instance that subscribes."""
         settings = {"format": "json", "auto_offset_reset": "earliest", **settings}
-        place = await self.create(group, **settings)
-        assert (await self.call("POST", f"{place}/subscription", {"topics": topics or ["orders"]}))[0] == 204
-        return place
+        base = await self.create(group, **settings)
+        assert (await self.call("POST", f"{base}/subscription", {"topics": topics or ["orders"]}))[0] == 204
+        return base
 
-    async def read(self, place: str, query: str = "timeout=0", **headers: str) -> list[Json]:
-        status, answer = await self.call("GET", f"{place}/records?{query}", **headers)
+    async def read(self, base: str, query: str = "timeout=0", **headers: str) -> list[Json]:
+        status, answer = await self.call("GET", f"{base}/records?{query}", **headers)
         assert status == 200, answer
         assert isinstance(answer, list)
         return answer
 
-    async def values(self, place: str, query: str = "timeout=0") -> list[Json]:
-        return [record["value"] for record in await self.read(place, query)]
+    async def values(self, base: str, query: str = "timeout=0") -> list[Json]:
+        return [record["value"] for record in await self.read(base, query)]
 
-    async def committed(self, place: str, partition: int = 0, topic: str = "orders") -> int | None:
-        status, answer = await self.call("GET", f"{place}/offsets?topic={topic}&partition={partition}")
+    async def committed(self, base: str, partition: int = 0, topic: str = "orders") -> int | None:
+        status, answer = await self.call("GET", f"{base}/offsets?topic={topic}&partition={partition}")
         assert status == 200, answer
         return next((row["offset"] for row in answer["offsets"]), None)
 
@@ -237,14 +237,14 @@ async def test_an_instance_that_cannot_be_kept_is_not_made(proxy: Proxy) -> None
 
 @pytest.mark.parametrize("slash", ["", "/"])
 async def test_subscriptions_by_name_and_by_pattern(proxy: Proxy, slash: str) -> None:
-    place = await proxy.create(format="json", auto_offset_reset="earliest")
-    subscription = f"{place}/subscription{slash}"
+    base = await proxy.create(format="json", auto_offset_reset="earliest")
+    subscription = f"{base}/subscription{slash}"
     assert await proxy.call("GET", subscription) == (200, {"topics": []})
     assert await proxy.call("POST", subscription, {"topics": ["orders"]}) == (204, None)
     assert await proxy.call("GET", subscription, {}) == (200, {"topics": ["orders"]})
     await proxy.send(b"1", b"2")
     await proxy.send(b"3", partition=3)
-    assert sorted(await proxy.values(place)) == [1, 2, 3]
+    assert sorted(await proxy.values(base)) == [1, 2, 3]
     assert await proxy.call("DELETE", subscription) == (204, None)
     assert await proxy.call("GET", subscription) == (200, {"topics": []})
     for number in range(3):
@@ -253,7 +253,7 @@ async def test_subscriptions_by_name_and_by_pattern(proxy: Proxy, slash: str) ->
     assert await proxy.call("GET", subscription) == (200, {"topics": ["many-0", "many-1", "many-2"]})
     for topic_id in (17, 18, 19):
         await proxy.send(b"4", b"5", topic_id=topic_id)
-    assert sorted(await proxy.values(place)) == [4, 4, 4, 5, 5, 5]
+    assert sorted(await proxy.values(base)) == [4, 4, 4, 5, 5, 5]
 
 
 @pytest.mark.parametrize(
@@ -269,43 +269,43 @@ async def test_subscriptions_by_name_and_by_pattern(proxy: Proxy, slash: str) ->
     ],
 )
 async def test_a_subscription_that_breaks_a_rule(proxy: Proxy, body: Json, status: int, code: int) -> None:
-    place = await proxy.create()
-    found, answer = await proxy.call("POST", f"{place}/subscription", body)
+    base = await proxy.create()
+    found, answer = await proxy.call("POST", f"{base}/subscription", body)
     assert (found, answer["error_code"]) == (status, code)
 
 
 async def test_subscribing_and_assigning_exclude_each_other(proxy: Proxy) -> None:
-    place = await proxy.reader()
+    base = await proxy.reader()
     partitions = {"partitions": [{"topic": "orders", "partition": 0}]}
-    status, answer = await proxy.call("POST", f"{place}/assignments", partitions)
+    status, answer = await proxy.call("POST", f"{base}/assignments", partitions)
     assert (status, answer["error_code"]) == (409, ILLEGAL_STATE)
-    await proxy.call("DELETE", f"{place}/subscription")
-    assert (await proxy.call("POST", f"{place}/assignments", partitions))[0] == 204
-    status, answer = await proxy.call("POST", f"{place}/subscription", {"topics": ["orders"]})
+    await proxy.call("DELETE", f"{base}/subscription")
+    assert (await proxy.call("POST", f"{base}/assignments", partitions))[0] == 204
+    status, answer = await proxy.call("POST", f"{base}/subscription", {"topics": ["orders"]})
     assert (status, answer["error_code"]) == (409, ILLEGAL_STATE)
-    assert await proxy.call("POST", f"{place}/assignments", {"partitions": []}) == (204, None)
-    assert (await proxy.call("POST", f"{place}/subscription", {"topics": ["orders"]}))[0] == 204
+    assert await proxy.call("POST", f"{base}/assignments", {"partitions": []}) == (204, None)
+    assert (await proxy.call("POST", f"{base}/subscription", {"topics": ["orders"]}))[0] == 204
 
 
 async def test_the_last_records_begin_with_the_subscription_not_with_the_first_read(proxy: Proxy) -> None:
     await proxy.send(b"1")
-    place = await proxy.reader(auto_offset_reset="latest")
+    base = await proxy.reader(auto_offset_reset="latest")
     await proxy.send(b"2")
-    assert await proxy.values(place) == [2]
+    assert await proxy.values(base) == [2]
 
 
 # Assignment and positions
 
 
 async def test_assigned_partitions(proxy: Proxy) -> None:
-    place = await proxy.create(format="json", auto_offset_reset="earliest")
-    assert await proxy.call("GET", f"{place}/assignments") == (200, {"partitions": []})
+    base = await proxy.create(format="json", auto_offset_reset="earliest")
+    assert await proxy.call("GET", f"{base}/assignments") == (200, {"partitions": []})
     partitions = {"partitions": [{"topic": "orders", "partition": 1}]}
-    assert await proxy.call("POST", f"{place}/assignments", partitions) == (204, None)
-    assert await proxy.call("GET", f"{place}/assignments") == (200, partitions)
+    assert await proxy.call("POST", f"{base}/assignments", partitions) == (204, None)
+    assert await proxy.call("GET", f"{base}/assignments") == (200, partitions)
     await proxy.send(b"0", partition=0)
     await proxy.send(b"1", partition=1)
-    assert await proxy.values(place) == [1]
+    assert await proxy.values(base) == [1]
 
 
 @pytest.mark.parametrize(
@@ -320,16 +320,16 @@ async def test_assigned_partitions(proxy: Proxy) -> None:
     ],
 )
 async def test_an_assignment_that_breaks_a_rule(proxy: Proxy, body: Json, status: int, code: int) -> None:
-    place = await proxy.create()
-    found, answer = await proxy.call("POST", f"{place}/assignments", body)
+    base = await proxy.create()
+    found, answer = await proxy.call("POST", f"{base}/assignments", body)
     assert (found, answer["error_code"]) == (status, code)
 
 
 async def test_one_request_names_so_many_partitions_and_not_one_more(proxy: Proxy) -> None:
-    place = await proxy.create()
+    base = await proxy.create()
     places = [{"topic": "orders", "partition": 0}] * TOPIC_PARTITIONS_MAX
-    assert (await proxy.call("POST", f"{place}/assignments", {"partitions": places}))[0] == 204
-    status, answer = await proxy.call("POST", f"{place}/assignments", {"partitions": places + places[:1]})
+    assert (await proxy.call("POST", f"{base}/assignments", {"partitions": places}))[0] == 204
+    status, answer = await proxy.call("POST", f"{base}/assignments", {"partitions": places + places[:1]})
     assert (status, answer["error_code"]) == (422, 422)
 
 
@@ -338,7 +338,7 @@ async def test_seeking_to_offsets_bounds_and_times(proxy: Proxy) -> None:
     clock = proxy.broker.clock
     later_ms = clock.step(5000)
     await proxy.send(b"3", b"4")
-    place = await proxy.reader()
+    base = await proxy.reader()
     partition = {"topic": "orders", "partition": 0}
     for path, body, values in (
         ("positions", {"offsets": [{**partition, "offset": 4, "metadata": "m"}]}, [4]),
@@ -349,15 +349,15 @@ async def test_seeking_to_offsets_bounds_and_times(proxy: Proxy) -> None:
         ("positions/beginning/", {"partitions": [partition]}, [0, 1, 2, 3, 4]),
         ("positions", {"offsets": [{**partition, "offset": 10}]}, [0, 1, 2, 3, 4]),  # past the end: as the reset says
     ):
-        assert await proxy.call("POST", f"{place}/{path}", body) == (204, None)
-        assert await proxy.values(place) == values, path
+        assert await proxy.call("POST", f"{base}/{path}", body) == (204, None)
+        assert await proxy.values(base) == values, path
     for topic, number in (("faulty", 0), ("orders", 9)):
         body = {"offsets": [{"topic": topic, "partition": number, "offset": 10}]}
-        status, answer = await proxy.call("POST", f"{place}/positions", body)
+        status, answer = await proxy.call("POST", f"{base}/positions", body)
         assert (status, answer["error_code"]) == (409, ILLEGAL_STATE)
-    assert (await proxy.call("POST", f"{place}/positions", {"offsets": [{**partition, "offset": -1}]}))[0] == 422
-    assert (await proxy.call("POST", f"{place}/positions", {"timestamps": [{**partition, "timestamp": "x"}]}))[0] == 422
-    assert (await proxy.call("POST", f"{place}/positions", {}))[0] == 422
+    assert (await proxy.call("POST", f"{base}/positions", {"offsets": [{**partition, "offset": -1}]}))[0] == 422
+    assert (await proxy.call("POST", f"{base}/positions", {"timestamps": [{**partition, "timestamp": "x"}]}))[0] == 422
+    assert (await proxy.call("POST", f"{base}/positions", {}))[0] == 422
 
 
 @pytest.mark.parametrize("auto_commit", ["true", "false"])
@@ -396,8 +396,8 @@ async def test_a_commit_past_the_end_is_kept_and_reading_waits_there(
 async def test_records_come_in_the_format_of_the_instance(proxy: Proxy, fmt: str) -> None:
     await proxy.send(b'{"a": 1}', headers=[("trace", b"abc"), ("none", None), ("mq-tag", b"paid")])
     await proxy.send(b'"x"')
-    place = await proxy.reader(format=fmt)
-    response = await proxy.client.get(f"/consumers/{place}/records?timeout=0")
+    base = await proxy.reader(format=fmt)
+    response = await proxy.client.get(f"/consumers/{base}/records?timeout=0")
     first, second = await response.json(content_type=None)
     assert response.headers["Content-Type"] == f"application/vnd.kafka.{fmt}.v2+json"
     shown = {"binary": b64encode(b'{"a": 1}').decode(), "json": {"a": 1}, "text": '{"a": 1}'}[fmt]
@@ -428,55 +428,55 @@ async def test_records_come_in_the_format_of_the_instance(proxy: Proxy, fmt: str
 async def test_the_format_is_fixed_when_the_instance_is_made(
     proxy: Proxy, accept: str, status: int, code: int | None
 ) -> None:
-    place = await proxy.reader()
+    base = await proxy.reader()
     await proxy.send(b"1")
-    found, answer = await proxy.call("GET", f"{place}/records?timeout=0", Accept=accept)
+    found, answer = await proxy.call("GET", f"{base}/records?timeout=0", Accept=accept)
     assert found == status
     assert code is None or answer["error_code"] == code
 
 
 async def test_sizes_of_an_answer(proxy: Proxy) -> None:
     await proxy.send(*(b"%07d" % number for number in range(100)))
-    place = await proxy.reader(format="binary")
-    assert len(await proxy.read(place, "timeout=0&max_bytes=1")) == 1  # never stuck
-    assert len(await proxy.read(place, "timeout=0&max_bytes=14")) == 2
-    assert len(await proxy.read(place, "timeout=0&max_bytes=20")) == 2
-    assert len(await proxy.read(place, "timeout=0&max_records=5")) == 5
-    rest = await proxy.read(place)
+    base = await proxy.reader(format="binary")
+    assert len(await proxy.read(base, "timeout=0&max_bytes=1")) == 1  # never stuck
+    assert len(await proxy.read(base, "timeout=0&max_bytes=14")) == 2
+    assert len(await proxy.read(base, "timeout=0&max_bytes=20")) == 2
+    assert len(await proxy.read(base, "timeout=0&max_records=5")) == 5
+    rest = await proxy.read(base)
     assert [int(b64decode(record["value"])) for record in rest] == list(range(10, 100))
-    assert await proxy.read(place) == []
+    assert await proxy.read(base) == []
 
 
 async def test_headers_count_for_the_size(proxy: Proxy) -> None:
     for _ in range(5):
         await proxy.send(b"1", headers=[("big", b"x" * 2000)])
-    place = await proxy.reader()
-    assert len(await proxy.read(place, "timeout=0&max_bytes=4100")) == 2
+    base = await proxy.reader()
+    assert len(await proxy.read(base, "timeout=0&max_bytes=4100")) == 2
 
 
 async def test_an_instance_may_limit_the_records_of_a_read(proxy: Proxy) -> None:
     await proxy.send(b"1", b"2", b"3")
-    place = await proxy.reader(max_poll_records=2)
-    assert [len(await proxy.read(place, query)) for query in ("timeout=0", "timeout=0&max_records=9")] == [2, 1]
+    base = await proxy.reader(max_poll_records=2)
+    assert [len(await proxy.read(base, query)) for query in ("timeout=0", "timeout=0&max_records=9")] == [2, 1]
 
 
 async def test_only_records_with_a_wanted_tag(proxy: Proxy) -> None:
     for tag in (b"a", b"b", b"c"):
         await proxy.send(b'"%s"' % tag, headers=[("mq-tag", tag)])
     await proxy.send(b"0")
-    place = await proxy.reader()
-    assert await proxy.values(place, "timeout=0&filter=tag:a||c") == ["a", "c"]
-    await proxy.call("POST", f"{place}/offsets")
-    assert await proxy.committed(place) == 4  # what was passed over is done, too
-    status, answer = await proxy.call("GET", f"{place}/records?filter=colour:red")
+    base = await proxy.reader()
+    assert await proxy.values(base, "timeout=0&filter=tag:a||c") == ["a", "c"]
+    await proxy.call("POST", f"{base}/offsets")
+    assert await proxy.committed(base) == 4  # what was passed over is done, too
+    status, answer = await proxy.call("GET", f"{base}/records?filter=colour:red")
     assert (status, answer["error_code"]) == (422, 42252)
 
 
 @pytest.mark.parametrize(("choice", "values"), [("inline", [1, None, 3]), ("skip", [1, 3])])
 async def test_a_record_in_another_format_never_blocks(proxy: Proxy, choice: str, values: list[Json]) -> None:
     await proxy.send(b"1", b"\xff", b"3")
-    place = await proxy.reader(on_decode_error=choice)
-    records = await proxy.read(place)
+    base = await proxy.reader(on_decode_error=choice)
+    records = await proxy.read(base)
     assert [record["value"] for record in records] == values
     if choice == "inline":
         assert (records[1]["value_b64"], records[1]["error_code"]) == ("/w==", 40801)
@@ -484,26 +484,26 @@ async def test_a_record_in_another_format_never_blocks(proxy: Proxy, choice: str
 
 async def test_a_record_in_another_format_fails_the_read_if_that_is_wanted(proxy: Proxy) -> None:
     await proxy.send(b"1", b"\xff", b"3")
-    place = await proxy.reader(on_decode_error="fail")
-    assert await proxy.values(place) == [1]
+    base = await proxy.reader(on_decode_error="fail")
+    assert await proxy.values(base) == [1]
     for _ in range(2):
-        status, answer = await proxy.call("GET", f"{place}/records?timeout=0")
+        status, answer = await proxy.call("GET", f"{base}/records?timeout=0")
         assert (status, answer["error_code"], answer["details"]["offset"]) == (408, 40801, 1)
-    await proxy.call("POST", f"{place}/positions", {"offsets": [{"topic": "orders", "partition": 0, "offset": 2}]})
-    assert await proxy.values(place) == [3]
+    await proxy.call("POST", f"{base}/positions", {"offsets": [{"topic": "orders", "partition": 0, "offset": 2}]})
+    assert await proxy.values(base) == [3]
 
 
 async def test_a_read_waits_for_the_first_record_and_no_longer(proxy: Proxy) -> None:
-    place = await proxy.reader()
-    reading = asyncio.create_task(proxy.values(place, "timeout=30000"))
+    base = await proxy.reader()
+    reading = asyncio.create_task(proxy.values(base, "timeout=30000"))
     await proxy.broker.waiting.wait()
     await proxy.send(b"1", partition=2)
     assert await asyncio.wait_for(reading, WOKEN_S) == [1]
 
 
 async def test_a_read_waits_for_as_many_bytes_as_the_instance_wants(proxy: Proxy) -> None:
-    place = await proxy.reader(fetch_min_bytes=4)
-    reading = asyncio.create_task(proxy.values(place, "timeout=30000"))
+    base = await proxy.reader(fetch_min_bytes=4)
+    reading = asyncio.create_task(proxy.values(base, "timeout=30000"))
     for value in (b"11", b"22"):
         await proxy.broker.waiting.wait()
         assert not reading.done()
@@ -520,27 +520,27 @@ async def test_a_read_ends_with_its_time(proxy: Proxy) -> None:
         ({"requestWaitMs": "1200"}, "", 1.2),
         ({}, "", 1.0),
     ):
-        place = await proxy.reader("g2", **settings)
+        base = await proxy.reader("g2", **settings)
         begun = loop.time()
-        assert await proxy.read(place, query) == []
+        assert await proxy.read(base, query) == []
         assert least_s <= loop.time() - begun < WOKEN_S
-        await proxy.call("DELETE", place)
+        await proxy.call("DELETE", base)
 
 
 async def test_a_waiting_read_ends_when_the_server_drains(proxy: Proxy) -> None:
-    place = await proxy.reader()
-    reading = asyncio.create_task(proxy.values(place, "timeout=30000"))
+    base = await proxy.reader()
+    reading = asyncio.create_task(proxy.values(base, "timeout=30000"))
     await proxy.broker.waiting.wait()
     proxy.gateway.draining.set()
     assert await asyncio.wait_for(reading, WOKEN_S) == []
 
 
 async def test_what_a_lost_client_was_to_get_is_read_again(proxy: Proxy) -> None:
-    place = await proxy.reader()
+    base = await proxy.reader()
     gone = False
 
     async def read() -> list[Json]:
-        group, _, name = place.split("/")
+        group, _, name = base.split("/")
         return await proxy.instances.read(
             group, name, Poll(timeout_ms=30_000), is_client_gone=lambda: gone, may_read=lambda _: True, visible=None
         )
@@ -550,16 +550,16 @@ async def test_what_a_lost_client_was_to_get_is_read_again(proxy: Proxy) -> None
     gone = True
     await proxy.send(b"1")
     assert await asyncio.wait_for(reading, WOKEN_S) == []
-    assert await proxy.values(place) == [1]
-    assert await proxy.values(place) == []
+    assert await proxy.values(base) == [1]
+    assert await proxy.values(base) == []
 
 
 async def test_what_retention_took_is_passed_over(proxy: Proxy) -> None:
     await proxy.send(b"0", b"1")
-    place = await proxy.reader(auto_offset_reset="earliest")
+    base = await proxy.reader(auto_offset_reset="earliest")
     await proxy.send(b"2")
     proxy.broker.min_offsets[QueueKey(16, 0)] = 2
-    assert await proxy.values(place) == [2]
+    assert await proxy.values(base) == [2]
 
 
 # Concurrent calls
@@ -567,29 +567,27 @@ async def test_what_retention_took_is_passed_over(proxy: Proxy) -> None:
 
 async def test_concurrent_reads_take_turns_and_share_nothing(proxy: Proxy) -> None:
     await proxy.send(*(b"%d" % number for number in range(50)))
-    place = await proxy.reader()
-    answers = await asyncio.gather(*(proxy.values(place, "timeout=0&max_records=5") for _ in range(10)))
+    base = await proxy.reader()
+    answers = await asyncio.gather(*(proxy.values(base, "timeout=0&max_records=5") for _ in range(10)))
     assert sorted(value for values in answers for value in values) == list(range(50))
 
 
 async def test_a_waiting_read_makes_way_for_another_call(proxy: Proxy) -> None:
-    place = await proxy.reader()
-    reading = asyncio.create_task(proxy.values(place, "timeout=30000"))
+    base = await proxy.reader()
+    reading = asyncio.create_task(proxy.values(base, "timeout=30000"))
     await proxy.broker.waiting.wait()
-    assert (await asyncio.wait_for(proxy.call("DELETE", place), WOKEN_S))[0] == 204
+    assert (await asyncio.wait_for(proxy.call("DELETE", base), WOKEN_S))[0] == 204
     assert await asyncio.wait_for(reading, WOKEN_S) == []
 
 
 async def test_so_many_calls_wait_for_an_instance_and_not_one_more(proxy: Proxy) -> None:
-    place = await proxy.reader()
-    reads = [asyncio.create_task(proxy.call("GET", f"{place}/records?timeout=30000"))]
+    base = await proxy.reader()
+    reads = [asyncio.create_task(proxy.call("GET", f"{base}/records?timeout=30000"))]
     await proxy.broker.waiting.wait()
-    reads += [
-        asyncio.create_task(proxy.call("GET", f"{place}/records?timeout=30000")) for _ in range(CALLS_WAITING_MAX)
-    ]
-    live = proxy.instances._find("g", place.rsplit("/", 1)[1])
+    reads += [asyncio.create_task(proxy.call("GET", f"{base}/records?timeout=30000")) for _ in range(CALLS_WAITING_MAX)]
+    live = proxy.instances._find("g", base.rsplit("/", 1)[1])
     await until(lambda: live.waiting_count == CALLS_WAITING_MAX, pause_s=0.01)
-    status, answer = await proxy.call("GET", f"{place}/records?timeout=0")
+    status, answer = await proxy.call("GET", f"{base}/records?timeout=0")
     assert (status, answer["error_code"]) == (429, 42950)
     proxy.gateway.draining.set()
     assert {status for status, _ in await asyncio.gather(*reads)} == {200}
@@ -612,46 +610,49 @@ async def test_a_commit_names_the_last_record_done_and_stores_the_next(
     proxy: Proxy, settings: Json, answer: tuple[int, Json]
 ) -> None:
     await proxy.send(b"1", b"2", b"3")
-    place = await proxy.reader(**settings)
+    base = await proxy.reader(**settings)
     partition = {"topic": "orders", "partition": 0}
     for offset in (0, 1):
         body = {"offsets": [{**partition, "offset": offset, "metadata": "m"}]}
-        assert await proxy.call("POST", f"{place}/offsets/?async=true", body) == answer
+        assert await proxy.call("POST", f"{base}/offsets/?async=true", body) == answer
         expected = {"offsets": [{**partition, "offset": offset + 1, "metadata": "m"}]}
-        assert await proxy.call("GET", f"{place}/offsets", {"partitions": [partition]}) == (200, expected)
-        assert await proxy.call("POST", f"{place}/offsets:query", {"partitions": [partition]}) == (200, expected)
-        assert await proxy.committed(place) == offset + 1
-    status, error = await proxy.call("GET", f"{place}/offsets")
+        assert await proxy.call("GET", f"{base}/offsets", {"partitions": [partition]}) == (200, expected)
+        assert await proxy.call("POST", f"{base}/offsets:query", {"partitions": [partition]}) == (
+            200,
+            expected,
+        )
+        assert await proxy.committed(base) == offset + 1
+    status, error = await proxy.call("GET", f"{base}/offsets")
     assert (status, error["error_code"]) == (404, 40402)
 
 
 async def test_a_commit_without_a_body_is_of_all_that_was_read(proxy: Proxy) -> None:
-    place = await proxy.reader(auto_commit_enable="false")
-    assert await proxy.call("POST", f"{place}/offsets", {}) == (200, [])  # before anything was read
+    base = await proxy.reader(auto_commit_enable="false")
+    assert await proxy.call("POST", f"{base}/offsets", {}) == (200, [])  # before anything was read
     await proxy.send(b"1")
     await proxy.send(b"2", partition=1)
-    assert len(await proxy.read(place)) == 2
-    assert await proxy.committed(place, 1) in (None, 0)
-    assert await proxy.call("POST", f"{place}/offsets") == (200, [])
-    assert [await proxy.committed(place, number) for number in (0, 1)] == [1, 1]
+    assert len(await proxy.read(base)) == 2
+    assert await proxy.committed(base, 1) in (None, 0)
+    assert await proxy.call("POST", f"{base}/offsets") == (200, [])
+    assert [await proxy.committed(base, number) for number in (0, 1)] == [1, 1]
 
 
 @pytest.mark.parametrize(
     "offsets", [{}, 1, [1], [{"topic": "orders", "partition": 0}], [{"topic": "orders", "partition": 0, "offset": "1"}]]
 )
 async def test_a_commit_that_breaks_a_rule(proxy: Proxy, offsets: Json) -> None:
-    place = await proxy.reader()
-    assert (await proxy.call("POST", f"{place}/offsets", {"offsets": offsets}))[0] == 422
+    base = await proxy.reader()
+    assert (await proxy.call("POST", f"{base}/offsets", {"offsets": offsets}))[0] == 422
 
 
 async def test_automatic_commits_follow_what_the_client_has(proxy: Proxy) -> None:
     await proxy.send(*(b"%d" % number for number in range(6)))
-    place = await proxy.reader()
-    await proxy.read(place, "timeout=0&max_records=2")
-    assert await proxy.committed(place) in (None, 0)  # the answer may never have arrived
-    await proxy.read(place, "timeout=0&max_records=2")
-    assert await proxy.committed(place) == 2
-    await proxy.call("DELETE", place)
+    base = await proxy.reader()
+    await proxy.read(base, "timeout=0&max_records=2")
+    assert await proxy.committed(base) in (None, 0)  # the answer may never have arrived
+    await proxy.read(base, "timeout=0&max_records=2")
+    assert await proxy.committed(base) == 2
+    await proxy.call("DELETE", base)
     other = await proxy.reader()
     assert await proxy.committed(other) == 4
     assert await proxy.values(other) == [4, 5]
@@ -659,19 +660,19 @@ async def test_automatic_commits_follow_what_the_client_has(proxy: Proxy) -> Non
 
 async def test_without_automatic_commits_nothing_is_committed_by_reading(proxy: Proxy) -> None:
     await proxy.send(b"1", b"2")
-    place = await proxy.reader(auto_commit_enable="false")
+    base = await proxy.reader(auto_commit_enable="false")
     for _ in range(3):
-        await proxy.read(place, "timeout=0&max_records=1")
-    await proxy.call("DELETE", place)
+        await proxy.read(base, "timeout=0&max_records=1")
+    await proxy.call("DELETE", base)
     assert await proxy.values(await proxy.reader()) == [1, 2]
 
 
 async def test_reads_go_on_when_the_store_has_stopped(proxy: Proxy) -> None:
     await proxy.send(b"1", b"2")
-    place = await proxy.reader()
+    base = await proxy.reader()
     proxy.groups.error = StoreStopped()
-    assert [await proxy.values(place, "timeout=0&max_records=1") for _ in range(3)] == [[1], [2], []]
-    assert (await proxy.call("POST", f"{place}/offsets"))[0] == 503
+    assert [await proxy.values(base, "timeout=0&max_records=1") for _ in range(3)] == [[1], [2], []]
+    assert (await proxy.call("POST", f"{base}/offsets"))[0] == 503
 
 
 # Several members
@@ -685,8 +686,8 @@ async def test_partitions_move_to_a_second_instance_at_once_and_nothing_is_read_
     assert await proxy.values(first) == []  # it has come back: all is committed
     second = await proxy.reader()
     shares = []
-    for place in (first, second):
-        _, answer = await proxy.call("GET", f"{place}/assignments")
+    for base in (first, second):
+        _, answer = await proxy.call("GET", f"{base}/assignments")
         shares.append([row["partition"] for row in answer["partitions"]])
     assert sorted(map(len, shares)) == [2, 2]
     assert sorted(shares[0] + shares[1]) == [0, 1, 2, 3]
@@ -724,18 +725,18 @@ async def test_a_waiting_read_sees_partitions_it_is_given_meanwhile(proxy: Proxy
 
 async def test_a_member_that_was_put_out_joins_again_and_goes_on_with_what_is_committed(proxy: Proxy) -> None:
     await proxy.send(b"1", b"2")
-    place = await proxy.reader(auto_commit_enable="false")
-    await proxy.read(place, "timeout=0&max_records=1")
-    await proxy.call("POST", f"{place}/offsets")
-    assert await proxy.values(place) == [2]
-    proxy.groups.put_out("g", place.rsplit("/", 1)[1])
+    base = await proxy.reader(auto_commit_enable="false")
+    await proxy.read(base, "timeout=0&max_records=1")
+    await proxy.call("POST", f"{base}/offsets")
+    assert await proxy.values(base) == [2]
+    proxy.groups.put_out("g", base.rsplit("/", 1)[1])
     await asyncio.sleep(0)
-    assert await proxy.values(place) == [2]
+    assert await proxy.values(base) == [2]
 
 
 async def test_an_instance_by_the_name_of_a_member_is_refused(proxy: Proxy) -> None:
-    place = await proxy.reader()
-    name = place.rsplit("/", 1)[1]
+    base = await proxy.reader()
+    name = base.rsplit("/", 1)[1]
     proxy.instances._lives.clear()  # another surface's member
     status, answer = await proxy.call("POST", "g", {"name": name})
     assert (status, answer["error_code"]) == (409, INSTANCE_EXISTS)
@@ -761,47 +762,47 @@ async def test_an_idle_instance_is_forgotten_and_a_called_one_is_not(proxy: Prox
 @pytest.mark.parametrize("auto_commit", ["true", "false"])
 async def test_instances_survive_a_restart(proxy: Proxy, aiohttp_client: MakeClient, auto_commit: str) -> None:
     await proxy.send(*(b"%d" % number for number in range(9)))
-    place = await proxy.reader(auto_commit_enable=auto_commit)
+    base = await proxy.reader(auto_commit_enable=auto_commit)
     for _ in range(2):
-        await proxy.read(place, "timeout=0&max_records=2")
+        await proxy.read(base, "timeout=0&max_records=2")
     await proxy.start(aiohttp_client)
-    assert await proxy.call("GET", f"{place}/subscription") == (200, {"topics": ["orders"]})
+    assert await proxy.call("GET", f"{base}/subscription") == (200, {"topics": ["orders"]})
     # Whether the last answer arrived nobody knows: it comes again.
-    assert await proxy.values(place, "timeout=0&max_records=3") == [2, 3, 4]
-    assert await proxy.values(place) == [5, 6, 7, 8]
-    assert (await proxy.committed(place) in (None, 0)) == (auto_commit == "false")
+    assert await proxy.values(base, "timeout=0&max_records=3") == [2, 3, 4]
+    assert await proxy.values(base) == [5, 6, 7, 8]
+    assert (await proxy.committed(base) in (None, 0)) == (auto_commit == "false")
 
 
 async def test_after_a_restart_a_client_may_commit_what_it_was_handed_before(
     proxy: Proxy, aiohttp_client: MakeClient
 ) -> None:
     await proxy.send(b"0", b"1", b"2")
-    place = await proxy.reader(auto_commit_enable="false")
-    await proxy.read(place, "timeout=0&max_records=2")
+    base = await proxy.reader(auto_commit_enable="false")
+    await proxy.read(base, "timeout=0&max_records=2")
     await proxy.start(aiohttp_client)
-    assert await proxy.call("POST", f"{place}/offsets") == (200, [])
-    assert await proxy.committed(place) == 2
-    assert await proxy.values(place) == [2]
+    assert await proxy.call("POST", f"{base}/offsets") == (200, [])
+    assert await proxy.committed(base) == 2
+    assert await proxy.values(base) == [2]
 
 
 async def test_an_assignment_and_its_positions_survive_a_restart(proxy: Proxy, aiohttp_client: MakeClient) -> None:
     await proxy.send(b"0", b"1", b"2", partition=1)
-    place = await proxy.create(format="json")
+    base = await proxy.create(format="json")
     partition = {"topic": "orders", "partition": 1}
-    await proxy.call("POST", f"{place}/assignments", {"partitions": [partition]})
-    await proxy.call("POST", f"{place}/positions", {"offsets": [{**partition, "offset": 1}]})
+    await proxy.call("POST", f"{base}/assignments", {"partitions": [partition]})
+    await proxy.call("POST", f"{base}/positions", {"offsets": [{**partition, "offset": 1}]})
     await proxy.start(aiohttp_client)
-    assert await proxy.call("GET", f"{place}/assignments") == (200, {"partitions": [partition]})
-    assert await proxy.values(place) == [1, 2]
+    assert await proxy.call("GET", f"{base}/assignments") == (200, {"partitions": [partition]})
+    assert await proxy.values(base) == [1, 2]
 
 
 async def test_a_document_that_cannot_be_read_costs_one_instance_only(proxy: Proxy, aiohttp_client: MakeClient) -> None:
-    place = await proxy.reader()
+    base = await proxy.reader()
     for content in (b"", b"{}", b'{"version": 99}', b'{"version": 1, "settings": {"format": "?"}}'):
         await proxy.groups.put_document("g", f"{DOCUMENT_PREFIX}broken-{len(content)}", content)
     await proxy.start(aiohttp_client)
     assert proxy.instances.count == 1
-    assert await proxy.read(place) == []
+    assert await proxy.read(base) == []
 
 
 # REST Proxy v1
@@ -810,13 +811,13 @@ async def test_a_document_that_cannot_be_read_costs_one_instance_only(proxy: Pro
 async def test_v1_reads_a_topic_without_subscribing_first(proxy: Proxy) -> None:
     await proxy.broker.create_topic("other", 1)
     await proxy.send(b"1")
-    place = await proxy.create(auto_offset_reset="smallest")
+    base = await proxy.create(auto_offset_reset="smallest")
     accept = "application/vnd.kafka.binary.v1+json"
-    status, records = await proxy.call("GET", f"{place}/topics/orders?max_bytes=1000", Accept=accept)
+    status, records = await proxy.call("GET", f"{base}/topics/orders?max_bytes=1000", Accept=accept)
     assert (status, [b64decode(record["value"]) for record in records]) == (200, [b"1"])
-    assert await proxy.call("POST", f"{place}/offsets") == (200, [])
-    assert await proxy.committed(place) == 1
-    status, answer = await proxy.call("GET", f"{place}/topics/other", Accept=accept)
+    assert await proxy.call("POST", f"{base}/offsets") == (200, [])
+    assert await proxy.committed(base) == 1
+    status, answer = await proxy.call("GET", f"{base}/topics/other", Accept=accept)
     assert (status, answer["error_code"]) == (409, OTHER_TOPIC)
     status, answer = await proxy.call("GET", f"{await proxy.create()}/topics/nope")
     assert (status, answer["error_code"]) == (404, 40401)

@@ -50,8 +50,8 @@ async def pull(
     """Status, offsets, and the Mq- headers without their prefix."""
     response = await client.get(PATH + query, headers=headers)
     records = await response.json(content_type=None)
-    places = {name[3:]: value for name, value in response.headers.items() if name.startswith("Mq-")}
-    return response.status, [record["offset"] for record in records] if response.status == 200 else [], places
+    bounds = {name[3:]: value for name, value in response.headers.items() if name.startswith("Mq-")}
+    return response.status, [record["offset"] for record in records] if response.status == 200 else [], bounds
 
 
 @pytest.mark.parametrize(
@@ -76,20 +76,20 @@ async def test_no_more_is_read_than_a_request_can_take(
     for _ in range(6):
         await send(broker, b"1", b"2")
     monkeypatch.setattr(broker, "read", noting)
-    _, offsets, places = await pull(client, f"?offset=2&{query}")
+    _, offsets, bounds = await pull(client, f"?offset=2&{query}")
     assert asked[0] == end_offset
     if end_offset is not None:
         assert offsets == list(range(2, end_offset))
-        assert places["Next-Offset"] == str(end_offset)
+        assert bounds["Next-Offset"] == str(end_offset)
 
 
 async def test_records_and_where_to_go_on(client: Client, broker: FakeBroker) -> None:
     await send(broker, b"1", b'{"a":2}')
     response = await client.get(f"{PATH}?offset=0", headers=JSON)
-    place = {"topic": "orders", "partition": 0, "key": None, "timestamp": 7, "store_timestamp": START_MS}
+    fields = {"topic": "orders", "partition": 0, "key": None, "timestamp": 7, "store_timestamp": START_MS}
     assert await response.json(content_type=None) == [
-        {**place, "value": 1, "offset": 0},
-        {**place, "value": {"a": 2}, "offset": 1},
+        {**fields, "value": 1, "offset": 0},
+        {**fields, "value": {"a": 2}, "offset": 1},
     ]
     assert response.headers["Content-Type"] == "application/vnd.kafka.json.v2+json"
     assert response.headers["Mq-Next-Offset"] == "2"
@@ -100,8 +100,8 @@ async def test_records_and_where_to_go_on(client: Client, broker: FakeBroker) ->
 
 @pytest.mark.parametrize("query", ["", "?offset=0", "?offset=earliest", "?offset=latest", "?offset=-5", "?timestamp=0"])
 async def test_an_empty_partition_answers_an_empty_array(client: Client, query: str) -> None:
-    places = {"Next-Offset": "0", "Beginning-Offset": "0", "End-Offset": "0", "Epoch": "16"}
-    assert await pull(client, query) == (200, [], places)
+    bounds = {"Next-Offset": "0", "Beginning-Offset": "0", "End-Offset": "0", "Epoch": "16"}
+    assert await pull(client, query) == (200, [], bounds)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ async def test_ranges(
     await send(broker, b"0", b"1", b"2")
     clock.step(1)
     await send(broker, b"3", b"4")
-    status, found, places = await pull(client, query)
-    assert (status, found, places["Next-Offset"]) == (200, offsets, str(next_offset))
+    status, found, bounds = await pull(client, query)
+    assert (status, found, bounds["Next-Offset"]) == (200, offsets, str(next_offset))
 
 
 async def test_batches_come_whole_as_they_are_stored(client: Client, broker: FakeBroker) -> None:
@@ -199,9 +199,9 @@ async def test_an_unacceptable_form_is_refused(client: Client) -> None:
     assert (response.status, (await response.json())["error_code"]) == (406, 406)
 
 
-@pytest.mark.parametrize(("offset", "place"), [(1, "below"), (6, "above")])
+@pytest.mark.parametrize(("offset", "where"), [(1, "below"), (6, "above")])
 async def test_outside_its_bounds_a_pull_names_them_or_resets(
-    client: Client, broker: FakeBroker, offset: int, place: str
+    client: Client, broker: FakeBroker, offset: int, where: str
 ) -> None:
     await send(broker, b"0", b"1", b"2")
     await send(broker, b"3", b"4")
@@ -210,10 +210,10 @@ async def test_outside_its_bounds_a_pull_names_them_or_resets(
     answer = await response.json()
     assert (response.status, answer["error_code"]) == (416, 41601)
     assert answer["details"] == {"beginning_offset": 3, "end_offset": 5}
-    assert place in answer["message"]
+    assert where in answer["message"]
     assert (await pull(client, f"?offset={offset}&reset=earliest"))[:2] == (200, [3, 4])
-    status, offsets, places = await pull(client, f"?offset={offset}&reset=latest")
-    assert (status, offsets, places["Next-Offset"]) == (200, [], "5")
+    status, offsets, bounds = await pull(client, f"?offset={offset}&reset=latest")
+    assert (status, offsets, bounds["Next-Offset"]) == (200, [], "5")
 
 
 async def test_a_long_poll_wakes_with_the_first_record(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
@@ -222,8 +222,8 @@ async def test_a_long_poll_wakes_with_the_first_record(client: Client, broker: F
     await broker.waiting.wait()
     assert gateway.stats.long_poll_count == 1
     await send(broker, b"1")
-    status, offsets, places = await asyncio.wait_for(waiting, WOKEN_S)
-    assert (status, offsets, places["Next-Offset"]) == (200, [1], "2")
+    status, offsets, bounds = await asyncio.wait_for(waiting, WOKEN_S)
+    assert (status, offsets, bounds["Next-Offset"]) == (200, [1], "2")
     assert gateway.stats.long_poll_count == 0
 
 
@@ -248,8 +248,8 @@ async def test_a_long_poll_does_not_wait_for_what_it_excludes(client: Client, br
 
 
 async def test_a_long_poll_ends_empty_at_its_timeout(client: Client) -> None:
-    status, offsets, places = await pull(client, "?offset=0&timeout=1")
-    assert (status, offsets, places["Next-Offset"]) == (200, [], "0")
+    status, offsets, bounds = await pull(client, "?offset=0&timeout=1")
+    assert (status, offsets, bounds["Next-Offset"]) == (200, [], "0")
 
 
 async def test_a_draining_server_answers_its_long_polls(client: Client, broker: FakeBroker, gateway: Gateway) -> None:
@@ -557,12 +557,12 @@ async def test_head_of_a_stream_is_its_headers(client: Client, broker: FakeBroke
 
 async def test_only_records_with_a_wanted_tag(client: Client) -> None:
     await send_tagged(client, "paid", None, "open", "paid", "void")
-    status, offsets, places = await pull(client, "?filter=tag:paid||void")
-    assert (status, offsets, places["Next-Offset"]) == (200, [0, 3, 4], "5")
-    assert (await pull(client, "?filter=tag:paid&max_records=1"))[1:] == ([0], {**places, "Next-Offset": "1"})
-    assert (await pull(client, "?offset=1&filter=tag:paid&end_offset=3"))[1:] == ([], {**places, "Next-Offset": "3"})
+    status, offsets, bounds = await pull(client, "?filter=tag:paid||void")
+    assert (status, offsets, bounds["Next-Offset"]) == (200, [0, 3, 4], "5")
+    assert (await pull(client, "?filter=tag:paid&max_records=1"))[1:] == ([0], {**bounds, "Next-Offset": "1"})
+    assert (await pull(client, "?offset=1&filter=tag:paid&end_offset=3"))[1:] == ([], {**bounds, "Next-Offset": "3"})
     assert [record["offset"] for record in await lines(client, "?filter=tag:paid&max_records=2")] == [0, 3]
-    assert (await pull(client, "?filter=tag:none"))[1:] == ([], places)
+    assert (await pull(client, "?filter=tag:none"))[1:] == ([], bounds)
 
 
 async def test_tags_of_equal_hash_are_told_apart(client: Client, broker: FakeBroker) -> None:
@@ -579,8 +579,8 @@ async def test_a_filtered_long_poll_waits_for_a_match(client: Client, broker: Fa
     waiting = asyncio.create_task(pull(client, "?filter=tag:paid&timeout=20000"))
     await broker.waiting.wait()
     await send_tagged(client, "open", "open", "paid")
-    status, offsets, places = await waiting
-    assert (status, offsets, places["Next-Offset"]) == (200, [2], "3")
+    status, offsets, bounds = await waiting
+    assert (status, offsets, bounds["Next-Offset"]) == (200, [2], "3")
 
 
 async def test_a_filtered_pull_looks_so_far_and_no_further(
@@ -594,8 +594,8 @@ async def test_a_filtered_pull_looks_so_far_and_no_further(
         return ReadResult(ReadStatus.NO_MATCH, [], 0, FILTERED_READS_MAX + 5, offset + 1)
 
     monkeypatch.setattr(broker, "read", slow)
-    _, offsets, places = await pull(client, "?filter=tag:paid&timeout=60000")
-    assert (offsets, places["Next-Offset"]) == ([], str(FILTERED_READS_MAX))
+    _, offsets, bounds = await pull(client, "?filter=tag:paid&timeout=60000")
+    assert (offsets, bounds["Next-Offset"]) == ([], str(FILTERED_READS_MAX))
     assert len(reads) == FILTERED_READS_MAX + 1
 
 

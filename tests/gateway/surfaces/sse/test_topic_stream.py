@@ -294,17 +294,17 @@ async def test_bad_requests_are_told_why(client: Client, query: str, status: int
 
 def test_the_size_of_a_cursor_is_limited() -> None:
     offset = 10**topic_stream._OFFSET_DIGITS - 1
-    places = [FollowedPartition(f"topic{number // 100}", 10**9, number, offset) for number in range(1000)]
-    epochs = {place.topic: str(place.topic_id) for place in places}
+    followed = [FollowedPartition(f"topic{number // 100}", 10**9, number, offset) for number in range(1000)]
+    epochs = {one.topic: str(one.topic_id) for one in followed}
 
     refusals = set[int]()
 
     def size(count: int) -> int:
-        return len(write_cursor(((one.topic, one.partition, one.offset) for one in places[:count]), epochs))
+        return len(write_cursor(((one.topic, one.partition, one.offset) for one in followed[:count]), epochs))
 
     def fits(count: int) -> bool:
         try:
-            topic_stream._check_cursor_size(places[:count])
+            topic_stream._check_cursor_size(followed[:count])
         except RequestError as error:
             refusals.add(error.error_code)
             return False

@@ -49,7 +49,7 @@ class Member:
 
 @dataclass
 class OnLease:
-    place: tuple[str, int, int]
+    record: tuple[str, int, int]
     until_ms: int
 
 
@@ -106,7 +106,7 @@ class FakeGroups:
         more.set()
 
     def held(self) -> set[tuple[str, int, int]]:
-        return {lease.place for lease in self.leases.values()}
+        return {lease.record for lease in self.leases.values()}
 
     def _named(self, owned: Sequence[tuple[str, int]]) -> tuple[Partition, ...]:
         return tuple(Partition(name, self.routes.topic(name).topic_id, number) for name, number in owned)
@@ -194,18 +194,18 @@ class FakeGroups:
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], *, member_id: str | None = None
     ) -> list[CommittedPosition]:
-        return [CommittedPosition(*place, self.offsets.get(place), "") for place in partitions]
+        return [CommittedPosition(*one, self.offsets.get(one), "") for one in partitions]
 
     async def start_offset(
         self,
         group: str,
-        place: TopicPartition,
+        partition: TopicPartition,
         start: StartSpec,
         *,
         member_id: str | None = None,
     ) -> int:
-        bounds = await self.consumer.bounds(*place)
-        return self.offsets.get(place, bounds.min_offset if start is Start.FIRST else bounds.max_offset)
+        bounds = await self.consumer.bounds(*partition)
+        return self.offsets.get(partition, bounds.min_offset if start is Start.FIRST else bounds.max_offset)
 
     async def commit(self, group: str, commits: Sequence[OffsetCommit], member: MemberKey | None = None) -> None:
         if self.hold is not None:
@@ -252,21 +252,21 @@ class FakeGroups:
                 fetched = await self.consumer.fetch(topic, partition, 0, max_bytes=1 << 30)
                 for entry in fetched.entries:
                     for record in record_batch.decode(entry.batch):
-                        place = topic, partition, record.offset
+                        key = topic, partition, record.offset
                         tag = next((value for name, value in record.headers if name == TAG_HEADER), None)
                         wanted = request.tags is None or (tag is not None and tag.decode() in request.tags)
-                        if place in self.done or place in held or not wanted or len(leased) >= request.max_messages:
+                        if key in self.done or key in held or not wanted or len(leased) >= request.max_messages:
                             continue
                         self._receipt_count += 1
                         receipt = f"r{self._receipt_count}"
                         until_ms = self.now_ms + (request.invisible_ms or LEASE_MS)
-                        self.leases[receipt] = OnLease(place, until_ms)
-                        self.attempts[place] = self.attempts.get(place, 0) + 1
+                        self.leases[receipt] = OnLease(key, until_ms)
+                        self.attempts[key] = self.attempts.get(key, 0) + 1
                         leased.append(
                             Delivered(
                                 topic, partition, record.offset, record.key, record.value, record.headers,
                                 record.timestamp, entry.store_time_ms, False, entry.raw_keys,
-                                None if tag is None else tag.decode(), None, self.attempts[place], receipt, until_ms,
+                                None if tag is None else tag.decode(), None, self.attempts[key], receipt, until_ms,
                             )
                         )  # fmt: skip
         return leased
@@ -289,13 +289,13 @@ class FakeGroups:
         for receipt in receipts:
             ((settled, lease),) = self._take([receipt])
             if lease is not None:
-                self.done.add(lease.place)
+                self.done.add(lease.record)
                 self.acked.add(receipt)
                 del self.leases[receipt]
             answers.append(Settled(receipt, True) if receipt in self.acked else settled)
         return answers
 
-    async def ack_up_to(self, group: str, place: TopicPartition, offset: int) -> int:
+    async def ack_up_to(self, group: str, partition: TopicPartition, offset: int) -> int:
         raise NotImplementedError
 
     async def nack(
@@ -312,7 +312,7 @@ class FakeGroups:
         self.given_back += receipts
         for settled, lease in self._take(receipts):
             if lease is not None:
-                self.attempts[lease.place] -= 1
+                self.attempts[lease.record] -= 1
                 del self.leases[settled.receipt]
         self.wake()
 
@@ -320,8 +320,8 @@ class FakeGroups:
         taken = self._take(receipts)
         for settled, lease in taken:
             if lease is not None:
-                self.rejected[lease.place] = reason
-                self.done.add(lease.place)
+                self.rejected[lease.record] = reason
+                self.done.add(lease.record)
                 del self.leases[settled.receipt]
         return [settled for settled, _ in taken]
 
@@ -334,7 +334,7 @@ class FakeGroups:
             self._receipt_count += 1
             receipt = f"r{self._receipt_count}"
             del self.leases[settled.receipt]
-            self.leases[receipt] = OnLease(lease.place, self.now_ms + invisible_ms)
+            self.leases[receipt] = OnLease(lease.record, self.now_ms + invisible_ms)
             answers.append(Settled(settled.receipt, True, new_receipt=receipt))
         return answers
 

@@ -88,7 +88,7 @@ async def test_the_cache_forgets_the_oldest_beyond_its_bytes() -> None:
     frame_cache = frame_cache_of(gateway, cache_bytes_max=8_000)
     for offset in range(0, 40, 10):
         await read(frame_cache, offset, Wanted(Form.JSON, 10))
-        assert frame_cache.cached_bytes <= 8_000
+        assert frame_cache._bytes <= 8_000
     before = broker.read_count
     await read(frame_cache, 30)
     assert broker.read_count == before

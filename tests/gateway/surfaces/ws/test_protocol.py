@@ -15,22 +15,22 @@ from gateway.errors import RequestError
 from gateway.surfaces.ws import protocol
 from gateway.surfaces.ws.protocol import cursor_of, parse_cursor
 
-places = st.dictionaries(
+next_offsets = st.dictionaries(
     st.tuples(st.from_regex(r"[A-Za-z0-9._%-]{1,20}", fullmatch=True), st.integers(0, 1023)), st.integers(0, 2**63 - 1)
 )
 
 
-@given(places.filter(bool))
+@given(next_offsets.filter(bool))
 def test_a_cursor_is_read_as_it_was_written(offsets: dict[tuple[str, int], int]) -> None:
     parsed = parse_cursor(cursor_of((topic, partition, offset) for (topic, partition), offset in offsets.items()))
     assert {(topic, partition): offset for topic in parsed for partition, offset in parsed[topic].items()} == offsets
 
 
 def test_sockets_and_streams_write_one_form_of_cursor_and_no_epoch_is_ignored() -> None:
-    places = [("orders", 0, 101), ("orders", 1, 88)]
-    assert parse_cursor(write_cursor(places, {})) == {"orders": {0: 101, 1: 88}}
-    assert cursors.parse_cursor(cursor_of(places)).offsets == {"orders": {0: 101, 1: 88}}
-    for text in (write_cursor(places, {"orders": "16"}), "orders:0=1;orders:0=2", "orders:0"):
+    next_offsets = [("orders", 0, 101), ("orders", 1, 88)]
+    assert parse_cursor(write_cursor(next_offsets, {})) == {"orders": {0: 101, 1: 88}}
+    assert cursors.parse_cursor(cursor_of(next_offsets)).offsets == {"orders": {0: 101, 1: 88}}
+    for text in (write_cursor(next_offsets, {"orders": "16"}), "orders:0=1;orders:0=2", "orders:0"):
         with pytest.raises(RequestError) as caught:
             parse_cursor(text)
         assert caught.value.error_code == 40050

@@ -45,8 +45,8 @@ async def test_a_session_goes_on_behind_the_last_frame_that_was_seen() -> None:
         second = await talk.hear()
         assert second["seq"] == 2
         assert len(second["messages"]) == 5
-        places = {(m["partition"], m["offset"]) for frame in (first, second) for m in frame["messages"]}
-        assert len(places) == 15
+        offsets = {(m["partition"], m["offset"]) for frame in (first, second) for m in frame["messages"]}
+        assert len(offsets) == 15
         await talk.quiet()
     await server.sessions.close()
 

@@ -1,4 +1,4 @@
-"""Subscriptions that have a place in each partition: readers and streams. See mq/subscription.py."""
+"""Subscriptions that know how far they are in each partition: readers and streams. See mq/subscription.py."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mq.frames import Frame, State
-from mq.places import Partitions, Place, Places, partitions_of, read_cursor
+from mq.progress import Partitions, Progress, ProgressTable, partitions_of, read_cursor
 from mq.subscription import Held, Subscription
 
 T = TypeVar("T")
 
 
-class Placed(Subscription[T]):
-    """What readers and streams have in common: places, credit that is returned here, seeks."""
+class PartitionedSubscription(Subscription[T]):
+    """What readers and streams have in common: progress in partitions, credit that is returned here, seeks."""
 
-    _places: Places
+    _progress: ProgressTable
     _hand: Held | None = None
     _is_done_by_asking = True
     """Asking for the next message says that the one before is done."""
@@ -24,7 +24,7 @@ class Placed(Subscription[T]):
     _on_caught_up: Callable[[], object] | None = None
 
     async def seek(self, to: object) -> None:
-        """Go on from another place: "earliest", "latest", {"timestamp": epoch ms}, a cursor, or {topic: {partition:
+        """Go on from another offset: "earliest", "latest", {"timestamp": epoch ms}, a cursor, or {topic: {partition:
         offset}}. What waits here is dropped; partitions that `to` does not name stay where they are."""
         await self.ready()
         answered = self._loop.create_future()
@@ -36,8 +36,8 @@ class Placed(Subscription[T]):
             self._is_caught_up = False
             self._drop(lambda held: True)
             for topic, partition, offset in read_cursor(answer.cursor):
-                if (place := self._places.get(topic, partition)) is not None:
-                    place.seek(offset, commits=True)
+                if (progress := self._progress.get(topic, partition)) is not None:
+                    progress.seek(offset, commits=True)
             answered.set_result(None)
 
         self._conversation.request({"op": "seek", "sub": self.sub, "to": to}, moved, _fail(answered))
@@ -65,42 +65,44 @@ class Placed(Subscription[T]):
 
     def _goes_on(self, partitions: Partitions, cursor: str, *, is_fresh: bool) -> None:
         """What `subscribe` and `hello` answer alike: the partitions there are now, and where they go on."""
-        here = set(self._places.of(partitions))
+        here = set(self._progress.of(partitions))
         # One that is being given up is not named; the session still has it, and says so again.
-        lost = [place for place in self._places if place not in here and (is_fresh or not place.is_revoked)]
+        lost = [
+            progress for progress in self._progress if progress not in here and (is_fresh or not progress.is_revoked)
+        ]
         self._left(lost, is_fresh=is_fresh)
         news = self._go_on(cursor, is_fresh=is_fresh)
         if news:
             self._call(self._on_assigned, partitions_of(news))
 
-    def _left(self, lost: list[Place], *, is_fresh: bool) -> None:
+    def _left(self, lost: list[Progress], *, is_fresh: bool) -> None:
         """These partitions are no longer ours."""
         self._lose(lost)
 
-    def _go_on(self, cursor: str, *, is_fresh: bool) -> list[Place]:
+    def _go_on(self, cursor: str, *, is_fresh: bool) -> list[Progress]:
         """Messages of these partitions follow; returns those that were not here. To a fresh subscription the cursor
         says what is committed, to one that goes on what was sent."""
         news = []
         for topic, partition, offset in read_cursor(cursor):
-            place = self._places.get(topic, partition)
-            if place is None:
-                news.append(self._places.add(topic, partition, offset))
+            progress = self._progress.get(topic, partition)
+            if progress is None:
+                news.append(self._progress.add(topic, partition, offset))
             else:
-                self._rejoined(place, offset, is_fresh=is_fresh)
+                self._rejoined(progress, offset, is_fresh=is_fresh)
         return news
 
-    def _rejoined(self, place: Place, offset: int, *, is_fresh: bool) -> None:
+    def _rejoined(self, progress: Progress, offset: int, *, is_fresh: bool) -> None:
         """A partition that was here goes on at this offset."""
 
     def _revoked(self, frame: Frame) -> None:
-        self._lose(self._places.of(frame.partitions))
+        self._lose(self._progress.of(frame.partitions))
 
-    def _lose(self, places: list[Place]) -> None:
+    def _lose(self, lost: list[Progress]) -> None:
         """Forget partitions: nothing of them is given, or committed, any more."""
-        for place in places:
-            self._places.drop(place)
-        if places:
-            self._drop(lambda held: held.place is not None and held.place.is_gone)
+        for progress in lost:
+            self._progress.drop(progress)
+        if lost:
+            self._drop(lambda held: held.progress is not None and held.progress.is_gone)
 
     # ------------------------------------------------------------------------------------------------- frames, credit
 
@@ -117,17 +119,17 @@ class Placed(Subscription[T]):
         """Keep what a frame has that is to be given: nothing of a partition that is not ours, or that was given
         before."""
         self._window.received(cost)
-        place = self._places.get(topic, partition)
-        if self._is_over or place is None or place.is_gone:
+        progress = self._progress.get(topic, partition)
+        if self._is_over or progress is None or progress.is_gone:
             self._window.taken(cost)
             self._permit_if_due()
             return
-        place.next = end
-        if items[0].offset < place.given:
+        progress.next = end
+        if items[0].offset < progress.given:
             self._sync()
-            items = [item for item in items if item.offset >= place.given]
-        held = Held(items, place, end, cost)
-        place.frames += 1
+            items = [item for item in items if item.offset >= progress.given]
+        held = Held(items, progress, end, cost)
+        progress.frames += 1
         if items:
             self._inbox.append(held)
             self._wake()
@@ -137,8 +139,8 @@ class Placed(Subscription[T]):
     def _release(self, held: Held) -> None:
         """A frame is worked off, or dropped: return its credit."""
         held.is_dropped = True
-        if held.place is not None:
-            held.place.frames -= 1
+        if held.progress is not None:
+            held.progress.frames -= 1
         self._window.taken(held.cost)
         self._permit_if_due()
 
@@ -170,15 +172,15 @@ class Placed(Subscription[T]):
         self._last = None
 
     def _sync(self) -> None:
-        """Bring the place of the frame in hand up to date: it moves a frame at a time, not with each message."""
+        """Bring the progress of the frame in hand up to date: it moves a frame at a time, not with each message."""
         hand, last = self._hand, self._last
         if hand is None or last is None or hand.is_void or hand.is_dropped:
             return
-        place = hand.place
-        assert place is not None
-        place.given = max(place.given, last.offset + 1)
+        progress = hand.progress
+        assert progress is not None
+        progress.given = max(progress.given, last.offset + 1)
         if self._is_done_by_asking and not self._is_whole:
-            place.done = max(place.done, last.offset)
+            progress.done = max(progress.done, last.offset)
 
     def _finish_hand(self) -> None:
         hand = self._hand
@@ -186,13 +188,13 @@ class Placed(Subscription[T]):
             return
         self._sync()
         self._hand = None
-        place = hand.place
-        assert place is not None
+        progress = hand.progress
+        assert progress is not None
         if not hand.is_void:
             if not hand.is_dropped:
-                place.given = max(place.given, hand.end)
-            if self._is_done_by_asking and not place.is_gone:
-                place.done = place.given
+                progress.given = max(progress.given, hand.end)
+            if self._is_done_by_asking and not progress.is_gone:
+                progress.done = progress.given
         if not hand.is_dropped:
             self._release(hand)
 

@@ -20,10 +20,10 @@ from mq.errors import Undecodable
 Partitions = dict[str, list[int]]
 """Topic -> partitions, as frames write them."""
 
-_PLACE = re.compile(r"([^:;=]+):(\d+)=(\d+)")
+_NEXT_OFFSET = re.compile(r"([^:;=]+):(\d+)=(\d+)")
 
 
-class Place:
+class Progress:
     """One partition. `frames`: how many of its frames wait here or are being worked off."""
 
     __slots__ = (
@@ -67,56 +67,56 @@ class Place:
         self.is_revoked = False
 
 
-class Places:
+class ProgressTable:
     """The partitions of a subscription."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, int], Place] = {}
+        self._progress: dict[tuple[str, int], Progress] = {}
 
-    def __iter__(self) -> Iterator[Place]:
-        return iter(list(self._places.values()))
+    def __iter__(self) -> Iterator[Progress]:
+        return iter(list(self._progress.values()))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._progress)
 
-    def get(self, topic: str, partition: int) -> Place | None:
+    def get(self, topic: str, partition: int) -> Progress | None:
         """The partition, if the subscription has it."""
-        return self._places.get((topic, partition))
+        return self._progress.get((topic, partition))
 
-    def add(self, topic: str, partition: int, next_offset: int) -> Place:
+    def add(self, topic: str, partition: int, next_offset: int) -> Progress:
         """Begin a partition."""
-        place = self._places[topic, partition] = Place(topic, partition, next_offset)
-        return place
+        progress = self._progress[topic, partition] = Progress(topic, partition, next_offset)
+        return progress
 
-    def drop(self, place: Place) -> None:
+    def drop(self, progress: Progress) -> None:
         """Forget a partition for good."""
-        place.is_gone = True
-        self._places.pop((place.topic, place.partition), None)
+        progress.is_gone = True
+        self._progress.pop((progress.topic, progress.partition), None)
 
-    def of(self, partitions: Partitions) -> list[Place]:
+    def of(self, partitions: Partitions) -> list[Progress]:
         """Those of these partitions that are here."""
-        return [place for place in self if place.partition in partitions.get(place.topic, ())]
+        return [progress for progress in self if progress.partition in partitions.get(progress.topic, ())]
 
 
-def write_cursor(places: Iterable[Place], offset_of: Callable[[Place], int]) -> str:
+def write_cursor(partitions: Iterable[Progress], offset_of: Callable[[Progress], int]) -> str:
     """`orders:0=101;orders:1=88`."""
-    return ";".join(f"{place.topic}:{place.partition}={offset_of(place)}" for place in places)
+    return ";".join(f"{progress.topic}:{progress.partition}={offset_of(progress)}" for progress in partitions)
 
 
 def read_cursor(cursor: str) -> list[tuple[str, int, int]]:
-    """Topic, partition and next offset of each place that a cursor names. Raises Undecodable."""
-    places: list[tuple[str, int, int]] = []
+    """Topic, partition and next offset of each partition that a cursor names. Raises Undecodable."""
+    next_offsets: list[tuple[str, int, int]] = []
     for written in cursor.split(";") if cursor else ():
-        match = _PLACE.fullmatch(written)
+        match = _NEXT_OFFSET.fullmatch(written)
         if match is None:
-            raise Undecodable(f"{written!r} is not a place of a cursor")
-        places.append((match[1], int(match[2]), int(match[3])))
-    return places
+            raise Undecodable(f"{written!r} is not `topic:partition=offset`")
+        next_offsets.append((match[1], int(match[2]), int(match[3])))
+    return next_offsets
 
 
-def partitions_of(places: Iterable[Place]) -> Partitions:
-    """Places as frames write them."""
+def partitions_of(assigned: Iterable[Progress]) -> Partitions:
+    """Partitions as frames write them."""
     partitions: Partitions = {}
-    for place in places:
-        partitions.setdefault(place.topic, []).append(place.partition)
+    for progress in assigned:
+        partitions.setdefault(progress.topic, []).append(progress.partition)
     return partitions
