@@ -42,16 +42,19 @@ try {
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 6, consumer: "worker-1", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 3, consumer: "worker-2", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/reports/messages:receive", { topics: ["orders", "payments"], start: "earliest", max_messages: 1 });
-  const began = Date.now();
-  for (let turn = 0; Date.now() - began < LOAD_MS; turn++) {
-    const wave = 1 + Math.sin(turn / 40) + random() * 0.4;
-    await api.send(pick(names.slice(0, 8)), Array.from({ length: Math.round(30 * wave) }, order));
-    if (turn % 2 === 0) {
-      const { messages } = await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 40, consumer: "worker-1" });
-      if (messages.length > 0) await api.call("POST", "/mq/v1/groups/billing/messages:ack", { receipts: messages.map(({ receipt }) => receipt) });
+  let isSending = true;
+  const sending = (async () => {
+    for (let turn = 0; isSending; turn++) {
+      const wave = 1 + Math.sin(turn / 40) + random() * 0.4;
+      await api.send(pick(names.slice(0, 8)), Array.from({ length: Math.round(30 * wave) }, order));
+      if (turn % 2 === 0) {
+        const { messages } = await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 40, consumer: "worker-1" });
+        if (messages.length > 0) await api.call("POST", "/mq/v1/groups/billing/messages:ack", { receipts: messages.map(({ receipt }) => receipt) });
+      }
+      await sleep(100);
     }
-    await sleep(100);
-  }
+  })();
+  await sleep(LOAD_MS);
 
   mkdirSync(OUT, { recursive: true });
   const first = (page) => page.locator(".list-body .row").first().click();
@@ -97,6 +100,8 @@ try {
       await tab.end(/./);
     }
   }
+  isSending = false;
+  await sending;
 } finally {
   await browser.close();
   await server.end();

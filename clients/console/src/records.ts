@@ -25,10 +25,10 @@ export interface Rec extends Shown {
 }
 
 /** Of a value, at most so much is put on the page. */
-export const PREVIEW_BYTES_MAX = 64 * 1024;
+const PREVIEW_BYTES_MAX = 64 * 1024;
 const LINE_CHARS_MAX = 300;
 
-export function fromBase64(text: string): Uint8Array {
+function fromBase64(text: string): Uint8Array {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 

@@ -28,8 +28,8 @@ export function recordOf(spec: SendSpec): Record<string, unknown> {
   };
 }
 
-export const JSON_TYPE = "application/vnd.kafka.json.v2+json";
-export const TEXT_TYPE = "application/vnd.kafka.text.v2+json";
+const JSON_TYPE = "application/vnd.kafka.json.v2+json";
+const TEXT_TYPE = "application/vnd.kafka.text.v2+json";
 
 export function typeOf(spec: SendSpec): string {
   return spec.value !== null && "text" in spec.value ? TEXT_TYPE : JSON_TYPE;

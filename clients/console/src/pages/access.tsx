@@ -255,7 +255,6 @@ interface Connection {
   principal: string | null;
   address: string;
   since_ms: number;
-  requests: number;
 }
 
 function Connections(): JSX.Element {
@@ -270,7 +269,6 @@ function Connections(): JSX.Element {
     { name: "Address", width: "1.5fr", cell: (row) => <span class="mono">{row.address}</span> },
     { name: "Kind", width: "72px", wide: true, cell: (row) => row.kind },
     { name: "Since", width: "1fr", wide: true, cell: (row) => relative(row.since_ms, now.value) },
-    { name: "Requests", width: "80px", end: true, wide: true, cell: (row) => count(row.requests) },
     { name: "Action", width: "72px", end: true, cell: (row) => <button type="button" class="link" onClick={() => setKicking(row)}>Close<span class="hidden"> {row.connection} from {row.address}</span></button> },
   ];
   return (

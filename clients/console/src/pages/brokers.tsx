@@ -12,12 +12,11 @@ import { List, type Column } from "../ui/list.js";
 interface Broker {
   broker: string;
   kind: string;
-  state: string;
+  state: "up" | "avoided" | "stopped";
+  reasons: string[];
   latency_ms: number | null;
   excluded_until_ms: number | null;
-  topics: number;
   partitions: number;
-  is_draining: boolean;
 }
 
 interface Segment {
@@ -31,7 +30,6 @@ interface Route {
   topic: string;
   partition: number;
   owner: string | null;
-  epoch: number;
   segments: Segment[];
 }
 
@@ -57,7 +55,7 @@ function Brokers(): JSX.Element {
         <thead>
           <tr>
             <th scope="col">Broker</th><th scope="col">Kind</th><th scope="col">State</th><th scope="col" class="end">Latency</th>
-            <th scope="col">Avoided until</th><th scope="col" class="end">Topics</th><th scope="col" class="end">Partitions</th>
+            <th scope="col">Avoided until</th><th scope="col" class="end">Partitions</th>
           </tr>
         </thead>
         <tbody>
@@ -65,10 +63,9 @@ function Brokers(): JSX.Element {
             <tr key={broker.broker}>
               <th scope="row">{broker.broker}</th>
               <td>{broker.kind}</td>
-              <td><State tone={broker.state === "up" ? "ok" : "error"}>{broker.state}</State>{broker.is_draining && <> <State tone="warn">draining</State></>}</td>
+              <td><State tone={broker.state === "up" ? "ok" : broker.state === "avoided" ? "warn" : "error"}>{broker.state}</State> {broker.reasons.join("; ")}</td>
               <td class="end">{duration(broker.latency_ms)}</td>
               <td>{broker.excluded_until_ms === null ? "–" : time(broker.excluded_until_ms)}</td>
-              <td class="end">{count(broker.topics)}</td>
               <td class="end">{count(broker.partitions)}</td>
             </tr>
           ))}
@@ -101,7 +98,6 @@ function Bar(props: { segments: Segment[] }): JSX.Element {
 const COLUMNS: Column<Route>[] = [
   { name: "Partition", width: "1fr", cell: (row) => `${row.topic}/${row.partition}` },
   { name: "Owner", width: "100px", wide: true, cell: (row) => row.owner ?? <State tone="error">nobody</State> },
-  { name: "Epoch", width: "56px", end: true, wide: true, cell: (row) => row.epoch },
   { name: "Segments: logical offsets by broker", width: "3fr", cell: (row) => <Bar segments={row.segments} /> },
 ];
 

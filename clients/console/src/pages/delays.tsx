@@ -22,7 +22,7 @@ const PAGE_ROWS = 200;
 /** As many as one batch takes. */
 const BATCH_MAX = 1000;
 
-export interface ScheduleRow extends Shown {
+interface ScheduleRow extends Shown {
   schedule_id: string;
   topic: string | null;
   partition: number;
@@ -53,7 +53,7 @@ function bucketOf(grid: Grid, row: number, column: number): number {
  * The cells of a picture, by the calendar of this browser: local days are not all of one length, so the bounds are given one by one. An
  * hour from now by minutes; a day by 5 minutes, an hour a column; 31 days by the hour; 53 weeks by the day.
  */
-export function gridOf(span: Span, fromMs: number): Grid {
+function gridOf(span: Span, fromMs: number): Grid {
   const from = new Date(fromMs);
   const bounds: number[] = [];
   const rowNames: string[] = [];

@@ -13,7 +13,7 @@ import { Decoded } from "../ui/record.js";
 import { WhenPicker, laterBy } from "../ui/when.js";
 import { DraftFields, draftOf, sendSpec, specOf } from "./topic_send.js";
 
-export interface DeadLetter extends Omit<Rec, "topic" | "partition"> {
+interface DeadLetter extends Omit<Rec, "topic" | "partition"> {
   /** Where it was read from; null where that is not known. */
   topic: string | null;
   partition: number | null;

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { get, path, send } from "../api.js";
 import { bytes, count, duration, perSecond, rough } from "../format.js";
-import { denied, firstDenied } from "../rights.js";
+import { denied } from "../rights.js";
 import { useResource } from "../resource.js";
 import { go, href, place } from "../router.js";
 import { Button, Confirm, Empty, Fact, Tabs, Waiting, tell } from "../ui/basics.js";
@@ -87,7 +87,7 @@ export function TopicPage(props: { topic: string }): JSX.Element {
 }
 
 function Partitions(props: { rows: Bounds[]; topic: string; isStale: boolean }): JSX.Element {
-  const right = firstDenied(denied("receive", { topic: props.topic }));
+  const right = denied("receive", { topic: props.topic });
   const columns: Column<Bounds>[] = [
     { name: "Partition", width: "1fr", cell: ({ partition }) => right === null
       ? <a href={`${href("topics", props.topic)}?tab=messages&partition=${partition}`}>{partition}</a> : partition },

@@ -47,7 +47,7 @@ export function Chart(props: ChartProps): JSX.Element {
       {
         width: element.clientWidth,
         height,
-        padding: [8, 8, 0, 0],
+        padding: [8, 28, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         legend: { show: false },
         scales: { x: { range: (_plot, min, max) => [Math.min(min, max - SPAN_MIN_S), max] }, y: { range: (_plot, _min, max) => [0, max > 0 ? max * 1.1 : 1] } },

@@ -25,11 +25,11 @@ const GAP_PX = 2;
 const STEPS = 6;
 
 /** 0 for nothing, then 1 to 5 by the decimal logarithm. */
-export function stepOf(value: number): number {
+function stepOf(value: number): number {
   return value <= 0 ? 0 : Math.min(STEPS - 1, 1 + Math.floor(Math.log10(value)));
 }
 
-export const LEGEND = ["0", "1–9", "10–99", "100–999", "1k–9k", "10k and more"];
+const LEGEND = ["0", "1–9", "10–99", "100–999", "1k–9k", "10k and more"];
 
 export function HeatMap(props: HeatProps): JSX.Element {
   const { cells, rowNames, columnNames } = props;

@@ -37,8 +37,6 @@ export interface ListProps<T> {
   onSort?: (by: string) => void;
   /** Old data, greyed: the server does not answer. */
   isStale?: boolean;
-  /** Keep showing the top as rows are put before the others. */
-  follow?: boolean;
 }
 
 export const ROW_PX = 32;
