@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js bench-python attack
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js shots bench-js bench-python attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,8 +45,13 @@ mutants: $(STAMP) ## Deliberate bugs in the store, each to be killed by its test
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers
 	@$(PYTEST) -q -m '' tests/e2e/test_js.py
 
-build-js: ## The JavaScript client's bundle, the copy of it that the gateway serves, and its reference
+build-js: ## The JavaScript client's bundle, the copy of it that the gateway serves, its reference; the web console that the gateway serves
 	@cd clients/js && npm ci --silent && npm run --silent build && npm run --silent docs
+	@cd clients/console && npm ci --silent && npm run --silent build
+
+shots: $(STAMP) ## Every page of the console in both themes, at a fixed clock and seed: docs/console/*.png
+	@cd clients/js && npm ci --silent
+	@cd clients/console && npm ci --silent && MQ_PYTHON="$(abspath $(BIN))/python" npm run --silent shots
 
 bench-js: $(STAMP) ## The JavaScript client alone and with a server; result in docs/benchmarks/
 	@cd clients/js && npm ci --silent && npm run --silent build -- --dist-only && node bench/bench.mjs --json ../../docs/benchmarks/js-client.json
@@ -153,4 +158,4 @@ bench-spark: $(STAMP) ## The Spark connector beside memory, Parquet and, where M
 	@$(BIN)/python -m loadtest.bench.spark $(if $(ONLY),--only "$(ONLY)")
 
 clean: ## Remove what these targets made
-	@rm -rf clients/js/node_modules clients/js/build clients/js/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf clients/js/node_modules clients/console/node_modules clients/js/build clients/js/dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -90,6 +90,9 @@ class Store:
         self._index_executor = executor or self._own_executor("index", 1)
         self._read_executor = executor or self._own_executor("read", 4)
         self._topics = TopicTable()
+        self.appended: dict[int, list[int]] = {}
+        """Records and bytes that became readable since the start, by topic id."""
+
         self._tail: dict[int, Entry] = {}
         self._tail_order: deque[Entry] = deque()
         self._tail_bytes = 0
@@ -379,6 +382,7 @@ class Store:
         topic, _ = await self._topic_changes.make(lambda _: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
+        self.appended.pop(topic.topic_id, None)
         for queue in queues:
             self._hidden_until.pop(queue, None)
         await self._save_checkpoint()
@@ -558,6 +562,11 @@ class Store:
             if entry.queue.topic_id not in self._topics:
                 continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
+            counted = self.appended.get(entry.queue.topic_id)
+            if counted is None:
+                counted = self.appended[entry.queue.topic_id] = [0, 0]
+            counted[0] += entry.record_count
+            counted[1] += entry.size
             if entry.identity is not None:
                 self._idempotency.apply(entry, is_durable=entry.position < self._log.durable_position)
             self._remember(entry)
@@ -589,6 +598,11 @@ class Store:
             self._tail_bytes -= oldest.size
 
     # ---- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def log_bytes(self) -> int:
+        """How long the log is."""
+        return self._log.end_position - self._log.first_position
 
     def bounds(self, queue: QueueKey) -> Bounds:
         """Raises UnknownQueue."""

@@ -24,6 +24,7 @@ ROOTS = {
 
 TESTED_THROUGH_OTHERS = {
     "gateway.__main__": "e2e/server.py",
+    "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
@@ -35,7 +36,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
-    "gateway.groups.coordinator.dead_letters": "gateway/groups/coordinator/test_settling.py",
+    "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.groups.coordinator.goes": "gateway/groups/coordinator/test_stream.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
@@ -48,6 +49,8 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.kafka.service": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.trail": "gateway/surfaces/kafka/test_rights.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
+    "gateway.surfaces.native.connections": "gateway/surfaces/native/test_access.py",
+    "gateway.surfaces.native.me": "gateway/surfaces/native/test_stats.py",
     "gateway.surfaces.native.plain": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
     "gateway.surfaces.openapi.schemas.sent": "gateway/surfaces/openapi/test_document.py",

@@ -19,6 +19,7 @@ An id that has no unit any more was delivered if the log shows its delivery, at 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from timer.ports import Partitions, Target
 from timer.record_cache import Picked, pick
 from timer.schedule import ScheduleId
 from timer.state import TimerState
-from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, unpack_units
+from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, unpack_units
 
 UNITS_PER_PAGE_MAX = 1_000_000
 """Units looked at for one page; a page may be short, even empty, and still not the last one."""
@@ -42,6 +43,12 @@ PAGE_BYTES_MAX = 4 * MiB
 
 KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 """Bytes of records read for one page when only a key is asked for."""
+
+DUE_WINDOW = 10_000
+"""Schedules, in the order of due times, that one pass over everything finds: some pages."""
+
+DUE_WINDOW_MS = 5_000
+"""How long the following pages are taken from what a pass has found: what is accepted meanwhile shows later."""
 
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
@@ -78,11 +85,50 @@ class Query(NamedTuple):
     keys: frozenset[bytes | None] | None = None
 
 
+class Place(NamedTuple):
+    """Where a schedule stands in the order of due times; of one time, in that of the timer log."""
+
+    due_ms: int
+    position: int
+
+
+class DuePage(NamedTuple):
+    """Schedules, the first due first, and the place of the last one that was looked at (None: the end)."""
+
+    schedules: list[Schedule]
+    next_after: Place | None
+
+
+class Census(NamedTuple):
+    """How many schedules are due between each two of some bounds; of all that are meant, how many are past due, and how
+    many wait in an intermediate slot, as they are due behind the roll window."""
+
+    counts: list[int]
+    overdue_count: int
+    rolled_count: int
+
+
 class Page(NamedTuple):
     """Schedules in the order of acceptance, and the cursor to go on from (None: the end)."""
 
     schedules: list[Schedule]
     next_cursor: int | None
+
+
+class _Window(NamedTuple):
+    """The next schedules behind a place, when they were looked for, and whether there are no others."""
+
+    query: Query
+    after: Place
+    places: list[Place]
+    is_last: bool
+    at_ms: int
+
+    def has(self, query: Query, after: Place, now_ms: int) -> bool:
+        """Whether the ones behind another place are among these."""
+        if query != self.query or not self.at_ms <= now_ms < self.at_ms + DUE_WINDOW_MS:
+            return False
+        return self.after < after and (self.is_last or after < self.places[-1])
 
 
 class Schedules:
@@ -92,6 +138,7 @@ class Schedules:
         self._state = state
         self._partitions = partitions
         self._searching = asyncio.Lock()  # one search over everything at a time
+        self._window: _Window | None = None
 
     async def show(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
         """What became of a schedule, and the schedule itself while it is pending. Raises TimerBusy, Corrupt."""
@@ -177,7 +224,7 @@ class Schedules:
         unit_count = body_bytes = 0
         last_entry = -1
         async for end, pending in self._look_through(query, cursor):
-            for position, _ in pending:
+            for position, _, _ in pending:
                 if len(positions) == limit or body_bytes > KEY_BYTES_PER_PAGE_MAX:
                     return positions, position
                 if query.keys is not None:
@@ -194,34 +241,87 @@ class Schedules:
                 return positions, end
         return positions, None
 
-    async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
-        """How many pending schedules are due in each [bounds[i], bounds[i + 1]); the bounds are equally far apart.
-        Looks at every unit: a second for two million. A key is not looked at. Raises TimerBusy, Corrupt."""
-        await self._state.caught_up()
-        first_ms, end_ms = bounds_ms[0], bounds_ms[-1]
-        width_ms = bounds_ms[1] - first_ms
-        counts = [0] * (len(bounds_ms) - 1)
-        query = query._replace(
-            from_ms=max(first_ms, query.from_ms), to_ms=end_ms if query.to_ms is None else min(end_ms, query.to_ms)
-        )
-        async with self._searching:
-            async for _, pending in self._look_through(query, 0):
-                for _, due_ms in pending:
-                    counts[(due_ms - first_ms) // width_ms] += 1
-        return counts
+    async def page_by_due(self, query: Query, *, after: Place | None, limit: int) -> DuePage:
+        """As `page`, the first due first. One pass over all units, a second for two million, finds the next DUE_WINDOW;
+        pages that follow within DUE_WINDOW_MS take them from there. Raises what the log raises."""
+        after = after or Place(-1, -1)
+        async with self._searching:  # who asks meanwhile for what follows finds it ready
+            window = self._window
+            if window is None or not window.has(query, after, self._state.clock.now_ms()):
+                window = self._window = await self._due_after(query, after)
+        schedules: list[Schedule] = []
+        left_bytes, left_read_bytes = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX
+        places = window.places
+        for number in range(bisect_right(places, after), len(places)):
+            if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
+                return DuePage(schedules, after)
+            after = places[number]
+            unit = self._state.timer_log.read(after.position)
+            if self._state.standing_of(unit) is not Standing.PENDING:
+                continue
+            schedule = await self.read(after.position)
+            left_read_bytes -= schedule.size_bytes
+            if query.keys is None or schedule.record.record.key in query.keys:
+                schedules.append(schedule)
+                left_bytes -= schedule.size_bytes
+        return DuePage(schedules, None if window.is_last else after)
 
-    async def _look_through(self, query: Query, cursor: int) -> AsyncIterator[tuple[int, list[tuple[int, int]]]]:
-        """All units from a cursor on, those of one turn of the event loop at a time: where they end, and position and
-        due time of those that are pending and meant. A schedule counts as pending until its delivery is durable, and
-        as changed while its change is being made durable."""
+    async def _due_after(self, query: Query, after: Place) -> _Window:
+        """The next DUE_WINDOW schedules behind a place."""
+        await self._state.caught_up()
+        query_of_all = query._replace(from_ms=max(query.from_ms, after.due_ms), keys=None)
+        found: list[Place] = []
+        is_last = True
+        worst: Place | None = None  # what is behind it is not among the next ones
+        async for _, pending in self._look_through(query_of_all, 0):
+            for position, due_ms, _ in pending:
+                place = Place(due_ms, position)
+                if place > after and (worst is None or place < worst):
+                    found.append(place)
+            if len(found) > 2 * DUE_WINDOW:
+                found.sort()
+                del found[DUE_WINDOW:]
+                worst, is_last = found[-1], False
+        found.sort()
+        is_last = is_last and len(found) <= DUE_WINDOW
+        del found[DUE_WINDOW:]
+        return _Window(query, after, found, is_last, self._state.clock.now_ms())
+
+    async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
+        """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Looks at every unit: a second for two
+        million. A key and a range of time are not looked at. Raises TimerBusy, Corrupt."""
+        await self._state.caught_up()
+        now_ms = self._state.clock.now_ms()
+        counts = [0] * (len(bounds_ms) + 1)  # with what is before all bounds, and behind them
+        overdue_count = rolled_count = 0
+        async with self._searching:
+            async for _, pending in self._look_through(Query(query.topic_ids), 0):
+                for _, due_ms, magic in pending:
+                    counts[bisect_right(bounds_ms, due_ms)] += 1
+                    if due_ms < now_ms:
+                        overdue_count += 1
+                    elif magic & MAGIC_ROLL:
+                        rolled_count += 1
+        return Census(counts[1:-1], overdue_count, rolled_count)
+
+    async def count(self, query: Query) -> int:
+        """How many are pending and meant, whatever their key. Looks at every unit. Raises TimerBusy, Corrupt."""
+        await self._state.caught_up()
+        async with self._searching:
+            return sum([len(pending) async for _, pending in self._look_through(query, 0)])
+
+    async def _look_through(self, query: Query, cursor: int) -> AsyncIterator[tuple[int, list[tuple[int, int, int]]]]:
+        """All units from a cursor on, those of one turn of the event loop at a time: where they end, and position, due
+        time and magic of those that are pending and meant. A schedule counts as pending until its delivery is durable,
+        and as changed while its change is being made durable."""
         for start, chunk in self._state.timer_log.chunks(cursor - cursor % UNIT_BYTES):
             for at in range(0, len(chunk), _TURN_UNITS * UNIT_BYTES):
                 part = chunk[at : at + _TURN_UNITS * UNIT_BYTES]
                 yield start + at + len(part), list(self._pending(start + at, part, query))
                 await self._state.log.yield_to_loop()
 
-    def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int]]:
-        """Position and due time of those among some units that are pending and meant."""
+    def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int, int]]:
+        """Position, due time and magic of those among some units that are pending and meant."""
         state = self._state
         read_mark_s, write_mark_s = state.open.read_mark_s, state.open.write_mark_s
         topic_ids, from_ms = query.topic_ids, query.from_ms
@@ -238,9 +338,9 @@ class Schedules:
             ):
                 if slot_s < write_mark_s or is_marked(position):
                     if state.standing_of(state.timer_log.read(position)) is Standing.PENDING:
-                        yield position, due_ms
+                        yield position, due_ms, magic
                 elif (source := (entry_position, record_index)) not in changed and source not in consumed:
-                    yield position, due_ms
+                    yield position, due_ms, magic
 
     @property
     def _copied_count(self) -> int:

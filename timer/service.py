@@ -51,7 +51,7 @@ from timer.record_cache import RecordCache
 from timer.recovery import recover
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.schedule_keys import ScheduleKeys
-from timer.schedules import Page, Query, Schedule, Schedules
+from timer.schedules import Census, DuePage, Page, Place, Query, Schedule, Schedules
 from timer.state import TimerState
 from timer.timer_log import TimerLog
 from timer.wheel import Wheel
@@ -228,9 +228,17 @@ class TimerService:
         """Pending schedules; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.page(query, cursor=cursor, limit=limit)
 
-    async def histogram(self, query: Query, bounds_ms: Sequence[int]) -> list[int]:
+    async def page_by_due(self, query: Query, *, after: Place | None, limit: int) -> DuePage:
+        """Pending schedules, the first due first; see timer/schedules.py. Raises TimerBusy, Corrupt."""
+        return await self._schedules.page_by_due(query, after=after, limit=limit)
+
+    async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
         """Pending schedules by due time; see timer/schedules.py. Raises TimerBusy, Corrupt."""
-        return await self._schedules.histogram(query, bounds_ms)
+        return await self._schedules.census(query, bounds_ms)
+
+    async def count(self, query: Query) -> int:
+        """How many schedules are pending and meant; see timer/schedules.py. Raises TimerBusy, Corrupt."""
+        return await self._schedules.count(query)
 
     async def cancel(self, schedule: ScheduleId) -> Outcome:
         """Have a schedule never delivered. Durable on return. Raises what `Log.append` raises, TimerBusy, Corrupt."""

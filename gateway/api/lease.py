@@ -92,6 +92,10 @@ class Leases:
             self.next_end_ms = min(self.next_end_ms, until_ms)
         return others
 
+    def receipts(self) -> list[str]:
+        """Their receipts, first ones and newest."""
+        return [*self._leases, *self._first_of]
+
     def up_to(self, topic: str, partition: int, offset: int) -> list[str]:
         """The receipts of a partition's records up to and including this offset."""
         return [
@@ -146,6 +150,13 @@ class AllLeases:
             leases.sweep(now_ms)
         polling = self._pollers[group].workers(now_ms) if group in self._pollers else []
         return [*(Worker(leases.consumer, len(leases), None) for leases in connected), *polling]
+
+    def held(self, group: str) -> dict[str, str]:
+        """The receipts that consumers of a group have, and who has which."""
+        found = self._pollers[group].held() if group in self._pollers else {}
+        for leases in self._by_group.get(group, ()):
+            found |= dict.fromkeys(leases.receipts(), leases.consumer)
+        return found
 
     def forget(self, group: str) -> None:
         """The group was deleted."""

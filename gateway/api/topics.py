@@ -40,6 +40,10 @@ class TopicAdmin(Protocol):
         """Delete a topic and its records, durable on return. Raises UnknownQueue, or another StoreError."""
         ...
 
+    def brokers(self) -> Sequence[str]:
+        """The names of this node's own brokers."""
+        ...
+
     def ready(self) -> Sequence[str]:
         """Why this broker cannot take records now; empty when it can."""
         ...

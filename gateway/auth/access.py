@@ -7,9 +7,9 @@ anything. Lists show only what may be described.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gateway.errors import FORBIDDEN, RequestError
 
@@ -25,9 +25,40 @@ class Permission(Enum):
     DELETE = "delete"
     OPERATE = "operate"  # what shows or changes the server's inside
     AUDIT = "audit"  # reading who did what
+    ACCESS = "access"  # seeing and changing who may do what: tokens and rules
+    KNOWN = "known"  # having proved who one is, whatever one may do
     SOCKET = "socket"  # opening one; each op in it is judged by itself
 
     __hash__ = object.__hash__  # there is one of each; Enum's own hash is a call in Python, for every request
+
+
+Kind = Literal["topic", "group"]
+
+
+class Scope(NamedTuple):
+    """Some permissions on the resources of one kind that a pattern names; `kind` None: on everything.
+
+    A pattern is a name, or a prefix and "*".
+    """
+
+    permissions: frozenset[Permission]
+    kind: Kind | None
+    pattern: str
+
+    def covers(self, permission: Permission, kind: Kind, name: str) -> bool:
+        """Whether this scope speaks of this permission on this resource."""
+        if permission not in self.permissions or self.kind not in (kind, None):
+            return False
+        if self.pattern.endswith("*"):
+            return name.startswith(self.pattern[:-1])
+        return name == self.pattern
+
+
+ON_RESOURCES = frozenset(
+    (Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE)
+)
+ON_SERVER = frozenset((Permission.OPERATE, Permission.AUDIT, Permission.ACCESS))
+EVERYTHING = Scope(ON_RESOURCES | ON_SERVER, None, "*")
 
 
 class Access(Protocol):
@@ -56,8 +87,8 @@ class Access(Protocol):
     def allows(self, permission: Permission, *, topic: str | None = None, group: str | None = None) -> bool:
         """Whether this may be done to this topic and this group.
 
-        With neither: OPERATE and AUDIT are about the server; any other permission is held when it is held for anything
-        at all, so whoever takes names from elsewhere asks again for each of them.
+        With neither: OPERATE, AUDIT and ACCESS are about the server; any other permission is held when it is held for
+        anything at all, so whoever takes names from elsewhere asks again for each of them.
         """
         ...
 
@@ -68,6 +99,10 @@ class Access(Protocol):
     def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """The topics to which this may be done, by the patterns of scopes: those allowed, and those denied of them.
         None: every topic."""
+        ...
+
+    def scopes(self) -> tuple[Sequence[Scope], Sequence[Scope]]:
+        """What is allowed, and what is denied of that, as it is now."""
         ...
 
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
@@ -101,6 +136,9 @@ class _Everything:
     def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         return None
 
+    def scopes(self) -> tuple[Sequence[Scope], Sequence[Scope]]:
+        return (EVERYTHING,), ()
+
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         return _nothing
 
@@ -120,6 +158,9 @@ class _Nothing:
         raise forbidden(permission, topic, group)
 
     def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        return (), ()
+
+    def scopes(self) -> tuple[Sequence[Scope], Sequence[Scope]]:
         return (), ()
 
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:

@@ -10,10 +10,13 @@ Several rules for one principal add up. Unknown keys are refused, so a misspelt 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from gateway.auth.access import Scope
 from gateway.auth.operator_files import parse_toml
-from gateway.auth.scopes import Rights, Scope, parse_scopes
+from gateway.auth.scopes import Rights, parse_scopes
 
 ACL_RULES_MAX = 10_000
 """Rules of one file."""
@@ -33,6 +36,15 @@ class Acl:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def principals(self) -> frozenset[str]:
+        """Those that rules name."""
+        return frozenset(self._rights)
+
+    def own_rights(self, principal: str) -> Rights:
+        """What the rules that name this principal say."""
+        return self._rights.get(principal, Rights())
+
     def rights_of(self, principal: str, scopes: Iterable[Scope] = ()) -> Rights:
         """What a principal may do that brings these scopes of its own."""
         own = self._rights.get(principal, Rights())
@@ -40,8 +52,27 @@ class Acl:
         return Rights((*scopes, *own.allow, *all_.allow), (*own.deny, *all_.deny))
 
 
+class Rule(NamedTuple):
+    """One rule as it is written."""
+
+    principal: str
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+
+
 def parse_acl(text: str) -> Acl:
     """The rules of a file's text. Raises ValueError, which names the rule by its number."""
+    rights: dict[str, Rights] = {}
+    for rule in parse_rules(text):
+        known = rights.get(rule.principal, Rights())
+        rights[rule.principal] = Rights(
+            (*known.allow, *parse_scopes(rule.allow)), (*known.deny, *parse_scopes(rule.deny))
+        )
+    return Acl(rights)
+
+
+def parse_rules(text: str) -> list[Rule]:
+    """The rules of a file's text one by one, in its order. Raises ValueError, which names the rule by its number."""
     document = parse_toml(text)
     rules = document.pop("acl", [])
     if document:
@@ -50,7 +81,7 @@ def parse_acl(text: str) -> Acl:
         raise ValueError("acl: write [[acl]], once for each rule")
     if len(rules) > ACL_RULES_MAX:
         raise ValueError(f"more than {ACL_RULES_MAX} rules")
-    rights: dict[str, Rights] = {}
+    found: list[Rule] = []
     for number, rule in enumerate(rules, 1):
         if unknown := rule.keys() - _KEYS:
             raise ValueError(f"rule {number}: unknown key: {', '.join(sorted(unknown))}")
@@ -58,12 +89,31 @@ def parse_acl(text: str) -> Acl:
         if not isinstance(principal, str) or not principal:
             raise ValueError(f'rule {number}: principal must be a name, or "*"')
         try:
-            allow, deny = (parse_scopes(_list(rule.get(key, []))) for key in ("allow", "deny"))
+            allow, deny = (_list(rule.get(key, [])) for key in ("allow", "deny"))
+            parse_scopes(allow), parse_scopes(deny)
         except ValueError as error:
             raise ValueError(f"rule {number}: {error}") from error
-        known = rights.get(principal, Rights())
-        rights[principal] = Rights((*known.allow, *allow), (*known.deny, *deny))
-    return Acl(rights)
+        found.append(Rule(principal, tuple(map(str, allow)), tuple(map(str, deny))))
+    return found
+
+
+def write_rules(rules: Iterable[Rule]) -> str:
+    """A file's text with these rules. A text in JSON is one in TOML, but for the character DEL."""
+    head = "# Rules of this server. It writes this file anew when they are changed over HTTP: comments are lost then.\n"
+    parts = [head]
+    for rule in rules:
+        lines = [f"\n[[acl]]\nprincipal = {_text(rule.principal)}\n"]
+        lines += [
+            f"{name} = [{', '.join(map(_text, scopes))}]\n"
+            for name, scopes in (("allow", rule.allow), ("deny", rule.deny))
+            if scopes
+        ]
+        parts += lines
+    return "".join(parts)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _list(value: object) -> list[object]:

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
 from gateway.auth import tokens
-from gateway.auth.access import NOBODY, OPEN, Access, Permission, forbidden
+from gateway.auth.access import NOBODY, OPEN, Access, Permission, Scope, forbidden
 from gateway.auth.address import counted_as
 from gateway.auth.backoff import FREE_FAILURES, Backoff
 from gateway.auth.credentials import API_KEY, AUTHORIZATION, Headers, Malformed, in_headers, of_browser
 from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
-from gateway.auth.scopes import NO_RIGHTS, OriginsOf, Rights, Scope
+from gateway.auth.scopes import NO_RIGHTS, OriginsOf, Rights
 from gateway.auth.tickets import Tickets
 from gateway.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
@@ -339,6 +339,11 @@ class _Caller:
     def topics(self, permission: Permission) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """See Access."""
         return self._current().topics(permission)
+
+    def scopes(self) -> tuple[Sequence[Scope], Sequence[Scope]]:
+        """See Access."""
+        rights = self._current()
+        return rights.allow, rights.deny
 
     def watch(self, on_end: Callable[[], None]) -> Callable[[], None]:
         """See Access."""

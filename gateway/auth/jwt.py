@@ -26,7 +26,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from gateway.auth.scopes import Scope, parse_scopes
+from gateway.auth.access import Scope
+from gateway.auth.scopes import parse_scopes
 
 Algorithm = Literal["HS256", "RS256", "ES256"]
 Key = bytes | RSAPublicKey | EllipticCurvePublicKey

@@ -1,4 +1,5 @@
-"""Files that people write: settings, rules, tokens, keys, certificates. Read whole, within a bound, whatever they are.
+"""Files that people write: settings, rules, tokens, keys, certificates. Read whole, within a bound, whatever they are;
+those that the server writes too are replaced as a whole.
 
 They are read again while the server runs, so that none of them may stop it: not a directory or a pipe in their place,
 not one that is endless, binary, cut, or nested until Python gives up.
@@ -6,10 +7,13 @@ not one that is endless, binary, cut, or nested until Python gives up.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import stat
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ RULES_BYTES_MAX = 4 * MiB
 TOKENS_BYTES_MAX = 16 * MiB
 KEYS_BYTES_MAX = 64 * KiB
 """Of JWT keys, or of a certificate with its chain."""
+
+_MODE = 0o600
 
 KEY_PARTS_MAX = 16
 """Parts of a dotted key in TOML. Python's parser takes time by the square of them."""
@@ -57,3 +63,41 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Have a file with this content, readable by its owner alone: whole or not at all, and durable on return."""
+    aside = path.with_name(path.name + ".new")
+    aside.unlink(missing_ok=True)  # of a change that was killed
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    with open(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        give_to_owner(aside, like=path if path.exists() else path.parent)
+        os.fsync(fd)
+    os.replace(aside, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def give_to_owner(path: Path, *, like: Path) -> None:
+    """Give what root makes to whoever owns the place it is in: the server, which is to read it."""
+    if os.geteuid() == 0:
+        owner = like.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """While nobody else who asks so changes this file."""
+    lock = path.with_name(path.name + ".lock")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    try:
+        give_to_owner(lock, like=path.parent)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from gateway.auth.access import Scope
 from gateway.auth.acl import Acl, parse_acl
 from gateway.auth.config import AuthConfig
 from gateway.auth.jwt import JwtVerifier, verifier
 from gateway.auth.operator_files import KEYS_BYTES_MAX, RULES_BYTES_MAX, read_file
-from gateway.auth.scopes import Scope
 from gateway.auth.tokens import Tokens, read_tokens
 
 log = logging.getLogger(__name__)

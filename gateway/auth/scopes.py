@@ -7,6 +7,7 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
     receive:group:*             or "*" for all
     operate                     the server's inside: metrics
     audit                       who did what: the trail of admin actions
+    access                      who may do what: tokens and rules; nobody grants more than they have
     admin                       everything
 
     role      permissions
@@ -26,9 +27,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from gateway.auth.access import Permission
+from gateway.auth.access import EVERYTHING, ON_RESOURCES, ON_SERVER, Kind, Permission, Scope
 from store.limits import TOPIC_NAME_BYTES_MAX
 
 SCOPES_MAX = 1000
@@ -36,15 +37,11 @@ SCOPES_MAX = 1000
 
 RESERVED_PREFIX = "%"
 
-Kind = Literal["topic", "group"]
 OriginsOf = Callable[[str], Collection[str] | None]
 """The topics that the dead letters of a group came from; None when that is not known."""
 
 _COPIES = re.compile(r"%(DLQ|RETRY)%(.*)")
 
-ON_RESOURCES = frozenset(
-    (Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE)
-)
 ROLES: dict[str, frozenset[Permission]] = {
     "reader": frozenset((Permission.DESCRIBE, Permission.RECEIVE)),
     "writer": frozenset((Permission.DESCRIBE, Permission.SEND)),
@@ -52,28 +49,11 @@ ROLES: dict[str, frozenset[Permission]] = {
 }
 _ACTIONS = ROLES | {permission.value: frozenset((permission,)) for permission in ON_RESOURCES}
 _PATTERN = re.compile(r"[A-Za-z0-9._%-]*\*?")
+_ANYBODYS = frozenset((Permission.PUBLIC, Permission.SOCKET, Permission.KNOWN))
 
-
-class Scope(NamedTuple):
-    """Some permissions on the resources of one kind that a pattern names; `kind` None: on everything."""
-
-    permissions: frozenset[Permission]
-    kind: Kind | None
-    pattern: str
-
-    def covers(self, permission: Permission, kind: Kind, name: str) -> bool:
-        """Whether this scope speaks of this permission on this resource."""
-        if permission not in self.permissions or self.kind not in (kind, None):
-            return False
-        if self.pattern.endswith("*"):
-            return name.startswith(self.pattern[:-1])
-        return name == self.pattern
-
-
-_ON_SERVER = frozenset((Permission.OPERATE, Permission.AUDIT))
 _WHOLE_SERVER = {
-    "admin": Scope(ON_RESOURCES | _ON_SERVER, None, "*"),
-    **{permission.value: Scope(frozenset((permission,)), None, "*") for permission in _ON_SERVER},
+    "admin": EVERYTHING,
+    **{permission.value: Scope(frozenset((permission,)), None, "*") for permission in ON_SERVER},
 }
 
 
@@ -85,7 +65,7 @@ def parse_scope(text: str) -> Scope:
     kind, _, pattern = rest.partition(":")
     if action not in _ACTIONS:
         raise ValueError(
-            f"scope {text!r}: begins with none of {', '.join(_ACTIONS)}; or is operate, audit or admin alone"
+            f"scope {text!r}: begins with none of {', '.join(_ACTIONS)}; or is operate, audit, access or admin alone"
         )
     if kind not in ("topic", "group"):
         raise ValueError(f"scope {text!r}: must go on with :topic:NAME or :group:NAME")
@@ -121,12 +101,12 @@ class Rights(NamedTuple):
     ) -> bool:
         """Whether this may be done to this topic and this group.
 
-        With neither, OPERATE and AUDIT are about the server; any other permission is held when it is held for anything,
-        so whoever asks that way asks again for each name that turns up.
+        With neither, OPERATE, AUDIT and ACCESS are about the server; any other permission is held when it is held for
+        anything, so whoever asks that way asks again for each name that turns up.
         """
-        if permission is Permission.PUBLIC or permission is Permission.SOCKET:
+        if permission in _ANYBODYS:
             return True
-        if permission in _ON_SERVER:
+        if permission in ON_SERVER:
             return any(permission in scope.permissions for scope in self.allow) and not any(
                 permission in scope.permissions for scope in self.deny
             )

@@ -14,21 +14,19 @@ changes it holds the lock of the file beside it, so two changes at once lose non
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import hmac
-import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
-from gateway.auth.operator_files import TOKENS_BYTES_MAX, read_file
-from gateway.auth.scopes import Scope, parse_scopes
+from gateway.auth.access import Scope
+from gateway.auth.operator_files import TOKENS_BYTES_MAX, give_to_owner, locked, read_file, replace_file
+from gateway.auth.scopes import parse_scopes
 
 FORMAT = 1
 TOKENS_MAX = 10_000
@@ -42,7 +40,6 @@ _PREFIX = "mq_"
 _ID_BYTES = 8
 _SECRET_BYTES = 32
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]+")
-_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 
 
@@ -192,47 +189,11 @@ def change_tokens(
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=_DIRECTORY_MODE)
         give_to_owner(path.parent, like=path.parent.parent)
-    with _locked(path):
+    with locked(path):
         tokens = read_tokens(path)
         change(tokens)
         if len(tokens) > TOKENS_MAX:
             raise TokenFileError(f"the file has {TOKENS_MAX} tokens, which is the limit: revoke some")
         document = {"format": FORMAT, "tokens": [asdict(record) for record in tokens.values()]}
-        _replace(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        replace_file(path, orjson.dumps(document, option=orjson.OPT_INDENT_2))
         record()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    aside = path.with_name(path.name + ".new")
-    aside.unlink(missing_ok=True)  # of a change that was killed
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
-    with open(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        give_to_owner(aside, like=path if path.exists() else path.parent)
-        os.fsync(fd)
-    os.replace(aside, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def give_to_owner(path: Path, *, like: Path) -> None:
-    """Give what root makes to whoever owns the place it is in: the server, which is to read it."""
-    if os.geteuid() == 0:
-        owner = like.stat()
-        os.chown(path, owner.st_uid, owner.st_gid)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = path.with_name(path.name + ".lock")
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
-    try:
-        give_to_owner(lock, like=path.parent)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

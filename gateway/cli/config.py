@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +52,7 @@ def show(data: Data = None, config: Config = None, as_json: Json = False) -> Non
       mq config show --config /etc/mq.toml
       mq config show --data ./data --json | jq 'select(.source != "default")'
     """
-    from gateway.settings.config import ConfigError, Given, build, gather, settings_of
+    from gateway.settings.config import ConfigError, Given, build, gather, plain, settings_of
 
     try:
         given = gather(file=config, environment=os.environ, flags={"data": data})
@@ -63,25 +62,13 @@ def show(data: Data = None, config: Config = None, as_json: Json = False) -> Non
     rows = [(name, value, given.get(name, Given(None, "default")).source) for name, value in settings.items()]
     if as_json:
         for name, value, source in rows:
-            print_json({"setting": name, "value": _plain(value), "source": source})
+            print_json({"setting": name, "value": plain(value), "source": source})
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("setting", "value", "source"):
         table.add_column(heading, no_wrap=True)
     for name, value, source in rows:
-        plain = _plain(value)
-        table.add_row(name, escaped("" if plain is None else str(plain)), escaped(source))
+        shown = plain(value)
+        table.add_row(name, escaped("" if shown is None else str(shown)), escaped(source))
     console = Console(highlight=False)
     console.print(table, width=None if console.is_terminal else 400)
-
-
-def _plain(value: object) -> object:
-    match value:
-        case Enum():
-            return value.name.lower()
-        case Path():
-            return str(value)
-        case tuple():
-            return list(value)
-        case _:
-            return value

@@ -38,7 +38,7 @@ OfTopic = Annotated[
     typer.Option("--topic", "-t", help="ID is the schedule key of one of this topic.", autocompletion=topic_names),
 ]
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.", autocompletion=topic_names)]
-Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")]
+Key = Annotated[str | None, typer.Option("--key", "-k", help="Only with this key; with --topic.")]
 From = Annotated[str | None, typer.Option("--from", help="Only due from this time on (RFC 3339 or epoch ms).")]
 To = Annotated[str | None, typer.Option("--to", help="Only due before this time.")]
 
@@ -59,6 +59,8 @@ def list_(
 
       mq schedule list --topic orders --to 2026-12-24T18:00:00Z
     """
+    if key is not None and topic is None:
+        raise CliError("--key needs --topic", USAGE)
     rows, first_page = ask(
         url, lambda client: client.listed(PATH, "schedules", limit, topic=topic, key=key, from_=from_, to=to)
     )

@@ -7,7 +7,7 @@ import os
 import pwd
 from pathlib import Path
 
-from gateway.auth.tokens import give_to_owner
+from gateway.auth.operator_files import give_to_owner
 from gateway.cli.terminal import print_note
 from store.clock import SystemClock
 

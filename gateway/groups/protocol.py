@@ -11,13 +11,14 @@ What is durable on return is said at each method. Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.membership import Join, Member, PlanState, Share
 from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.machines.settled_letters import SettledLetters
 from gateway.groups.machines.subscription import Subscription
 from store.limits import MiB
 from store.record_batch import Headers
@@ -31,6 +32,9 @@ RECEIVE_MESSAGES_MAX = 10_000
 RECEIVE_BYTES_MAX = 64 * MiB
 REDRIVE_MAX = 10_000
 """Dead letters of one redrive."""
+
+SETTLE_LETTERS_MAX = 1_000
+"""Dead letters that are settled by their offsets in one go."""
 
 
 class TopicPartition(NamedTuple):
@@ -133,6 +137,43 @@ class PlannedMove:
     after: int
 
 
+class GroupCounts(NamedTuple):
+    """How much a group has: members in stream mode, records handed out or given back, dead letters."""
+
+    member_count: int
+    in_flight: int
+    dead: int
+
+
+class LeasePlace(NamedTuple):
+    """Where an open record stands in the list of them."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class LeaseView(NamedTuple):
+    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be handed out
+    again from then on. `consumer`: who holds a receipt of this delivery, as far as the caller knew."""
+
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    until_ms: int
+    is_leased: bool
+    consumer: str | None
+
+
+class PartitionPlace(NamedTuple):
+    """Where a partition stands in the list of a group's; of a broadcasting one, for each member by its inner name."""
+
+    topic: str
+    partition: int
+    name: str
+
+
 StartSpec = Start | StartTime
 ResetTo = Start | StartTime | int
 
@@ -230,6 +271,38 @@ class Groups(Protocol):
     def members(self, group: str) -> Mapping[str, Member]:
         """Who is in a group in stream mode, by id, the longest first; nobody where there is no such group. To be looked
         at now: it changes with the group. It costs nothing however many there are, but in a broadcasting group."""
+        ...
+
+    def names(self) -> list[str]:
+        """The names of all groups, sorted."""
+        ...
+
+    def view(self, group: str) -> GroupView:
+        """One group. Raises UnknownGroup."""
+        ...
+
+    async def counts(self, group: str) -> GroupCounts:
+        """How much a group has. Raises UnknownGroup."""
+        ...
+
+    def leases(
+        self,
+        group: str,
+        *,
+        after: LeasePlace | None,
+        limit: int,
+        shows: Callable[[str], bool],
+        held: Mapping[str, str],
+    ) -> tuple[list[LeaseView], int]:
+        """Open records in the topics that `shows` lets through, by place, behind one; and how many there are in all.
+        `held`: consumers, by the receipts they have. Raises UnknownGroup."""
+        ...
+
+    async def lag_page(
+        self, group: str, *, after: PartitionPlace | None, limit: int, shows: Callable[[str], bool]
+    ) -> tuple[list[PartitionLag], PartitionPlace | None]:
+        """Lags of the topics that `shows` lets through, by place, behind one; and the place of the last of them (None:
+        there are no others). Raises UnknownGroup."""
         ...
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
@@ -381,6 +454,15 @@ class Groups(Protocol):
 
     async def redrive(self, group: str, max_messages: int) -> int:
         """Send dead letters back to where they came from, with attempts at 0; how many. Durable on return."""
+        ...
+
+    def settled_letters(self, group: str) -> SettledLetters:
+        """Which dead letters are settled out of turn, behind the group's committed offset in their topic."""
+        ...
+
+    async def settle_letters(self, group: str, offsets: Sequence[int], *, redrive: bool) -> list[bool]:
+        """Send these dead letters back, or have them gone; whether each was there, and not settled yet. Durable on
+        return. Raises UnknownGroup, GroupFull."""
         ...
 
     # What others keep beside a group (v2 instances, sockets)

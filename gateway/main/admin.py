@@ -32,7 +32,9 @@ class LocalAdmin:
 
         self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._add_routes, on_deleted=self._remove)
         self._timer = timer
-        self._timer_failure: str | None = None
+        self.timer_failure: str | None = None
+        """Why no delayed record is delivered until a restart; None: they are."""
+
         for topic in store.topics():
             if not topic.is_system:
                 self._add_routes(topic)
@@ -74,11 +76,15 @@ class LocalAdmin:
         """See `gateway.api.topics.TopicAdmin`."""
         await self.broker.delete_topic(name)
 
+    def brokers(self) -> Sequence[str]:
+        """See `gateway.api.topics.TopicAdmin`."""
+        return (self.broker.name,)
+
     def ready(self) -> Sequence[str]:
         """See `gateway.api.topics.TopicAdmin`."""
         reasons = list(self.broker.ready())
-        if self._timer_failure is not None:
-            reasons.append(self._timer_failure)
+        if self.timer_failure is not None:
+            reasons.append(self.timer_failure)
         return reasons
 
     async def run_timer(self) -> None:
@@ -88,4 +94,4 @@ class LocalAdmin:
         except* (StoreStopped, OSError) as failures:
             cause = failures.exceptions[0]
             log.error("timer stopped, delayed records wait for a restart error=%r", cause, exc_info=cause)
-            self._timer_failure = f"the timer has stopped: {type(cause).__name__}"
+            self.timer_failure = f"the timer has stopped: {type(cause).__name__}"

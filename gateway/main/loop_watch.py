@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 BEAT_S = 0.01
 HELD_S = 0.05
 """A turn of at least this is counted, and looked into while it lasts."""
+
+LATE_MAX = 1_000
+"""Beats that are kept for who asks how late they were."""
 
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 LOG_INTERVAL_S = 10.0
@@ -69,6 +73,7 @@ class LoopWatch:
         self._beat_s = beat_s
         self._held_s = held_s
         self._on_work = on_work or self._say
+        self._late_s: deque[float] = deque(maxlen=LATE_MAX)
         self._counts = {cause: [0] * (len(BOUNDS_S) + 1) for cause in ("work", "wait")}
         self._sums_s = dict.fromkeys(self._counts, 0.0)
         self._unsaid_count = 0
@@ -107,6 +112,12 @@ class LoopWatch:
             held.add_metric((cause,), histogram_buckets(BOUNDS_S, counts), self._sums_s[cause])
         yield held
 
+    def take_late_p99_ms(self) -> float | None:
+        """How late 99 of 100 beats were at most since this was asked last; None: there was none."""
+        late = sorted(self._late_s)
+        self._late_s.clear()
+        return max(late[len(late) * 99 // 100 - (len(late) % 100 == 0)] * 1000, 0.0) if late else None
+
     def _rearm(self, now_s: float) -> None:
         self._due_s = now_s + self._beat_s
         self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
@@ -118,6 +129,7 @@ class LoopWatch:
             self._held(late_s, used_s)
             now_s, cpu_s = time.monotonic(), time.thread_time()
         self._cpu_s = cpu_s
+        self._late_s.append(late_s)
         self._rearm(now_s)
 
     def _held(self, late_s: float, used_s: float) -> None:

@@ -29,6 +29,7 @@ class AuthReloader:
 
     def __init__(self, config: GatewayConfig, clock: Clock) -> None:
         self._files = PolicyFiles(config.auth)
+        self._reloading = asyncio.Lock()  # else of two readings the older one may be the one that stays
         self._policy = policy = self._files.load()
         if not policy.tokens and policy.jwt is None:
             log.warning("nobody can get in yet: make a token with 'mq token create', or set auth.jwt_issuer")
@@ -45,8 +46,17 @@ class AuthReloader:
         self.authenticator.origins_of = origins.of
         origins.on_change = self.authenticator.origins_changed
 
+    async def reload_told(self, trail: Trail) -> None:
+        """As `reload`, and the trail is told."""
+        if (act := await self.reload()) is not None:
+            trail.record(act)
+
     async def reload(self) -> Act | None:
         """Let what the files say now hold. Returns what the trail is to say of it, if anything changed."""
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> Act | None:
         error = self._files.error
         policy = await asyncio.to_thread(self._files.reload)
         if policy is None:
@@ -61,8 +71,8 @@ async def reload_forever(auth_reloader: AuthReloader | None, tls: ServerTls | No
     """Look for changed files of rights and certificates until cancelled."""
     while auth_reloader is not None or tls is not None:
         await asyncio.sleep(RELOAD_INTERVAL_S)
-        if auth_reloader is not None and (act := await auth_reloader.reload()) is not None:
-            trail.record(act)
+        if auth_reloader is not None:
+            await auth_reloader.reload_told(trail)
         if tls is not None and (outcome := tls.reload()):
             trail.record(_reloaded("tls.reload", outcome if isinstance(outcome, Exception) else None))
 

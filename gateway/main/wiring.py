@@ -22,12 +22,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic_ns
 
+from gateway.api.figures import Figures
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.recurring import SentPlacing
 from gateway.api.trail import Trail
+from gateway.auth.administration import AccessFiles
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
@@ -49,6 +52,7 @@ from gateway.main.metrics import (
     trail_metrics,
 )
 from gateway.main.notify import Notifier
+from gateway.main.readings import Readings
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -64,6 +68,7 @@ from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.kafka.server import serving_kafka
+from gateway.surfaces.native.access import ACCESS_FILES
 from gateway.surfaces.native.recurring import RECURRING
 from gateway.surfaces.native.schedules import SCHEDULES
 from gateway.surfaces.rest_v2.consumers import install_instances
@@ -155,13 +160,18 @@ async def run(
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
             auth_reloader.judge_by(groups.dead_letters.origins)
+        loop_watch = LoopWatch()
+        readings = Readings(gateway, store, timer, admin, groups, loop_watch)
+        figures = Figures(readings, clock_ms=clock.now_ms, monotonic_ms=lambda: monotonic_ns() // 1_000_000)
+        gateway = replace(gateway, figures=figures)
         application = build_application(gateway)
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
+        if auth_reloader is not None:
+            application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
         gateway.metrics.register(RecurringCollector(recurring))
         instances = _restored_instances(gateway)
         install_instances(application, gateway, instances)
-        loop_watch = LoopWatch()
         gateway.metrics.register(loop_watch)
         parts.enter_context(loop_watch.running())
         async with asyncio.TaskGroup() as tasks:
@@ -174,8 +184,10 @@ async def run(
                 tasks.create_task(trail.run(), name="trail"),
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
                 tasks.create_task(give_back_forever(), name="memory"),
+                tasks.create_task(readings.run(), name="disk"),
+                tasks.create_task(figures.run(), name="figures"),
             ]
-            limiter = ConnectionLimiter(config.limits, gateway.stats)
+            limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             async with (
                 listening(application, gateway, limiter, listener, tls),

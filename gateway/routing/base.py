@@ -118,6 +118,14 @@ class Routes(Protocol):
         """A broker has taken records. Times are monotonic."""
         ...
 
+    def latency_ms(self, broker: str) -> float | None:
+        """How long a broker has taken for sends lately, a moving mean; None: it was not asked."""
+        ...
+
+    def avoided_ms(self, broker: str, now_ms: float) -> float:
+        """How long a broker is to be avoided from now on; 0: it is not."""
+        ...
+
     def failed(self, broker: Broker, now_ms: float) -> None:
         """A broker has refused records for a reason of its own."""
         ...

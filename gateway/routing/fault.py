@@ -26,6 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MEAN_COUNT = 64
+"""About how many answers the mean of latencies looks back."""
+
 
 class Penalty(NamedTuple):
     """From this latency on a broker is left alone for so long."""
@@ -70,6 +73,7 @@ class LatencyFaults:
         self._table = table
         self._mildest_ms = min((p.latency_ms for p in table.penalties if p.avoid_ms), default=float("inf"))
         self._faults: dict[str, _Fault] = {}
+        self._means_ms: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         """False when no broker need be avoided: the usual case, and the cheapest question."""
@@ -77,6 +81,8 @@ class LatencyFaults:
 
     def answered(self, broker: str, latency_ms: float, now_ms: float) -> None:
         """A broker did what it was asked, in this time."""
+        mean_ms = self._means_ms.get(broker, latency_ms)
+        self._means_ms[broker] = mean_ms + (latency_ms - mean_ms) / MEAN_COUNT
         if latency_ms < self._mildest_ms and broker not in self._faults:
             return
         fault = self._penalise(broker, self._table.avoid_ms(latency_ms), now_ms)
@@ -93,6 +99,15 @@ class LatencyFaults:
         fault = self._faults.setdefault(broker, _Fault(now_ms, True))
         fault.available_from_ms = max(fault.available_from_ms, now_ms + avoid_ms)
         return fault
+
+    def latency_ms(self, broker: str) -> float | None:
+        """What a broker took lately, on average; None when it was never asked."""
+        return self._means_ms.get(broker)
+
+    def avoided_ms(self, broker: str, now_ms: float) -> float:
+        """How long a broker is left alone from now on."""
+        fault = self._faults.get(broker)
+        return 0 if fault is None else max(fault.available_from_ms - now_ms, 0)
 
     def is_available(self, broker: str, now_ms: float) -> bool:
         """Whether a broker need not be avoided now."""

@@ -191,6 +191,14 @@ class RouteTable:
         """A broker has taken records. Times are monotonic."""
         self.faults.answered(broker.name, latency_ms, now_ms)
 
+    def latency_ms(self, broker: str) -> float | None:
+        """See `Routes.latency_ms`."""
+        return self.faults.latency_ms(broker)
+
+    def avoided_ms(self, broker: str, now_ms: float) -> float:
+        """See `Routes.avoided_ms`."""
+        return self.faults.avoided_ms(broker, now_ms)
+
     def failed(self, broker: Broker, now_ms: float) -> None:
         """A broker has refused records for a reason of its own."""
         self.faults.failed(broker.name, now_ms)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -158,6 +158,9 @@ class GatewayConfig:
             except ValueError as error:
                 raise ConfigError(f"allowed_origins: {error}") from error
 
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each setting that was given comes from: no setting itself."""
+
     @property
     def kafka_listeners(self) -> list[KafkaListener]:
         """Where Kafka clients are listened for."""
@@ -170,6 +173,7 @@ class GatewayConfig:
 
 
 Settings = dict[str, object]
+Plain = str | int | float | bool | list[str] | None
 
 
 class Given(NamedTuple):
@@ -187,7 +191,8 @@ def load(
     Raises ConfigError.
     """
     given = gather(file=file, environment=environment, flags=flags)
-    return build({name: value for name, (value, _) in given.items()})
+    config = build({name: value for name, (value, _) in given.items()})
+    return replace(config, sources={name: one.source for name, one in given.items()})
 
 
 def gather(
@@ -249,6 +254,19 @@ def settings_of(config: GatewayConfig) -> Settings:
     return {name: value(name) for name in _KNOWN}
 
 
+def plain(value: object) -> Plain:
+    """A setting's value as JSON has it."""
+    match value:
+        case Enum():
+            return value.name.lower()
+        case None | bool() | int() | float():
+            return value
+        case tuple():
+            return list(map(str, value))
+        case _:
+            return str(value)
+
+
 def known_settings() -> dict[str, object]:
     """Every setting's name and type, as annotated."""
     return dict(_KNOWN)
@@ -267,7 +285,7 @@ def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, o
 SECTIONS = frozenset(("store", "timer", "auth", "tls", "kafka", "limits"))
 
 _KNOWN: dict[str, object] = {
-    **_settings_of(GatewayConfig, "", SECTIONS),
+    **_settings_of(GatewayConfig, "", SECTIONS | {"sources"}),
     **_settings_of(StoreConfig, "store.", frozenset(("root",))),
     **_settings_of(TimerConfig, "timer.", frozenset(("root",))),
     **_settings_of(AuthConfig, "auth.", frozenset(("data",))),

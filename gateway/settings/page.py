@@ -10,12 +10,13 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Literal, get_args, get_origin
+from typing import Literal, NamedTuple, get_args, get_origin
 
 from gateway.auth.config import AuthConfig
-from gateway.settings.config import GatewayConfig, known_settings, variable_of
+from gateway.settings.config import GatewayConfig, Plain, known_settings, plain, settings_of, variable_of
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.limits import Limits
 from gateway.settings.tls import TlsConfig
@@ -63,6 +64,32 @@ def configuration_page() -> str:
     return "".join([_HEAD, *(_section(name, cls, title) for name, (cls, title) in _SECTIONS.items())])
 
 
+class Described(NamedTuple):
+    """A setting of one server, in words of JSON."""
+
+    name: str
+    value: Plain
+    default: Plain
+    source: str
+    description: str
+
+
+def described(config: GatewayConfig) -> list[Described]:
+    """All settings: what each is, its default, where it comes from, and what it does."""
+    values = settings_of(config)
+    rows: list[Described] = []
+    for section, (cls, _) in _SECTIONS.items():
+        words = words_of(cls)
+        for one in fields(cls):
+            name = f"{section}.{one.name}" if section else one.name
+            if name in values:
+                default = None if one.default is MISSING else plain(one.default)
+                source = config.sources.get(name, "default")
+                rows.append(Described(name, plain(values[name]), default, source, words.get(one.name, "")))
+    return rows
+
+
+@cache
 def words_of(cls: type) -> dict[str, str]:
     """The docstring below each field of a dataclass, as one line."""
     found: dict[str, str] = {}

@@ -459,6 +459,11 @@ def _reads() -> Iterator[Case]:
         ("v3_partitions", "/v3/clusters/CLUSTER/topics/wide/partitions"), ("metrics", "/metrics"),
         ("openapi", "/openapi.json"), ("group_lag", f"/mq/v1/groups/{WIDEST}/lag"),
         ("v3_lags", f"/v3/clusters/CLUSTER/consumer-groups/{WIDEST}/lags"),
+        ("list_topics", "/mq/v1/topics?sort=records&limit=200"), ("list_groups", "/mq/v1/groups?sort=dead&limit=200"),
+        ("list_schedules", "/mq/v1/schedules?order=due&limit=200"),
+        ("group_leases", "/mq/v1/groups/q/leases?limit=200"),
+        ("schedule_histogram", "/mq/v1/schedules:histogram?bounds=0,1,9999999999999"),
+        ("list_routes", "/mq/v1/routes?limit=200"), ("stats", "/mq/v1/stats?points=minutes"),
     ):  # fmt: skip
         yield _request(name, "the largest", "GET", path)
 

@@ -32,7 +32,7 @@ SHIPPED = {"package.json", "README.md", "LICENSE", "dist/mq.js", "dist/node.js"}
 """Everything that `npm pack` packs."""
 
 
-def _missing() -> str | None:
+def why_missing() -> str | None:
     """Why the client cannot be tested here."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         return "there is no Node and npm here (Debian: apt-get install nodejs npm)"
@@ -42,7 +42,7 @@ def _missing() -> str | None:
     return None
 
 
-_REASON = _missing()
+_REASON = why_missing()
 pytestmark = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
 
 
@@ -60,11 +60,11 @@ def packages() -> None:
     install_packages()
 
 
-def install_packages() -> None:
+def install_packages(folder: Path = CLIENT) -> None:
     """Install them where they are missing or older than the lock file."""
-    lock, installed = CLIENT / "package-lock.json", CLIENT / "node_modules" / ".package-lock.json"
+    lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        run("npm", "ci", "--no-audit", "--no-fund")
+        run("npm", "ci", "--no-audit", "--no-fund", cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,6 @@ async def test_its_javascript_runs_in_a_tab_on_the_printed_address(
     (said,) = re.findall(r"`(await import\([^`]+\))`", README.read_text())
     code = re.sub(r"import (\{.*?\}) from \"mq-client\"", rf"const \1 = {said}", code)
     (tmp_path / "code.js").write_text(code)
-    page = server.url.replace("127.0.0.1", host) + "/"
+    page = server.url.replace("127.0.0.1", host) + "/examples/"
     command = ["node", str(Path(__file__).with_name("readme_tab.mjs")), str(test_js.CLIENT), page]
     await printed([*command, str(tmp_path / "code.js")], "remind me")

@@ -259,6 +259,9 @@ class FakeBroker:
         self._raise()
         self.on_deleted(self._topics.pop(name))
 
+    def brokers(self) -> Sequence[str]:
+        return (self.name,)
+
     def ready(self) -> Sequence[str]:
         return self.reasons
 

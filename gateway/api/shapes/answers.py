@@ -7,7 +7,7 @@ results of settling come by the thousand and are rendered by hand (api/render.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -88,10 +88,33 @@ class Topic(Answer):
     selector: SelectorName | UnsetType = UNSET
 
 
+class ListedTopic(Topic, kw_only=True):
+    """A topic, and how much it holds and gets."""
+
+    records: Annotated[int, Meta(ge=0, description="Readable now, in all partitions.")]
+    appended_bytes: Annotated[int, Meta(ge=0, description="Stored since the server started.")]
+    in_records_s: Annotated[float, Meta(ge=0, description="Records a second, over the last 5 s.")]
+    in_bytes_s: Annotated[float, Meta(ge=0)]
+    pending: Annotated[int, Meta(ge=0, description="Delayed records that are to come.")]
+
+
 class Topics(Answer):
     """Topics."""
 
     topics: list[Topic]
+
+
+class ListPage(Answer):
+    """One page of a list."""
+
+    next_cursor: Annotated[str | None, Meta(description="For the next page, in the same order; null at the end.")]
+    total: Annotated[int, Meta(ge=0, description="How many there are in all pages.")]
+
+
+class TopicPage(ListPage):
+    """A page of topics."""
+
+    topics: list[ListedTopic]
 
 
 class Bounds(Part):
@@ -110,7 +133,7 @@ class BoundsAtTime(Bounds):
     ) = UNSET
 
 
-class TopicWithOffsets(Topic, kw_only=True):
+class TopicWithOffsets(ListedTopic, kw_only=True):
     """A topic and the bounds of its partitions."""
 
     offsets: Sequence[Bounds]
@@ -217,6 +240,47 @@ class GroupList(Answer):
     groups: list[GroupSummary]
 
 
+class ListedGroup(GroupSummary):
+    """A group, and how much it has before it."""
+
+    lag: Annotated[Count | None, Meta(description="Some seconds ago; null: it is not known.")]
+    in_flight: Annotated[int, Meta(ge=0, description="Records handed out or given back, and not settled.")]
+    dead: Annotated[int, Meta(ge=0, description="Dead letters that were not sent back or purged.")]
+
+
+class GroupPage(ListPage):
+    """A page of groups."""
+
+    groups: list[ListedGroup]
+
+
+class LeaseRow(Part):
+    """A record of queue mode that is out."""
+
+    topic: str
+    partition: PartitionNumber
+    offset: NextOffset
+    consumer: Annotated[str | None, Meta(description="null: nobody has it, or who has it is not known (any more).")]
+    attempt: Count
+    until_ms: Annotated[int, Meta(ge=0, description="When the lease ends, or it may be handed out again.")]
+    state: Annotated[Literal["leased", "delayed"], one_of("leased", "delayed", said="`delayed`: it was given back.")]
+
+
+class LeasePage(ListPage):
+    """A page of them, by topic, partition and offset."""
+
+    leases: list[LeaseRow]
+
+
+class LagHistory(Answer):
+    """The lag of a group over time."""
+
+    group: str
+    step_ms: Annotated[int, Meta(ge=1, description="How far apart points are.")]
+    end_ms: Annotated[int, Meta(ge=0, description="The time of the last point.")]
+    lag: Annotated[list[float | None], Meta(description="The oldest first; null: not known.")]
+
+
 class GroupMember(Part):
     """A member in stream mode, and what it has."""
 
@@ -275,6 +339,27 @@ class GroupLag(Answer):
     partitions: list[PartitionLag]
 
 
+class GroupLagPage(GroupLag):
+    """Some of the partitions; the sums are of these."""
+
+    next_cursor: Annotated[str | None, Meta(description="For the next page; null at the end.")]
+
+
+class LetterResult(Part):
+    """What became of one dead letter."""
+
+    offset: NextOffset
+    ok: bool
+    error_code: int | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+
+
+class LetterResults(Answer):
+    """One for each, in the order asked."""
+
+    results: list[LetterResult]
+
+
 class Move(Part):
     """What a reset does to one partition."""
 
@@ -327,10 +412,26 @@ class Fired(Answer):
     offset: NextOffset
 
 
-class Histogram(Answer):
+class Counted(Part):
     """Schedules by their due time."""
+
+    counts: list[Count]
+    total: Annotated[int, Meta(ge=0, description="In all these parts.")]
+    overdue: Annotated[int, Meta(ge=0, description="Of all there are: past due, and to be delivered next.")]
+    rolled: Annotated[
+        int,
+        Meta(ge=0, description="Of all there are: due so late that they are copied to the log's head on their way."),
+    ]
+
+
+class Histogram(Counted, Answer, kw_only=True):
+    """Schedules by their due time, in parts of one length."""
 
     from_: TimeMs = field(name="from")
     bucket_ms: Count
-    counts: list[Count]
-    total: Count
+
+
+class HistogramOfBounds(Counted, Answer, kw_only=True):
+    """Schedules by their due time, between bounds."""
+
+    bounds: list[TimeMs]

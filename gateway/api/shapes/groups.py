@@ -15,6 +15,7 @@ from gateway.api.shapes.base import (
     RecordOffset,
     Shape,
     in_bytes,
+    one_of,
     up_to,
     whole,
 )
@@ -30,6 +31,7 @@ from gateway.groups.protocol import (
     RECEIVE_BYTES_MAX,
     RECEIVE_MESSAGES_MAX,
     REDRIVE_MAX,
+    SETTLE_LETTERS_MAX,
     Receive,
     ResetTo,
     StartSpec,
@@ -144,6 +146,15 @@ class RedriveBody(Shape):
     """Dead letters to hand out again."""
 
     max_messages: Annotated[int, whole(1, REDRIVE_MAX, f"{REDRIVE_MAX:,} by default.")] | None = None
+
+
+class SettleLettersBody(Shape):
+    """Dead letters to send back, or to have gone, by their offsets."""
+
+    more = {"examples": [{"action": "redrive", "offsets": [4, 7]}]}
+
+    action: Annotated[Literal["redrive", "purge"], one_of("redrive", "purge")]
+    offsets: Annotated[list[RecordOffset], Meta(min_length=1, max_length=SETTLE_LETTERS_MAX)]
 
 
 class ResetBody(Shape):

@@ -25,6 +25,15 @@ BUCKETS_DEFAULT, BUCKETS_MAX = 60, 1000
 STREAM_CREDIT_DEFAULT, STREAM_CREDIT_MAX = 100, 1_000
 """Records on lease to an event stream in a group at a time."""
 
+LIST_ROWS_MAX = 200
+"""Rows of one page of topics, groups, leases, lags, tokens, connections."""
+
+CURSOR_CHARS_MAX = 1024
+
+TOPIC_SORTS = ("name", "partitions", "records", "appended_bytes", "in_records_s", "in_bytes_s", "pending")
+
+GROUP_SORTS = ("name", "lag", "dead", "in_flight", "members")
+
 GROUP_NAME: Schema = {
     "type": "string",
     "minLength": 1,
@@ -97,6 +106,23 @@ Reset = Annotated[
 Tag = Annotated[str, _limited("tag_bytes_max", "A short text to filter by.", minLength=1, pattern="^[^|]*$")]
 PartitionText = Annotated[int, judged(_NUMBER)]
 Rows = Annotated[int, whole(1, PAGE_ROWS_MAX, f"Rows of one page; {PAGE_ROWS_DEFAULT} by default.")]
+ListRows = Annotated[int, whole(1, LIST_ROWS_MAX, f"Rows of one page; {PAGE_ROWS_DEFAULT} by default.")]
+ListCursor = Annotated[
+    str, _text("The `next_cursor` of the page before, in the same order.", maxLength=CURSOR_CHARS_MAX)
+]
+Search = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=TOPIC_NAME_BYTES_MAX,
+        description="Only those whose name has this in it, in upper or lower case.",
+    ),
+]
+Towards = Annotated[Literal["asc", "desc"], one_of("asc", "desc", said="By name `asc` by default, by a figure `desc`.")]
+PointsOf = Annotated[
+    Literal["seconds", "minutes"],
+    one_of("seconds", "minutes", said="How far apart points are: close ones of the last minutes, or those of a day."),
+]
 Since = Annotated[int, at_time("From this time on.")]
 Until = Annotated[int, at_time("Up to, not including, this time.")]
 Topic = Annotated[str, _text("A topic's name.", minLength=1, maxLength=TOPIC_NAME_BYTES_MAX)]
@@ -107,6 +133,44 @@ Flag = Annotated[Literal["true", "false", "1", "0"], one_of("true", "false", "1"
 
 class NoQuery(Shape):
     """None: what is in the query of these routes would be ignored, a delay for example."""
+
+
+class ListTopicsQuery(Shape):
+    """Which topics, page by page. With none of these: all in one answer, without their figures."""
+
+    q: Search | None = None
+    sort: (
+        Annotated[
+            Literal["name", "partitions", "records", "appended_bytes", "in_records_s", "in_bytes_s", "pending"],
+            one_of(*TOPIC_SORTS, said="By name by default; by a figure: as it was up to 5 s ago."),
+        ]
+        | None
+    ) = None
+    order: Towards | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class ListQuery(Shape):
+    """Which rows, page by page."""
+
+    q: Search | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class ListRoutesQuery(Shape):
+    """Which partitions, page by page."""
+
+    topic: Topic | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class PointsQuery(Shape):
+    """Which points."""
+
+    points: PointsOf = "seconds"
 
 
 class SendQuery(Shape):
@@ -290,8 +354,15 @@ class ListSchedulesQuery(Shape):
     to: Until | None = None
     key: RecordKey | None = None
     limit: Rows = PAGE_ROWS_DEFAULT
-    cursor: Annotated[str, _text(maxLength=18, pattern="^[0-9]{1,18}$")] | None = None
+    cursor: (
+        Annotated[str, _text("The `next_cursor` of the page before, in the same order.", maxLength=CURSOR_CHARS_MAX)]
+        | None
+    ) = None
     include: Include | None = None
+    order: Annotated[
+        Literal["accepted", "due"],
+        one_of("accepted", "due", said="As they were accepted (moved and rolled ones anew), or the first due first."),
+    ] = "accepted"
 
 
 class CancelSchedulesQuery(Shape):
@@ -342,16 +413,52 @@ class HistogramQuery(Shape):
     topic: Topic | None = None
     from_: Since | None = field(default=None, name="from")
     to: Until | None = None
-    buckets: Annotated[int, whole(1, BUCKETS_MAX, f"{BUCKETS_DEFAULT} by default.")] = BUCKETS_DEFAULT
+    buckets: Annotated[int, whole(1, BUCKETS_MAX, f"{BUCKETS_DEFAULT} by default.")] | None = None
+    bounds: (
+        Annotated[
+            str,
+            _text(
+                "Instead of the others: times that rise, as in `1767225600000,1767312000000`, so that parts may be "
+                f"local days; 2 to {BUCKETS_MAX + 1}.",
+                pattern="^[0-9]{1,18}(,[0-9]{1,18}){1,1000}$",
+            ),
+        ]
+        | None
+    ) = None
 
 
 # Groups, and consumers of the REST Proxy, whose queries may have more than is known here
 
 
+class ListGroupsQuery(Shape):
+    """Which groups, page by page. With none of these: all in one answer, without what they have before them."""
+
+    q: Search | None = None
+    sort: (
+        Annotated[
+            Literal["name", "lag", "dead", "in_flight", "members"], one_of(*GROUP_SORTS, said="By name by default.")
+        ]
+        | None
+    ) = None
+    order: Towards | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class ListLeasesQuery(Shape):
+    """Which open records, page by page."""
+
+    topic: Topic | None = None
+    limit: ListRows = PAGE_ROWS_DEFAULT
+    cursor: ListCursor | None = None
+
+
 class LagQuery(Shape):
-    """Which topics of a group."""
+    """Which topics of a group; with `limit` or `cursor`, page by page."""
 
     topics: Annotated[str, _text("Names, with commas between them.")] | None = None
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
 
 
 class DeadLettersQuery(Shape):

@@ -75,6 +75,8 @@ def _schema(kind: inspect.Type, limits: Limits) -> Schema:
             return {"type": "boolean"}
         case inspect.IntType():
             return _present({"type": "integer", "minimum": kind.ge, "maximum": kind.le})
+        case inspect.FloatType():
+            return _present({"type": "number", "minimum": kind.ge, "maximum": kind.le})
         case inspect.StrType():
             lengths = {"minLength": kind.min_length, "maxLength": kind.max_length}
             return _present({"type": "string", **lengths, "pattern": kind.pattern})

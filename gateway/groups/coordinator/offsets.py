@@ -226,16 +226,16 @@ class Offsets:
             names = context.table.lone_groups(group)
         lags = []
         for name in names:
-            for view in self._topics_of(name):
+            for view in self.topics_of(name):
                 if topics is None or view.name in topics:
                     for partition in range(view.partitions):
-                        lags.append(await self._lag(name, view, partition))
+                        lags.append(await self.lag_of(name, view, partition))
                         if partition % LAGS_PER_TURN == LAGS_PER_TURN - 1:
                             async with context.stretches.next():
                                 pass  # the next ones in another go: what is in memory is read without a wait
         return sorted(lags, key=lambda lag: (lag.topic, lag.partition, lag.owner or ""))
 
-    def _topics_of(self, name: str) -> list[TopicView]:
+    def topics_of(self, name: str) -> list[TopicView]:
         """Topics a group consumes, or has consumed."""
         context = self._context
         ids = context.table.topic_ids(name)
@@ -262,10 +262,10 @@ class Offsets:
                     omitted_count += len(some)
                     continue
                 async with context.stretches.next():
-                    lags += [lag for partition in some if (lag := await self._lag_of(name, view, partition))]
+                    lags += [lag for partition in some if (lag := await self._count_of(name, view, partition))]
         return lags[:limit], omitted_count + max(len(lags) - limit, 0)
 
-    async def _lag_of(self, name: str, view: TopicView, partition: int) -> Sample | None:
+    async def _count_of(self, name: str, view: TopicView, partition: int) -> Sample | None:
         """None where the group has no position."""
         key = PartitionKey(view.topic_id, partition)
         stored = self._context.table.stored(name, key)
@@ -284,7 +284,8 @@ class Offsets:
         open_count = 0 if leases is None else leases.open_count
         return open_count + max(bounds.max_offset - max(queue.next_offset(key.partition), bounds.min_offset), 0)
 
-    async def _lag(self, name: str, view: TopicView, partition: int) -> PartitionLag:
+    async def lag_of(self, name: str, view: TopicView, partition: int) -> PartitionLag:
+        """How far a group is in one partition. Raises GroupUnavailable."""
         context = self._context
         key = PartitionKey(view.topic_id, partition)
         bounds = await context.records.bounds(view.name, partition)

@@ -11,6 +11,7 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
+    looking       pages of groups, open records and lags
     origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
 
@@ -53,6 +54,7 @@ from gateway.brokers.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
+from gateway.groups.coordinator.looking import Looking
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.coordinator.receipt_key import load_or_make_key
@@ -62,7 +64,7 @@ from gateway.groups.coordinator.search import Search
 from gateway.groups.coordinator.settling import Settling
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
-from gateway.groups.machines.broadcast import is_lone
+from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
@@ -85,8 +87,8 @@ from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.machines.table import Group, GroupTable, document_bytes, settings_bytes
-from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView
+from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
+from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
@@ -185,7 +187,11 @@ class Coordinator:
         self.begin_round, self.assign, self.plan_state = stream.begin_round, stream.assign, stream.plan_state
         self.committed, self.start_offset, self.commit = offsets.committed, offsets.start_offset, offsets.commit
         self.lag, self.reset = offsets.lag, offsets.reset
-        self.redrive = self.dead_letters.redrive
+        self.redrive, self.settle_letters = self.dead_letters.redrive, self.dead_letters.settle
+        self.settled_letters = self.dead_letters.settled
+        self.looking = looking = Looking(self._context, offsets, self.dead_letters)
+        self.names, self.view, self.counts = looking.names, looking.view, looking.counts
+        self.leases, self.lag_page = looking.leases, looking.lag_page
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
@@ -196,13 +202,19 @@ class Coordinator:
         self.omitted_lag_count = 0
         """Partitions of groups' topics whose lag was not looked at."""
 
+        self.group_lags: dict[str, int] = {}
+        """Lag by group, as it was then: of those of which every partition was looked at."""
+
+        self.lags_version = 0
+        """Grows when lags were looked at."""
+
     # ---- life
 
     async def start(self) -> None:
         """Read what there is. Raises Corrupt, OSError, and what reading raises."""
         keys: list[bytes] = []
         await self._run_blocking(lambda: keys.append(load_or_make_key(self._directory, self._files)))
-        signer = Signer(keys)
+        signer = self.looking.signer = Signer(keys)
         settling = Settling(self._context, self._copies, self.dead_letters, signer)
         self._receiving = Receiving(
             self._context,
@@ -271,6 +283,11 @@ class Coordinator:
     def table(self) -> GroupTable:
         """The groups, for those who look."""
         return self._table
+
+    @property
+    def group_count(self) -> int:
+        """Groups there are; a broadcasting one with all its members is one."""
+        return len(self._table) - self._table.lone_count
 
     def _events_lost(self, count: int) -> None:
         if self._lossy_replay is None:
@@ -358,13 +375,21 @@ class Coordinator:
     async def _read_lags(self) -> None:
         lags: list[Sample] = []
         omitted_count = 0
+        group_lags: dict[str, int] = {}
+        incomplete: set[str] = set()
         for number, name in enumerate(self._table.names()):
             some, omitted = await self._offsets.lags(name, LAGS_MAX - len(lags))
+            group = group_of(name)
+            group_lags[group] = group_lags.get(group, 0) + sum(int(one.value) for one in some)
+            if omitted:
+                incomplete.add(group)
             lags += some
             omitted_count += omitted
             if some or number % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
         self.lags, self.omitted_lag_count = lags, omitted_count
+        self.group_lags = {group: lag for group, lag in group_lags.items() if group not in incomplete}
+        self.lags_version += 1
 
     async def _follow_topics(self) -> None:
         while True:
@@ -388,17 +413,17 @@ class Coordinator:
 
     def groups(self) -> list[GroupView]:
         """See `Groups.groups`."""
-        return [self._view(name) for name in self._table.names() if not is_lone(name)]
+        return [self.looking.view(name) for name in self.looking.names()]
 
     def describe(self, group: str) -> GroupDescription:
         """See `Groups.describe`."""
         members: list[MemberView] = []
         now_ms = self._context.monotonic_ms()
-        for state in self._parts(group):
+        for state in self.looking.parts(group):
             for member in state.membership.members():
                 share = state.membership.share(member.member_id)
                 members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
-        return GroupDescription(self._view(group), self._table.config(group), tuple(members))
+        return GroupDescription(self.looking.view(group), self._table.config(group), tuple(members))
 
     def config(self, group: str) -> GroupConfig:
         """See `Groups.config`."""
@@ -408,27 +433,8 @@ class Coordinator:
         """See `Groups.members`."""
         if group not in self._table:
             return {}
-        first, *lone = [part.membership.by_id for part in self._parts(group)]
+        first, *lone = [part.membership.by_id for part in self.looking.parts(group)]
         return {name: member for part in (first, *lone) for name, member in part.items()} if lone else first
-
-    def _parts(self, group: str) -> list[Group]:
-        """A group, and when it is broadcasting, each member of it."""
-        return [self._table.get(group), *(self._table.get(name) for name in self._table.lone_groups(group))]
-
-    def _view(self, group: str) -> GroupView:
-        parts = self._parts(group)
-        member_count = sum(len(part.membership.members()) for part in parts)
-        state: GroupState = "empty" if not member_count else "stable"
-        if any(part.membership.is_rebalancing for part in parts):
-            state = "rebalancing"
-        ids = set().union(*(self._table.topic_ids(part.name) for part in parts))
-        subscriptions = {member.subscription for part in parts for member in part.membership.members()}
-        topics = [
-            topic.name
-            for topic in self._context.routes.topics()
-            if topic.topic_id in ids or any(wish.matches(topic.name) for wish in subscriptions)
-        ]
-        return GroupView(group, state, parts[0].membership.generation, member_count, tuple(sorted(topics)))
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         """See `Groups.configure`."""
@@ -453,7 +459,7 @@ class Coordinator:
         """See `Groups.delete`."""
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             self._check_empty(group)
-            await self._context.write([Forgotten(part.name, None) for part in self._parts(group)])
+            await self._context.write([Forgotten(part.name, None) for part in self.looking.parts(group)])
 
     async def follow(self, group: str, wish: Subscription) -> None:
         """See `Groups.follow`."""
@@ -470,7 +476,7 @@ class Coordinator:
         if group not in self._table:
             return
         now_ms = self._context.clock.now_ms()
-        for part in self._parts(group):
+        for part in self.looking.parts(group):
             part.membership.check_deletable()
             if leased_count := part.leased_count(now_ms):
                 raise GroupActive(f"group={group} has {leased_count} records on lease; settle them, or wait")

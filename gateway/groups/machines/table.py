@@ -130,6 +130,11 @@ class GroupTable:
         """The members of a broadcasting group, present or not, as groups of their own."""
         return sorted(self._lone.get(group, ()))
 
+    @property
+    def lone_count(self) -> int:
+        """Members of all broadcasting groups, present or not."""
+        return sum(map(len, self._lone.values()))
+
     def __contains__(self, group: str) -> bool:
         return group in self._groups
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import time_ns
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from aiohttp import hdrs, web
@@ -24,6 +25,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from gateway.api.connections import OpenConnection
+from gateway.auth.access import NOBODY, Access
 from gateway.auth.address import counted_as
 from gateway.errors import TOO_MANY, RequestError
 from gateway.settings.limits import Limits
@@ -43,12 +46,15 @@ LINES_MAX = 1_000
 
 
 class ConnectionLimiter:
-    """Counts connections. A refused one is not counted."""
+    """Counts connections, and knows those that are open. A refused one is not counted."""
 
-    def __init__(self, limits: Limits, stats: GatewayStats) -> None:
+    def __init__(
+        self, limits: Limits, stats: GatewayStats, now_ms: Callable[[], int] = lambda: time_ns() // 1_000_000
+    ) -> None:
         self._limits = limits
         self.receiving_bytes_max = limits.receiving_bytes_max
         self.stats = stats
+        self._now_ms = now_ms
         self._by_address: dict[str, int] = {}
 
     def enter(self, address: str) -> bool:
@@ -73,6 +79,14 @@ class ConnectionLimiter:
         else:
             del self._by_address[address]
 
+    def opened(self, connection: OpenConnection) -> None:
+        """A connection that was let in begins."""
+        self.stats.open_connections.opened(connection, self._now_ms())
+
+    def closed(self, connection: OpenConnection) -> None:
+        """It has ended."""
+        self.stats.open_connections.closed(connection)
+
 
 Reply = Callable[[bytes | None], None]
 """Takes the whole answer to a request; None: aiohttp must answer it."""
@@ -94,6 +108,10 @@ class FastPath(Protocol[Meaning]):
 
     def is_repeatable(self, meaning: Meaning) -> bool:
         """Whether its client may send requests, and the same head again, so that it is worth remembering."""
+        ...
+
+    def principal_of(self, meaning: Meaning) -> str | None:
+        """Who sent such a request; None when that is not known any more."""
         ...
 
     def bytes_max(self, meaning: Meaning) -> int:
@@ -118,6 +136,7 @@ class Connection(web.RequestHandler):
     """aiohttp's protocol of one connection, counted by a limiter."""
 
     __slots__ = (
+        "_access",
         "_address",
         "_body_left_bytes",
         "_coming",
@@ -125,6 +144,8 @@ class Connection(web.RequestHandler):
         "_held",
         "_is_between_requests",
         "_limiter",
+        "_meaning",
+        "_peer",
         "_receiving_bytes",
         "_request_ids",
         "_taken",
@@ -154,6 +175,9 @@ class Connection(web.RequestHandler):
         self._receiving_bytes = 0  # of what came in pieces for the fast path, as counted among the server's
         self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
+        self._access: Access = NOBODY  # of the last request that was not for the fast path
+        self._meaning: Any = None  # of the last one that was
+        self._peer = ""
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
@@ -175,6 +199,9 @@ class Connection(web.RequestHandler):
             if self._limiter.enter(address):
                 self._address = address
         if self._address is not None:
+            peer = transport.get_extra_info("peername")
+            self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+            self._limiter.opened(self)
             super().connection_made(transport)
         else:
             self.force_close()  # what still comes in is dropped
@@ -185,12 +212,41 @@ class Connection(web.RequestHandler):
         """See asyncio.Protocol."""
         if self._address is not None:
             self._limiter.leave(self._address)
+            self._limiter.closed(self)
             self._address = None
         self._end_watch()
         if self._coming is not None:
             self._joined()
             self._count_received(0)
         super().connection_lost(exc)
+
+    # ------------------------------------------------------------------------------------- for people who look
+
+    @property
+    def kind(self) -> str:
+        """See OpenConnection."""
+        return "websocket" if self._upgraded else "http"
+
+    @property
+    def principal(self) -> str | None:
+        """See OpenConnection."""
+        if self._access is NOBODY and self._meaning is not None and self._fast_path is not None:
+            return self._fast_path.principal_of(self._meaning)
+        return None if self._access is NOBODY else self._access.principal
+
+    @property
+    def peer(self) -> str:
+        """See OpenConnection."""
+        return self._peer
+
+    def note_caller(self, access: Access) -> None:
+        """Whose request the last one is."""
+        self._access = access
+
+    def end(self) -> None:
+        """See OpenConnection."""
+        if self.transport is not None:
+            self.transport.abort()
 
     # --------------------------------------------------------------------------------- clients that do not read
 
@@ -239,6 +295,7 @@ class Connection(web.RequestHandler):
                 meaning, start, end = found
                 if len(data) == end:
                     if fast_path.take(meaning, data, start, self._reply):
+                        self._meaning = meaning
                         self._keep(data)
                         return
                 elif (
@@ -357,6 +414,7 @@ class Connection(web.RequestHandler):
         pieces = payload._buffer
         if len(pieces) != 1 or not fast_path.take(meaning, pieces[0], 0, self._reply):
             return False
+        self._meaning = meaning
         self._messages.clear()
         self._keep((message, payload))
         return True

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from gateway.api.connections import Connections
+from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
@@ -74,6 +76,9 @@ class GatewayStats:
 
     routes: dict[str, RouteStats] = field(default_factory=dict)
     """By the route's name in the route table."""
+
+    open_connections: Connections = field(default_factory=Connections)
+    """Connections, for people who look."""
 
     malformed_request_count: int = 0
     """Requests that were not HTTP."""
@@ -158,6 +163,12 @@ class Gateway:
     """None: nothing of what is administered is recorded."""
 
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
+    figures: Figures = field(default_factory=no_figures)
+    """What runs through the server, lately."""
+
+    searching: set[str] = field(default_factory=set)
+    """Who looks through a topic now: once at a time."""
+
     version: str = "unknown"
     cluster_id: str = "unknown"
     """The name of the data directory; see `gateway/main/identity.py`."""

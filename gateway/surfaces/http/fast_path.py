@@ -154,6 +154,11 @@ class FastPath:
         """See `connection.FastPath`. Ids of requests differ."""
         return meaning.asked.is_repeatable and REQUEST_ID not in meaning.headers and self._allows(meaning)
 
+    def principal_of(self, meaning: Plain) -> str | None:
+        """See `connection.FastPath`."""
+        access = self._authenticator.known_access(meaning.headers)
+        return None if access is None else access.principal
+
     def bytes_max(self, meaning: Plain) -> int:
         """See `connection.FastPath`."""
         return meaning.bytes_max

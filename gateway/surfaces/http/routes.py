@@ -76,7 +76,9 @@ class Row:
             raise ValueError(f"route {self.path} has the unknown method {self.method}")
 
 
-_ADMINISTERING = frozenset((Permission.CREATE, Permission.DELETE, Permission.OPERATE, Permission.AUDIT))
+_ADMINISTERING = frozenset(
+    (Permission.CREATE, Permission.DELETE, Permission.OPERATE, Permission.AUDIT, Permission.ACCESS)
+)
 _PARAMETER = re.compile(r"\{\w+\}")
 
 

@@ -140,6 +140,7 @@ class KafkaConnection(asyncio.Protocol):
             self._address = address
         self._gateway.stats.kafka.connection_count += 1
         self._connections.add(self)
+        self._limiter.opened(self)
         reached = KafkaListener("", str(own[0]), int(own[1])) if own else KafkaListener("", "", 0)
         self._session = self._new_session(str(peer[0]) if peer else "", reached)
         self._session.on_access = self._access_changed
@@ -151,6 +152,7 @@ class KafkaConnection(asyncio.Protocol):
         self._connections.discard(self)
         if self._address is not None:
             self._limiter.leave(self._address)
+            self._limiter.closed(self)
             self._gateway.stats.kafka.connection_count -= 1
             self._address = None
         if self._task is not None:
@@ -171,6 +173,27 @@ class KafkaConnection(asyncio.Protocol):
         self._transport = None
         if self._session is not None:
             self._session.on_access = _nothing
+
+    @property
+    def kind(self) -> str:
+        """See OpenConnection."""
+        return "kafka"
+
+    @property
+    def principal(self) -> str | None:
+        """See OpenConnection."""
+        return self._session.access.principal if self._session is not None and self._session.is_known else None
+
+    @property
+    def peer(self) -> str:
+        """See OpenConnection."""
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+
+    def end(self) -> None:
+        """See OpenConnection."""
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def is_idle(self) -> bool:

@@ -1,5 +1,4 @@
-"""`/`, what this server is and where to begin; `/examples/`, a page to try it with, and the JavaScript client that page
-is written with.
+"""`/examples/`: a page to try the server with, and the JavaScript client that it is written with.
 
 All are files of the package (`gateway/examples/`), read once. `mq.js` is the bundle that `make build-js` makes of
 `clients/js`; it is kept in the repository so that nobody needs Node to run a server, and a test compares it with a
@@ -18,24 +17,13 @@ from importlib.resources import files
 from aiohttp import hdrs, web
 
 from gateway.errors import RequestError
-from gateway.surfaces.http.answers import packed, v2_answer
+from gateway.surfaces.http.answers import packed
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.media import JSON_TYPE, V2_TYPE, prefers
 
 HTML = "text/html"
-HOME, PAGE = "home.html", "index.html"
+PAGE = "index.html"
 MEDIA_TYPES = {PAGE: f"{HTML}; charset=utf-8", "mq.js": "text/javascript; charset=utf-8"}
 """What is served below `/examples/`."""
-
-LINKS = {
-    "examples": "/examples/",
-    "docs": "/docs",
-    "openapi": "/openapi.json",
-    "asyncapi": "/asyncapi.json",
-    "ready": "/readyz",
-    "limits": "/mq/v1/limits",
-    "metrics": "/metrics",
-}
 
 _INLINE = re.compile(rb"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
 
@@ -46,16 +34,6 @@ class File:
 
     body: bytes
     headers: dict[str, str]
-
-
-async def home(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """What this server is and where to go on: a page for browsers, JSON for others."""
-    if prefers(request.headers.get(hdrs.ACCEPT, ""), HTML, JSON_TYPE, V2_TYPE) == HTML:
-        response = await packed(request, _response(HOME))
-    else:
-        response = v2_answer(request, {"name": "mq", "version": gateway.version, **LINKS})
-    response.headers.add(hdrs.VARY, hdrs.ACCEPT)
-    return response
 
 
 async def examples(_: Gateway, request: web.Request, __: bytes) -> web.StreamResponse:
@@ -88,12 +66,12 @@ def file_of(name: str) -> File:
     """A file, and the headers that allow it what it needs and nothing else: its own scripts and styles, this server."""
     body = (files("gateway") / "examples" / name).read_bytes()
     headers = {
-        hdrs.CONTENT_TYPE: MEDIA_TYPES.get(name, MEDIA_TYPES[PAGE]),
+        hdrs.CONTENT_TYPE: MEDIA_TYPES[name],
         hdrs.CACHE_CONTROL: "no-cache",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    if name in (HOME, PAGE):
+    if name == PAGE:
         headers["Content-Security-Policy"] = _policy(body)
     return File(body, headers)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +22,9 @@ from aiohttp import hdrs, web
 from msgspec import convert
 from msgspec.structs import asdict
 
+from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
+from gateway.api.pages import page_of, read_place, write_place
 from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
@@ -34,13 +37,21 @@ from gateway.api.shapes.groups import (
     RedriveBody,
     RejectBody,
     ResetBody,
+    SettleLettersBody,
 )
-from gateway.api.shapes.queries import DeadLettersQuery, LagQuery
+from gateway.api.shapes.queries import (
+    PAGE_ROWS_DEFAULT,
+    DeadLettersQuery,
+    LagQuery,
+    ListGroupsQuery,
+    ListLeasesQuery,
+    PointsQuery,
+)
 from gateway.api.turns import few_a_turn
-from gateway.auth.access import Permission
+from gateway.auth.access import OPEN, Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
-from gateway.errors import LIMIT_ILLEGAL, RequestError
+from gateway.errors import LIMIT_ILLEGAL, MESSAGE_NOT_FOUND, RequestError
 from gateway.groups.machines.copies import (
     DEAD_LETTERED_AT,
     REASON,
@@ -49,18 +60,22 @@ from gateway.groups.machines.copies import (
     origin_of,
     shown_headers,
 )
+from gateway.groups.machines.errors import UnknownGroup
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.protocol import (
     REDRIVE_MAX,
     Delivered,
+    Groups,
     GroupView,
+    LeasePlace,
     MemberView,
+    PartitionPlace,
     TopicPartition,
 )
 from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX, RENDERED_FACTOR, no_room, size_of
-from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
@@ -78,14 +93,108 @@ RECEIVED_BYTES_MAX = 16 * MiB
 RENDERED_A_TURN = 500
 """Records of a receive, or partitions of a lag, between two turns of the event loop: 4 us each."""
 
+GROUPS_A_TURN = 250
+"""Groups looked at between two turns of the event loop."""
+
 # Groups
 
 
-async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """All groups the caller may describe."""
+async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """The groups that the caller may describe: all of them, or, with any parameter, one page of them with how much each
+    has before it. Lags are those of up to 5 s ago."""
+    query = read_query(ListGroupsQuery, request, gateway)
+    groups = gateway.groups
+    names = await _visible_groups(gateway, request, (query.q or "").lower())
+    if not request.query_string:
+        views = (view for name in names if (view := _view_of(groups, name)) is not None)
+        shown = await array_in_turns(_summary(request, view) for view in views)
+        return await packed(request, json_answer(request, {"groups": shown}))
+    sort = query.sort or "name"
+    figures = await _figures_of(gateway, names, sort)
+    page = page_of(
+        names,
+        lambda name: (figures.get(name, 0), name),
+        sort=sort,
+        order=query.order or ("asc" if sort == "name" else "desc"),
+        cursor=query.cursor,
+        limit=query.limit or PAGE_ROWS_DEFAULT,
+        is_sorted=sort == "name",
+    )
+    rows: list[answers.ListedGroup] = []
+    for name in page.rows:
+        if (view := _view_of(groups, name)) is not None:
+            counts, lag = await groups.counts(name), gateway.figures.group_lag(name)
+            summary = asdict(_summary(request, view))
+            rows.append(answers.ListedGroup(**summary, lag=lag, in_flight=counts.in_flight, dead=counts.dead))
+        await asyncio.sleep(0)
+    body = answers.GroupPage(next_cursor=page.next_cursor, total=page.total, groups=rows)
+    return await packed(request, json_answer(request, body))
+
+
+def _view_of(groups: Groups, name: str) -> GroupView | None:
+    try:
+        return groups.view(name)
+    except UnknownGroup:  # it was deleted meanwhile
+        return None
+
+
+async def _visible_groups(gateway: Gateway, request: web.Request, part: str) -> list[str]:
+    """The groups that the caller may describe and whose name has this part, in lower case; by name."""
     access = access_of(request)
-    views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
-    return json_answer(request, answers.GroupList([_summary(request, view) for view in views]))
+    names: list[str] = []
+    for number, name in enumerate(gateway.groups.names(), 1):
+        if part in name.lower() and access.allows(Permission.DESCRIBE, group=name):
+            names.append(name)
+        if number % GROUPS_A_TURN == 0 and access is not OPEN:
+            await asyncio.sleep(0)
+    return names
+
+
+async def _figures_of(gateway: Gateway, names: Sequence[str], sort: str) -> dict[str, int]:
+    """What groups are sorted by; what is not known counts as nothing."""
+    if sort == "lag":
+        return {name: gateway.figures.group_lag(name) or 0 for name in names}
+    figures: dict[str, int] = {}
+    if sort != "name":
+        for number, name in enumerate(names, 1):
+            with suppress(UnknownGroup):
+                counts = await gateway.groups.counts(name)
+                figures[name] = {"dead": counts.dead, "in_flight": counts.in_flight}.get(sort, counts.member_count)
+            if number % GROUPS_A_TURN == 0:
+                await asyncio.sleep(0)
+    return figures
+
+
+async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """One page of the records that the group has out in queue mode: who has which, until when, for which attempt. Those
+    of topics that the caller may describe."""
+    query = read_query(ListLeasesQuery, request, gateway)
+    group = request.match_info["group"]
+    place = read_place(query.cursor, (str, int, int))
+
+    def shows(topic: str) -> bool:
+        return query.topic in (None, topic) and is_visible(request, topic)
+
+    after = None if place is None else LeasePlace(*place)  # type: ignore[arg-type]  # of these types, as asked
+    found, total = gateway.groups.leases(
+        group, after=after, limit=query.limit + 1, shows=shows, held=gateway.leases.held(group)
+    )
+    now_ms = gateway.clock.now_ms()
+    rows = [
+        answers.LeaseRow(
+            topic=one.topic,
+            partition=one.partition,
+            offset=one.offset,
+            consumer=one.consumer if one.is_leased and one.until_ms > now_ms else None,
+            attempt=one.attempt,
+            until_ms=one.until_ms,
+            state="leased" if one.is_leased and one.until_ms > now_ms else "delayed",
+        )
+        for one in found[: query.limit]
+    ]
+    next_cursor = write_place((rows[-1].topic, rows[-1].partition, rows[-1].offset)) if len(found) > len(rows) else None
+    body = answers.LeasePage(next_cursor=next_cursor, total=total, leases=rows)
+    return await packed(request, json_answer(request, body))
 
 
 async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -121,10 +230,14 @@ async def configure_group(gateway: Gateway, request: web.Request, body: bytes) -
     return json_answer(request, await gateway.groups.configure(request.match_info["group"], changes))
 
 
-async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """How far the group is in each partition, and in total. `?topics=a,b` shows some topics only."""
+async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """How far the group is in each partition, and in total. `?topics=a,b` shows some topics only. With `limit` or
+    `cursor` a page of the partitions, by topic and number, and the sums of these."""
     group = request.match_info["group"]
-    topics = read_query(LagQuery, request, gateway).topics
+    query = read_query(LagQuery, request, gateway)
+    topics = query.topics
+    if query.limit is not None or query.cursor is not None:
+        return await _lag_page(gateway, request, query)
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
     lags = few_a_turn(await gateway.groups.lag(group, asked), per_turn=RENDERED_A_TURN)
     rows = [row async for row in lags if is_visible(request, row.topic)]
@@ -135,7 +248,43 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
         in_flight=sum(row.in_flight for row in rows),
         partitions=[convert(row, answers.PartitionLag, from_attributes=True) async for row in shown],
     )
-    return json_answer(request, body)
+    return await packed(request, json_answer(request, body))
+
+
+async def _lag_page(gateway: Gateway, request: web.Request, query: LagQuery) -> web.StreamResponse:
+    group = request.match_info["group"]
+    asked = None if query.topics is None else frozenset(query.topics.split(","))
+    place = read_place(query.cursor, (str, int, str))
+    rows, last = await gateway.groups.lag_page(
+        group,
+        after=None if place is None else PartitionPlace(*place),  # type: ignore[arg-type]  # of these types, as asked
+        limit=query.limit or PAGE_ROWS_DEFAULT,
+        shows=lambda topic: (asked is None or topic in asked) and is_visible(request, topic),
+    )
+    body = answers.GroupLagPage(
+        group=group,
+        total_lag=sum(row.lag for row in rows),
+        in_flight=sum(row.in_flight for row in rows),
+        partitions=[convert(row, answers.PartitionLag, from_attributes=True) for row in rows],
+        next_cursor=None if last is None else write_place(last),
+    )
+    return await packed(request, json_answer(request, body))
+
+
+async def lag_history(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """The lag of the group over the last 15 minutes, every 5 s, or over the last day, every minute.
+
+    Kept since the server started, for 1,000 groups; none for the others.
+    """
+    points = read_query(PointsQuery, request, gateway).points
+    group = request.match_info["group"]
+    gateway.groups.view(group)
+    history = gateway.figures.group_history(group, points)
+    step_ms = GROUP_STEP_MS if points == "seconds" else MINUTE_MS
+    body = answers.LagHistory(
+        group, step_ms, 0 if history is None else history.end_ms, [] if history is None else history.series["lag"]
+    )
+    return await packed(request, json_answer(request, body))
 
 
 async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -270,6 +419,7 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
         return json_answer(request, {"messages": [], "next_offset": None, "total": 0})
     (committed,) = await gateway.groups.committed(group, [topic_partition])
     first = max(bounds.min_offset, committed.offset or 0)
+    settled = gateway.groups.settled_letters(group)
     start = max(first if query.offset is None else query.offset, bounds.min_offset)
     shown: list[dict[str, object]] = []
     size = 0
@@ -279,15 +429,17 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
         for entry in fetched.entries:
             for record in record_batch.decode(entry.batch):
                 if record.offset >= start and len(shown) < limit and size < PAGE_BYTES_MAX:
+                    start = record.offset + 1
+                    if record.offset in settled:
+                        continue
                     size += len(record.value or b"")
                     shown.append(_dead_letter(record, json_values=entry.json_values))
-                    start = record.offset + 1
         if not fetched.entries or sum(entry.size for entry in fetched.entries) >= gateway.limits.fetch_bytes_default:
             break
     body = {
         "messages": shown,
         "next_offset": start if start < bounds.max_offset else None,
-        "total": bounds.max_offset - first,
+        "total": bounds.max_offset - first - settled.count(first, bounds.max_offset),
     }
     return json_answer(request, body)
 
@@ -305,6 +457,25 @@ async def redrive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         gateway.groups.describe(group)
         redriven = 0
     return json_answer(request, answers.Redriven(redriven))
+
+
+async def settle_letters(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Send dead letters back to the group, or have them gone, by their offsets; what became of each, in the order
+    asked. Durable when answered. To have them gone takes the right to delete the group, too."""
+    check_accept(request)
+    wanted = read_shape(SettleLettersBody, body, gateway)
+    group = request.match_info["group"]
+    access_of(request).check(Permission.RECEIVE, topic=dead_letter_topic(group))
+    if wanted.action == "purge":
+        access_of(request).check(Permission.DELETE, group=group)
+    settled = await gateway.groups.settle_letters(group, wanted.offsets, redrive=wanted.action == "redrive")
+    rows = [
+        answers.LetterResult(offset, True)
+        if ok
+        else answers.LetterResult(offset, False, MESSAGE_NOT_FOUND, "No such dead letter, or it is settled already.")
+        for offset, ok in zip(wanted.offsets, settled, strict=True)
+    ]
+    return json_answer(request, answers.LetterResults(rows))
 
 
 # Rendering

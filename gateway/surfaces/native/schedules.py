@@ -12,44 +12,53 @@ the caller may see.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import orjson
 from aiohttp import web
+from msgspec.structs import asdict
 
+from gateway.api.errors import error_of
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import (
+    BUCKETS_DEFAULT,
+    BUCKETS_MAX,
     CancelSchedulesQuery,
     GetScheduleQuery,
     HistogramQuery,
     ListSchedulesQuery,
     OneScheduleQuery,
 )
-from gateway.api.shapes.schedules import MoveBy, MoveTo
+from gateway.api.shapes.schedules import BatchBody, MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
 from gateway.codec.tags import SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
-from gateway.errors import DELAY_ILLEGAL, RequestError, bad_request, invalid
+from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, OVERLOADED, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import read_query
-from store.errors import UnknownQueue
+from gateway.surfaces.http.reading import read_query, read_shape
+from store.errors import StoreError, UnknownQueue
 from timer.changes import Standing
 from timer.changing import Outcome
 from timer.schedule import ScheduleId, decode_schedule_id
-from timer.schedules import Page, Schedule
+from timer.schedules import Census, DuePage, Page, Place, Schedule
 from timer.schedules import Query as ScheduleQuery
 
 CURSOR_ILLEGAL = 40050
 SCHEDULE_NOT_FOUND = 40450
 SCHEDULE_DELIVERED = 40950
+
+BATCH_MS = 10_000
+"""How long schedules of a batch are looked for: those that have rolled or moved take a search each."""
 
 _HISTOGRAM_SPAN_MS = 3_600_000
 
@@ -79,11 +88,19 @@ class ScheduleAdmin(Protocol):
         ...
 
     async def page(self, query: ScheduleQuery, *, cursor: int = 0, limit: int) -> Page:
+        """Pending schedules, in the order of acceptance."""
+        ...
+
+    async def page_by_due(self, query: ScheduleQuery, *, after: Place | None, limit: int) -> DuePage:
         """Pending schedules, the first due first."""
         ...
 
-    async def histogram(self, query: ScheduleQuery, bounds_ms: Sequence[int]) -> list[int]:
+    async def census(self, query: ScheduleQuery, bounds_ms: Sequence[int]) -> Census:
         """How many are due between each two of the bounds."""
+        ...
+
+    async def count(self, query: ScheduleQuery) -> int:
+        """How many are pending and meant, whatever their key."""
         ...
 
     async def cancel(self, schedule: ScheduleId) -> Outcome:
@@ -106,27 +123,36 @@ class ScheduleAdmin(Protocol):
 SCHEDULES = web.AppKey("schedules", ScheduleAdmin)
 
 
-async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One page of pending schedules, in the order of acceptance.
+async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """One page of pending schedules, in the order of acceptance, or with `order=due` the first due first.
 
-    `total` is exact; null where it would be counted anew for each page: when there is more than one page of a key, and
-    behind the first page of a time range.
+    A `key` needs its `topic`: there is no index of keys. What is accepted while somebody turns pages in the order of
+    due times may show some seconds later. `total` is exact; null where it would be counted anew for each page: when
+    there is more than one page of a key, and behind the first page of a time range.
     A page may be short, even empty, and still have a `next_cursor`.
     """
     asked = read_query(ListSchedulesQuery, request, gateway)
     with_value = asked.include is not None
     needed = (Permission.DESCRIBE, Permission.RECEIVE) if with_value else (Permission.DESCRIBE,)
+    if asked.key is not None and asked.topic is None:
+        raise invalid("key: needs a topic")
     query = _schedule_query(gateway, request, asked, needed)
-    cursor = _cursor(asked.cursor)
     timer = request.app[SCHEDULES]
-    page = await timer.page(query, cursor=cursor, limit=asked.limit)
-    is_all = cursor == 0 and page.next_cursor is None
+    if asked.order == "due":
+        by_due = await timer.page_by_due(query, after=_place(asked.cursor), limit=asked.limit)
+        schedules, after = by_due.schedules, by_due.next_after
+        next_cursor = None if after is None else f"{after.due_ms}.{after.position}"
+    else:
+        page = await timer.page(query, cursor=_cursor(asked.cursor), limit=asked.limit)
+        schedules = page.schedules
+        next_cursor = None if page.next_cursor is None else str(page.next_cursor)
+    is_first = asked.cursor is None
     body = {
-        "schedules": [_row(gateway, schedule, with_value) for schedule in page.schedules],
-        "next_cursor": None if page.next_cursor is None else str(page.next_cursor),
-        "total": len(page.schedules) if is_all else await _total(timer, query, is_first=cursor == 0),
+        "schedules": [_row(gateway, schedule, with_value) for schedule in schedules],
+        "next_cursor": next_cursor,
+        "total": len(schedules) if is_first and next_cursor is None else await _total(timer, query, is_first=is_first),
     }
-    return json_answer(request, body)
+    return await packed(request, json_answer(request, body))
 
 
 async def get_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -168,26 +194,99 @@ async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web
     """Deliver a schedule now; answered when it is in its partition."""
     check_accept(request)
     fired = _done(await request.app[SCHEDULES].fire(await _changeable(gateway, request)))
+    return json_answer(request, _fired(gateway, fired))
+
+
+def _fired(gateway: Gateway, fired: Outcome) -> answers.Fired:
     assert fired.target is not None
     view = _topic_of(gateway, fired.target.topic_id)
-    topic = None if view is None else view.name
-    return json_answer(request, answers.Fired(topic, fired.target.partition, fired.offset))
+    return answers.Fired(None if view is None else view.name, fired.target.partition, fired.offset)
 
 
 async def histogram(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """How many schedules are due in each of `buckets` equal parts of [from, to): by default of the next hour."""
+    """How many schedules are due in each of `buckets` equal parts of [from, to): by default of the next hour.
+
+    Or between each two of some `bounds`, which need not be equally far apart.
+    """
     asked = read_query(HistogramQuery, request, gateway)
-    bucket_count = asked.buckets
+    query = ScheduleQuery(_topic_ids(gateway, request, asked.topic, (Permission.DESCRIBE,)))
+    timer = request.app[SCHEDULES]
+    if asked.bounds is not None:
+        if asked.from_ is not None or asked.to is not None or asked.buckets is not None:
+            raise invalid("bounds: come instead of from, to and buckets")
+        bounds_ms = _bounds_ms(asked.bounds)
+        counts, overdue, rolled = await timer.census(query, bounds_ms)
+        between = answers.HistogramOfBounds(
+            counts=counts, total=sum(counts), overdue=overdue, rolled=rolled, bounds=bounds_ms
+        )
+        return json_answer(request, between)
+    bucket_count = BUCKETS_DEFAULT if asked.buckets is None else asked.buckets
     from_ms = gateway.clock.now_ms() if asked.from_ is None else asked.from_
     to_ms = from_ms + _HISTOGRAM_SPAN_MS if asked.to is None else asked.to
     if to_ms <= from_ms:
         raise invalid("to: must be after from")
     bucket_ms = -(-(to_ms - from_ms) // bucket_count)
-    bounds_ms = [from_ms + number * bucket_ms for number in range(bucket_count + 1)]
-    counts = await request.app[SCHEDULES].histogram(
-        ScheduleQuery(_topic_ids(gateway, request, asked.topic, (Permission.DESCRIBE,)), from_ms, to_ms), bounds_ms
+    bounds_ms = [min(from_ms + number * bucket_ms, to_ms) for number in range(bucket_count + 1)]
+    counts, overdue, rolled = await timer.census(query, bounds_ms)
+    body = answers.Histogram(
+        counts=counts, total=sum(counts), overdue=overdue, rolled=rolled, from_=from_ms, bucket_ms=bucket_ms
     )
-    return json_answer(request, answers.Histogram(from_ms, bucket_ms, counts, sum(counts)))
+    return json_answer(request, body)
+
+
+async def change_schedules(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Cancel, move or fire up to 1,000 schedules; what became of each, in the order asked. What is done is durable when
+    answered; the changes share their writes. What takes longer than 10 s is left undone, and says so."""
+    check_accept(request)
+    asked = read_shape(BatchBody, body, gateway)
+    now_ms = gateway.clock.now_ms()
+    due_ms = asked.due_ms(now_ms)
+    if due_ms is not None:
+        _check_due(gateway, due_ms, now_ms)
+    timer = request.app[SCHEDULES]
+    by_ = asyncio.get_running_loop().time() + BATCH_MS / 1000
+
+    async def change(named: str) -> dict[str, object]:
+        try:
+            async with asyncio.timeout_at(by_):
+                schedule = await _named_id(gateway, request, named, Permission.SEND)
+            if asyncio.get_running_loop().time() > by_:
+                raise TimeoutError
+            match asked.action:
+                case "cancel":
+                    _done(await timer.cancel(schedule))
+                    shown: dict[str, object] = {}
+                case "move":
+                    assert due_ms is not None
+                    moved = _done(await timer.move(schedule, due_ms)).schedule
+                    shown = {"new_schedule_id": moved.text, "deliver_at": moved.due_ms}
+                case _:
+                    shown = asdict(_fired(gateway, _done(await timer.fire(schedule))))
+        except TimeoutError:
+            return _undone(named, RequestError(OVERLOADED, "Not looked at: the others took too long. Try again."))
+        except (RequestError, StoreError) as error:
+            return _undone(named, error_of(error))
+        return {"schedule_id": named, "ok": True, **shown}
+
+    results = await asyncio.gather(*map(change, asked.schedule_ids))
+    return json_answer(request, {"results": results})
+
+
+def _undone(named: str, error: RequestError) -> dict[str, object]:
+    return {"schedule_id": named, "ok": False, "error_code": error.error_code, "error": error.message}
+
+
+def _bounds_ms(text: str) -> list[int]:
+    """Raises RequestError unless these are 2 to BUCKETS_MAX + 1 times that rise."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+        raise bad_request("bounds: must be epoch milliseconds, with commas between them")
+    bounds_ms = list(map(int, parts))
+    if not 2 <= len(bounds_ms) <= BUCKETS_MAX + 1:
+        raise RequestError(LIMIT_ILLEGAL, f"bounds: must be from 2 to {BUCKETS_MAX + 1}")
+    if bounds_ms[-1] > TIME_MS_MAX or any(one >= other for one, other in pairwise(bounds_ms)):
+        raise invalid("bounds: must rise, and be times")
+    return bounds_ms
 
 
 async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None, needed: Permission) -> ScheduleId:
@@ -199,6 +298,11 @@ async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None
         if (found := await request.app[SCHEDULES].named(topic_id, named.encode("utf-8", "surrogateescape"))) is None:
             raise _gone(Standing.UNKNOWN)
         return found
+    return await _named_id(gateway, request, named, needed)
+
+
+async def _named_id(gateway: Gateway, request: web.Request, named: str, needed: Permission) -> ScheduleId:
+    """The schedule of an id, if the caller may do this to it. Raises RequestError."""
     try:
         schedule_id = decode_schedule_id(named)
     except ValueError:
@@ -292,6 +396,15 @@ def _cursor(text: str | None) -> int:
     return int(text)
 
 
+def _place(text: str | None) -> Place | None:
+    if text is None:
+        return None
+    due_ms, dot, position = text.partition(".")
+    if not dot:
+        raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page in this order has named")
+    return Place(_cursor(due_ms), _cursor(position))
+
+
 async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) -> int | None:
     if query.keys is not None:
         return None
@@ -302,8 +415,7 @@ async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) 
         return sum(counts.get(topic_id, 0) for topic_id in query.topic_ids)
     if not is_first:
         return None
-    to_ms = TIME_MS_MAX + 1 if query.to_ms is None else query.to_ms
-    return sum(await timer.histogram(query, (query.from_ms, to_ms))) if to_ms > query.from_ms else 0
+    return await timer.count(query)
 
 
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
@@ -356,6 +468,11 @@ def _due_ms(gateway: Gateway, body: bytes) -> int:
     now_ms, limits = gateway.clock.now_ms(), gateway.limits
     shape: type[MoveTo] | type[MoveBy] = MoveTo if "deliver_at" in asked else MoveBy
     due_ms = load(shape, asked, limits).due_ms(now_ms)
-    if due_ms - now_ms > limits.delay_ms_max:
-        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {limits.delay_ms_max} ms")
+    _check_due(gateway, due_ms, now_ms)
     return due_ms
+
+
+def _check_due(gateway: Gateway, due_ms: int, now_ms: int) -> None:
+    """Raises RequestError for a time that is too far."""
+    if due_ms - now_ms > gateway.limits.delay_ms_max:
+        raise RequestError(DELAY_ILLEGAL, f"a delay must be between 0 and {gateway.limits.delay_ms_max} ms")

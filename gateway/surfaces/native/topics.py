@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
-from msgspec import convert
-from msgspec.structs import astuple
+from msgspec.structs import asdict
 
+from gateway.api.pages import SortKey, page_of
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
-from gateway.api.shapes.queries import OffsetsQuery
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListTopicsQuery, OffsetsQuery
 from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
+from gateway.api.topic_figures import TopicFigure, TopicFigures
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
 from gateway.errors import invalid
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, read_query, read_shape, topic_in
@@ -31,6 +32,8 @@ from store.types import Boundary
 
 PARTITIONS_AT_ONCE = 64
 """Partitions that are looked into before it is others' turn: a search by time costs 0.1 ms."""
+
+TOPIC_FIGURES = web.AppKey("topic_figures", TopicFigures)
 
 _BOUNDARIES = tuple(boundary.value for boundary in Boundary)
 
@@ -94,16 +97,50 @@ async def delete_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.
     return web.Response(status=204)
 
 
-async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """All topics that the caller may describe, with their shapes."""
-    return json_answer(request, answers.Topics([_native(view) for view in visible_topics(gateway, request)]))
+async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """The topics that the caller may describe: all of them, or, with any parameter, one page of them with how much each
+    holds and gets.
+
+    A page by name or partitions is as things are; by another figure, as they were up to 5 s ago.
+    """
+    query = read_query(ListTopicsQuery, request, gateway)
+    if not request.query_string:
+        rows = map(_native, await visible_topics(gateway, request))
+        return await packed(request, json_answer(request, {"topics": await array_in_turns(rows)}))
+    sort = query.sort or "name"
+    views = await visible_topics(gateway, request, (query.q or "").lower())
+    figures = request.app[TOPIC_FIGURES]
+    lately = {} if sort in ("name", "partitions") else await figures.lately(gateway.routes_table.topics())
+
+    def key(view: TopicView) -> SortKey:
+        known = lately.get(view.topic_id)
+        figure = (view.partitions if sort == "partitions" else 0) if known is None else getattr(known, sort)
+        return figure, view.name
+
+    page = page_of(
+        views,
+        key,
+        sort=sort,
+        order=query.order or ("asc" if sort == "name" else "desc"),
+        cursor=query.cursor,
+        limit=query.limit or PAGE_ROWS_DEFAULT,
+        is_sorted=sort == "name",
+    )
+    now = await figures.of(page.rows)
+    listed = [_listed(view, now[view.topic_id]) for view in page.rows if view.topic_id in now]
+    body = answers.TopicPage(next_cursor=page.next_cursor, total=page.total, topics=listed)
+    return await packed(request, json_answer(request, body))
 
 
 async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """One topic with the bounds of its partitions."""
+    """One topic with how much it holds and gets, and the bounds of its partitions."""
     view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, None)
-    return json_answer(request, answers.TopicWithOffsets(*astuple(_native(view)), offsets=offsets))
+    figures = await request.app[TOPIC_FIGURES].of([view])
+    if view.topic_id not in figures:
+        raise UnknownQueue(f"topic {view.name} does not exist")
+    listed = _listed(view, figures[view.topic_id])
+    return json_answer(request, answers.TopicWithOffsets(**asdict(listed), offsets=offsets))
 
 
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -116,8 +153,15 @@ async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web
 
 
 def _native(view: TopicView) -> answers.Topic:
-    shown = {"topic": view.name, "topic_id": view.topic_id, "partitions": view.partitions, "json_keys": view.json_keys}
-    return convert({**shown, **view.config.chosen()}, answers.Topic)
+    shown = answers.Topic(view.name, view.topic_id, view.partitions, view.json_keys)
+    for name in CONFIG_NAMES:
+        if (chosen := getattr(view.config, name)) is not None:
+            setattr(shown, name, chosen)
+    return shown
+
+
+def _listed(view: TopicView, figure: TopicFigure) -> answers.ListedTopic:
+    return answers.ListedTopic(**asdict(_native(view)), **figure._asdict())
 
 
 async def _offsets(

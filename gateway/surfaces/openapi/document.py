@@ -253,7 +253,7 @@ def words_of(route: Route) -> tuple[str, str]:
     text = inspect.getdoc(route.handler) or ""
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     summary = re.split(r"(?<=[.;]) |: (?=[0-9]{3})", paragraphs[0], maxsplit=1)[0].rstrip(".;")
-    if route.permission not in (Permission.PUBLIC, Permission.SOCKET):
+    if route.permission not in (Permission.PUBLIC, Permission.SOCKET, Permission.KNOWN):
         what = " and ".join(kind for kind in ("topic", "group") if f"{{{kind}}}" in route.path)
         paragraphs.append(f"Needs the right `{route.permission.value}`{f' on the {what}' if what else ''}.")
     return summary, "\n\n".join(paragraphs)

@@ -72,6 +72,7 @@ TAGS: dict[str, str] = {
     "Consumer instances": "As the REST Proxy v2 (and v1) has them.",
     "REST Proxy v3": "Clusters, topics, settings, records and groups in the shapes of Confluent's REST Proxy v3.",
     "Sockets": "Where a WebSocket begins; what is said on it is in `/asyncapi.json`.",
+    "Access": "Who may come in, and do what: tokens and rules.",
     "Operations": "What runs, whether it runs, what it counts.",
 }
 
@@ -82,6 +83,19 @@ EVENT = obj(
         "event": words("message", "caught_up", "error", "goaway"),
         "data": said(STRING, "JSON: of `message` a Message (or with `format=` a Record), else what happened."),
         "retry": said(integer(0), "Milliseconds to wait before connecting again."),
+    },
+    description="One Server-Sent Event.",
+)
+
+STATS_EVENT = obj(
+    {
+        "event": words("stats", "goaway", "error"),
+        "data": {
+            **STRING,
+            "contentMediaType": JSON_TYPE,
+            "contentSchema": ref("StatsNow"),
+            "description": "Of `stats`; else what happened.",
+        },
     },
     description="One Server-Sent Event.",
 )
@@ -188,7 +202,8 @@ _OPS: dict[str, Operation] = {
                 description="Where to go on; `text/html` for browsers.",
                 content={V2_TYPE: ref("Home"), JSON_TYPE: ref("Home"), "text/html": STRING},
                 headers=("Vary",),
-            )
+            ),
+            304: _nothing("The page is as it was.", "Vary"),
         },
     ),
     "healthz": Operation(tag="Operations", answers={200: _json("It runs.", ref("Health"))}),
@@ -208,6 +223,72 @@ _OPS: dict[str, Operation] = {
     ),
     "limits": Operation(tag="Operations", answers={200: _json("Limits by name.", ref("Limits"))}),
     "info": Operation(tag="Operations", answers={200: _json("What this is.", ref("Info"))}),
+    "list_brokers": Operation(
+        tag="Operations", answers={200: _json("Brokers.", ref("BrokerList"))}, errors=(*QUERY, *READS)
+    ),
+    "list_routes": Operation(
+        tag="Operations",
+        answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *TOPIC),
+    ),
+    "list_connections": Operation(
+        tag="Operations",
+        answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050),
+    ),
+    "end_connection": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
+    "list_sessions": Operation(
+        tag="Operations",
+        answers={200: _json("A page of them.", ref("SessionPage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050),
+    ),
+    "end_session": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
+    "settings": Operation(
+        tag="Operations",
+        answers={200: _json("All of them.", ref("Settings"), "Vary", "Content-Encoding")},
+        errors=QUERY,
+    ),
+    "list_tokens": Operation(
+        tag="Access",
+        answers={200: _json("A page of tokens.", ref("TokenPage"), "ETag", "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, 40958),
+    ),
+    "create_token": Operation(
+        tag="Access",
+        body=_body(ref("NewTokenWish")),
+        headers=("If-Match",),
+        answers={201: _json("The token.", ref("NewToken"))},
+        errors=(400, 422, 42253, 40958, 41250, 50750),
+    ),
+    "revoke_token": Operation(
+        tag="Access",
+        headers=("If-Match",),
+        answers={204: _nothing("It has ended.")},
+        errors=(422, 40453, 40958, 41250, 50750),
+    ),
+    "get_rules": Operation(
+        tag="Access",
+        answers={200: _json("The rules.", ref("Rules"), "ETag", "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40958),
+    ),
+    "put_rules": Operation(
+        tag="Access",
+        body=_body(ref("RulesToPut")),
+        headers=("If-Match",),
+        answers={200: _json("The rules.", ref("Rules"), "ETag", "Vary", "Content-Encoding")},
+        errors=(400, 422, 40958, 41250, 42850, 50750),
+    ),
+    "stats": Operation(
+        tag="Operations",
+        answers={200: _json("Figures over time.", ref("Stats"), "Vary", "Content-Encoding")},
+        errors=QUERY,
+    ),
+    "stats_stream": Operation(
+        tag="Operations",
+        answers={200: Answer(description="One look a second.", content={EVENTS_TYPE: STATS_EVENT})},
+        errors=(*QUERY, 42950),
+    ),
+    "me": Operation(tag="Operations", answers={200: _json("The caller.", ref("Me"))}, errors=QUERY),
     "openapi": Operation(tag="Operations", answers={200: _json("This document.", mapping({}), "Vary")}),
     "asyncapi": Operation(tag="Operations", answers={200: _json("The socket's document.", mapping({}), "Vary")}),
     "docs": Operation(
@@ -219,6 +300,24 @@ _OPS: dict[str, Operation] = {
             200: Answer(description="A page to try the server with.", content={"text/html": STRING}),
             308: Answer(description="The same, with a slash at its end.", content={}, headers=("Location",)),
         },
+    ),
+    "console_file": Operation(
+        tag="Operations",
+        answers={
+            200: Answer(
+                description="A file of the web console.",
+                content={
+                    "text/html": STRING,
+                    "text/javascript": STRING,
+                    "text/css": STRING,
+                    "image/svg+xml": STRING,
+                    "image/png": BYTES,
+                    "font/woff2": BYTES,
+                },
+            ),
+            304: _nothing("As it was."),
+        },
+        errors=(404,),
     ),
     "example_file": Operation(
         tag="Operations",
@@ -240,7 +339,11 @@ _TOPICS: dict[str, Operation] = {
     "partition_offsets": Operation(
         tag="Topics", answers={200: _v2("Its bounds.", ref("PartitionOffsets"))}, errors=(*PARTITION, *READS)
     ),
-    "list_topics": Operation(tag="Topics", answers={200: _json("Topics.", ref("Topics"))}),
+    "list_topics": Operation(
+        tag="Topics",
+        answers={200: _json("Topics.", either(ref("Topics"), ref("TopicPage")), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *READS),
+    ),
     "describe_topic": Operation(
         tag="Topics", answers={200: _json("The topic.", ref("TopicWithOffsets"))}, errors=(*TOPIC, *READS)
     ),
@@ -334,6 +437,12 @@ _READ: dict[str, Operation] = {
         answers={200: _json("A page of messages.", ref("FoundMessages"), "Vary", "Content-Encoding")},
         errors=(*QUERY, *PARTITION, 40050, *READS),
     ),
+    "search_messages": Operation(
+        tag="Read",
+        body=_body(ref("Search"), is_required=False),
+        answers={200: _json("A page of messages.", ref("SearchedMessages"), "Vary", "Content-Encoding")},
+        errors=(400, 422, 42252, 42253, 42901, *PARTITION, 40050, *READS),
+    ),
     "get_message": Operation(
         tag="Read",
         answers={
@@ -364,13 +473,19 @@ _READ: dict[str, Operation] = {
 _SCHEDULES: dict[str, Operation] = {
     "list_schedules": Operation(
         tag="Delayed records",
-        answers={200: _json("A page of them.", ref("SchedulePage"))},
+        answers={200: _json("A page of them.", ref("SchedulePage"), "Vary", "Content-Encoding")},
         errors=(*QUERY, *TOPIC, 40050, *READS),
     ),
     "schedule_histogram": Operation(
         tag="Delayed records",
-        answers={200: _json("How many are due when.", ref("Histogram"))},
+        answers={200: _json("How many are due when.", either(ref("Histogram"), ref("HistogramOfBounds")))},
         errors=(*QUERY, *TOPIC, *READS),
+    ),
+    "change_schedules": Operation(
+        tag="Delayed records",
+        body=_body(ref("ScheduleBatch")),
+        answers={200: _json("What became of each.", ref("ScheduleResults"))},
+        errors=(400, 422, 42250, 42950, *WRITES),
     ),
     "get_schedule": Operation(
         tag="Delayed records",
@@ -467,7 +582,27 @@ _GROUPS: dict[str, Operation] = {
     "nack": Operation(tag="Queue mode", body=_body(ref("Nack")), answers=_LEASED, errors=(*LEASES, 42250)),
     "reject": Operation(tag="Queue mode", body=_body(ref("Reject")), answers=_LEASED, errors=LEASES),
     "extend": Operation(tag="Queue mode", body=_body(ref("Extend")), answers=_LEASED, errors=(*LEASES, 42253)),
-    "list_groups": Operation(tag="Groups", answers={200: _json("Groups.", ref("GroupList"))}, errors=(50351,)),
+    "list_groups": Operation(
+        tag="Groups",
+        answers={200: _json("Groups.", either(ref("GroupList"), ref("GroupPage")), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *READS),
+    ),
+    "group_leases": Operation(
+        tag="Groups",
+        answers={200: _json("A page of them.", ref("LeasePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, 40405),
+    ),
+    "lag_history": Operation(
+        tag="Groups",
+        answers={200: _json("The lag over time.", ref("LagHistory"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40405),
+    ),
+    "settle_letters": Operation(
+        tag="Groups",
+        body=_body(ref("SettleLetters")),
+        answers={200: _json("What became of each.", ref("LetterResults"))},
+        errors=(400, *GROUP, 42253),
+    ),
     "describe_group": Operation(tag="Groups", answers={200: _json("The group.", ref("Group"))}, errors=(40405, 50351)),
     "delete_group": Operation(tag="Groups", answers={204: _nothing("Forgotten.")}, errors=(*GROUP, 40952)),
     "configure_group": Operation(
@@ -478,8 +613,12 @@ _GROUPS: dict[str, Operation] = {
     ),
     "group_lag": Operation(
         tag="Groups",
-        answers={200: _json("By partition, and in all.", ref("GroupLag"))},
-        errors=(*QUERY, 40405, *TOPIC, *READS),
+        answers={
+            200: _json(
+                "By partition, and in all.", either(ref("GroupLag"), ref("GroupLagPage")), "Vary", "Content-Encoding"
+            )
+        },
+        errors=(*QUERY, 40050, 40405, *TOPIC, *READS),
     ),
     "reset_offsets": Operation(
         tag="Groups",
@@ -598,7 +737,7 @@ _V3: dict[str, Operation] = {
     "v3_brokers": _v3(_json("One.", ref("V3Brokers"))),
     "v3_broker": _v3(_json("The broker.", ref("V3Broker"))),
     "v3_broker_configs": _v3(_json("Defaults.", ref("V3BrokerConfigs"))),
-    "v3_topics": _v3(_json("Topics.", ref("V3Topics"))),
+    "v3_topics": _v3(_json("Topics.", ref("V3Topics"), "Vary", "Content-Encoding")),
     "v3_create_topic": _v3(
         _json("Created, or with `validate_only` found fit.", ref("V3Topic"), "Location"),
         400,

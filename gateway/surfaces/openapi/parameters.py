@@ -51,6 +51,9 @@ def path_parameters() -> dict[str, Schema]:
         "recurring": with_example(
             said(text(NAME_CHARS_MAX, least=1, pattern=NAME_PATTERN), "A recurring schedule's name."), "daily-report"
         ),
+        "connection": said(text(least=1), "A connection's name, as the list has it."),
+        "session": said(text(least=1), "A session's name, as the list has it."),
+        "token": said(text(least=1), "A token's id; never the token."),
         "cluster": said(text(least=1), "The cluster's id: `data[0].cluster_id` of `GET /v3/clusters`."),
         "broker": with_example(said(words("0"), "0: there is one broker."), "0"),
         "name": said(words("retention.ms", "max.message.bytes", "cleanup.policy"), "A setting."),
@@ -77,8 +80,9 @@ def request_headers(limits: Limits) -> dict[str, Schema]:
         "Mq-Deliver-At": said(_TIME, "As `deliver_at` in the query."),
         "If-Match": with_example(
             said(
-                text(20, pattern='^("[0-9]{1,18}"|[0-9]{1,18})$'),
-                "The partition's end offset: store this only if nobody has appended since.",
+                text(40, pattern='^("[0-9a-f]{1,32}"|[0-9a-f]{1,32})$'),
+                "The partition's end offset: store this only if nobody has appended since. Of tokens and rules: the "
+                "ETag of those that were seen.",
             ),
             '"104"',
         ),
@@ -97,6 +101,7 @@ def answer_headers() -> dict[str, Schema]:
     return {
         "X-Request-Id": said(STRING, "The client's own, or one that the server made up; it is in the server's log."),
         "Retry-After": said(number, "Seconds."),
+        "ETag": said(STRING, "Changes with what is answered: for `If-Match`."),
         "WWW-Authenticate": said(STRING, "How to say who one is."),
         "Allow": said(STRING, "The methods of the path."),
         "Location": said(STRING, "Where what was created is."),

@@ -24,7 +24,7 @@ async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Respo
 
 async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The names of all topics that the caller may describe."""
-    return v2_answer(request, [view.name for view in visible_topics(gateway, request)])
+    return v2_answer(request, [view.name for view in await visible_topics(gateway, request)])
 
 
 async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
+from msgspec import to_builtins
 
 from gateway.api.shapes.base import load
 from gateway.api.shapes.topics import (
@@ -44,7 +45,7 @@ from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import check_accept, json_answer
+from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, partition_in
@@ -179,11 +180,13 @@ def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
 # ---------------------------------------------------------------------------------------------- topics
 
 
-async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """All topics that the caller may describe."""
     to = links(gateway, request)
-    rows = [_topic_row(to, view.name, view.partitions) for view in visible_topics(gateway, request)]
-    return json_answer(request, V3Topics(to.page("topics"), rows))
+    views = await visible_topics(gateway, request)
+    rows = await array_in_turns(_topic_row(to, view.name, view.partitions) for view in views)
+    body = {**to_builtins(V3Topics(to.page("topics"), [])), "data": rows}
+    return await packed(request, json_answer(request, body))
 
 
 async def get_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

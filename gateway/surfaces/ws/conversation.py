@@ -75,7 +75,7 @@ class Conversation:
         self._close = close
         self._frame_bytes_max = frame_bytes_max
         self.in_flight = InFlight(start_task)
-        self.session = sessions.open(rights.access, close)
+        self.session = sessions.open(rights.access, close, address)
         self.session.attach(outbox, close)
         self._is_first = True
         self._is_leaving = False
@@ -246,7 +246,7 @@ class Conversation:
             raise Closing(CloseCode.UNAUTHORIZED)
         resumed = None
         if command.resume is not None:
-            resumed = await self._sessions.resume(command.resume, self._rights.access, self._close)
+            resumed = await self._sessions.resume(command.resume, self._rights.access, self._close, self._address)
         fields: dict[str, object] = {}
         if resumed is not None:
             fresh, self.session = self.session, resumed

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.api.shapes.server import ShownSession
 from gateway.api.tasks import Tasks
 from gateway.auth.access import NOBODY, Access
 from gateway.surfaces.http.context import Gateway
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 WAITING_MAX = 10_000
 """Sessions that wait for their clients."""
+
+SHOWN_CHARS = 12
+"""Of a session's name: the whole of it is what its client resumes it by."""
 
 REFRESH_S = 5.0
 """How often topics and rights are looked at again."""
@@ -45,6 +49,11 @@ class _Held:
     grace: asyncio.TimerHandle | None = None
     gone: asyncio.Event | None = None
     """Of those who wait: set when the socket that had it is through with it."""
+
+    address: str = ""
+    """Where its client comes from."""
+
+    since_ms: int = 0
 
 
 class Sessions:
@@ -80,10 +89,11 @@ class Sessions:
         """Sockets whose clients have not said who they are."""
         return sum(held.session.access is NOBODY for held in self._held.values())
 
-    def open(self, access: Access, evict: Callable[[CloseCode], None]) -> Session:
-        """A new session for a socket. `evict` closes that socket."""
+    def open(self, access: Access, evict: Callable[[CloseCode], None], address: str = "") -> Session:
+        """A new session for a socket from this address. `evict` closes that socket."""
         session = Session(self._gateway, self._sources, access)
-        self._held[session.name] = _Held(session, evict)
+        now_ms = self._gateway.clock.now_ms()
+        self._held[session.name] = _Held(session, evict, address=address, since_ms=now_ms)
         if not self._has_started:
             self._has_started = True
             self._tasks.start(self._refresh())
@@ -102,7 +112,9 @@ class Sessions:
 
         return call_off
 
-    async def resume(self, name: str, access: Access, evict: Callable[[CloseCode], None]) -> Session | None:
+    async def resume(
+        self, name: str, access: Access, evict: Callable[[CloseCode], None], address: str = ""
+    ) -> Session | None:
         """Take up a session; it is not attached. None when it is not known, or somebody else's."""
         held = self._held.get(name)
         if (
@@ -124,8 +136,35 @@ class Sessions:
         del self._waiting[name]
         session = held.session
         session.access = access
-        self._held[name] = _Held(session, evict)
+        self._held[name] = _Held(session, evict, address=address, since_ms=held.since_ms)
         return session
+
+    def shown(self) -> list[ShownSession]:
+        """All sessions, for people who look."""
+        return [
+            ShownSession(
+                session=name[:SHOWN_CHARS],
+                principal=held.session.access.principal,
+                address=held.address,
+                since_ms=held.since_ms,
+                state="waiting" if held.evict is None else "open",
+                subscriptions=len(subscriptions := held.session.subscriptions),
+                groups=sorted({one.group for one in subscriptions if one.group is not None}),
+            )
+            for name, held in self._held.items()
+        ]
+
+    def kick(self, shown_name: str) -> bool:
+        """End a session and its socket, by the part of its name that is shown; False when there is none."""
+        name = next((name for name in self._held if name[:SHOWN_CHARS] == shown_name), None)
+        if name is None:
+            return False
+        held = self._held[name]
+        if held.evict is not None:
+            held.evict(CloseCode.FORBIDDEN)
+        elif name in self._waiting:
+            self._expire(name)
+        return True
 
     async def leave(self, session: Session, code: CloseCode | None, *, said_goodbye: bool) -> None:
         """A socket is through with its session: it waits for its client, or ends."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.access import Permission
-from gateway.auth.scopes import ON_RESOURCES, ROLES, SCOPES_MAX, Rights, parse_scope, parse_scopes
+from gateway.auth.access import ON_RESOURCES, Permission
+from gateway.auth.scopes import ROLES, SCOPES_MAX, Rights, parse_scope, parse_scopes
 from store.limits import TOPIC_NAME_BYTES_MAX
 
 
@@ -17,7 +17,7 @@ def rights(*allow: str, deny: tuple[str, ...] = ()) -> Rights:
 
 def test_nothing_is_allowed_unless_a_scope_says_so() -> None:
     for permission in Permission:
-        expected = permission in (Permission.PUBLIC, Permission.SOCKET)
+        expected = permission in (Permission.PUBLIC, Permission.SOCKET, Permission.KNOWN)
         assert Rights().allows(permission, None, None) is expected
         assert Rights().allows(permission, "orders", None) is expected
 
@@ -46,6 +46,9 @@ def test_nothing_is_allowed_unless_a_scope_says_so() -> None:
         ("operate", Permission.AUDIT, None, None, False),
         ("audit", Permission.AUDIT, None, None, True),
         ("audit", Permission.OPERATE, None, None, False),
+        ("access", Permission.ACCESS, None, None, True),
+        ("operate", Permission.ACCESS, None, None, False),
+        ("admin", Permission.ACCESS, None, None, True),
         ("admin:topic:*", Permission.AUDIT, None, None, False),
         ("admin", Permission.AUDIT, None, None, True),
         ("admin", Permission.OPERATE, None, None, True),

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.auth import tokens
+from gateway.auth import operator_files
 from gateway.auth.tokens import (
     PRINCIPAL_CHARS_MAX,
     TOKEN_CHARS_MAX,
@@ -84,7 +84,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tokens.os, "fsync", no_rename)
+        patch.setattr(operator_files.os, "fsync", no_rename)
         with pytest.raises(OSError, match="No space"):
             added(path)
     assert path.read_bytes() == before

@@ -45,7 +45,7 @@ def test_schedules_are_listed_and_shown(server: Server, ids: list[str]) -> None:
     assert "1 of 2 pending" in listed.stderr
     (shown,) = rows(mq("schedule", "get", ids[1], url=server.url))
     assert (shown["schedule_id"], shown["value"], shown["topic"]) == (ids[1], 2, "orders")
-    assert rows(mq("schedule", "list", "--key", "other", "--json", url=server.url)) == []
+    assert rows(mq("schedule", "list", "--topic", "orders", "--key", "other", "--json", url=server.url)) == []
 
 
 def test_a_schedule_without_a_key_is_listed_with_a_dash(server: Server) -> None:

@@ -22,9 +22,9 @@ from gateway.surfaces.ws.commands import PERMISSIONS
 from tests import contract
 from tests.gateway.security.kit import Secured, secured, served
 
-PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET, AUDIT = (
+PUBLIC, DESCRIBE, SEND, RECEIVE, CREATE, DELETE, OPERATE, SOCKET, AUDIT, ACCESS, KNOWN = (
     Permission.PUBLIC, Permission.DESCRIBE, Permission.SEND, Permission.RECEIVE, Permission.CREATE, Permission.DELETE,
-    Permission.OPERATE, Permission.SOCKET, Permission.AUDIT,
+    Permission.OPERATE, Permission.SOCKET, Permission.AUDIT, Permission.ACCESS, Permission.KNOWN,
 )  # fmt: skip
 
 DECLARED: dict[str, Permission] = {
@@ -108,10 +108,12 @@ DECLARED: dict[str, Permission] = {
     "POST /mq/v1/topics/{topic}/messages:batch": SEND,
     "GET /mq/v1/topics/{topic}/partitions/{partition}/messages/{offset}": RECEIVE,
     "GET /mq/v1/topics/{topic}/messages": RECEIVE,
+    "POST /mq/v1/topics/{topic}/messages:search": RECEIVE,
     "GET /mq/v1/messages/{message_id}": RECEIVE,
     "GET /mq/v1/topics/{topic}/sse": RECEIVE,
     "GET /mq/v1/schedules": DESCRIBE,
     "GET /mq/v1/schedules:histogram": DESCRIBE,
+    "POST /mq/v1/schedules:batch": SEND,
     "GET /mq/v1/schedules/{schedule}": RECEIVE,
     "DELETE /mq/v1/schedules": SEND,
     "DELETE /mq/v1/schedules/{schedule}": SEND,
@@ -133,6 +135,9 @@ DECLARED: dict[str, Permission] = {
     "DELETE /mq/v1/groups/{group}": DELETE,
     "PATCH /mq/v1/groups/{group}": CREATE,
     "GET /mq/v1/groups/{group}/lag": DESCRIBE,
+    "GET /mq/v1/groups/{group}/lag/history": DESCRIBE,
+    "GET /mq/v1/groups/{group}/leases": DESCRIBE,
+    "POST /mq/v1/groups/{group}/dlq:settle": RECEIVE,
     "POST /mq/v1/groups/{group}/offsets:reset": RECEIVE,
     "GET /mq/v1/groups/{group}/dlq": RECEIVE,
     "POST /mq/v1/groups/{group}/dlq:redrive": RECEIVE,
@@ -160,12 +165,28 @@ DECLARED: dict[str, Permission] = {
     "GET /readyz": PUBLIC,
     "GET /metrics": OPERATE,
     "GET /mq/v1/audit": AUDIT,
+    "GET /mq/v1/stats": OPERATE,
+    "GET /mq/v1/stats/stream": OPERATE,
+    "GET /mq/v1/brokers": OPERATE,
+    "GET /mq/v1/routes": OPERATE,
+    "GET /mq/v1/connections": OPERATE,
+    "DELETE /mq/v1/connections/{connection}": OPERATE,
+    "GET /mq/v1/sessions": OPERATE,
+    "DELETE /mq/v1/sessions/{session}": OPERATE,
+    "GET /mq/v1/settings": OPERATE,
+    "GET /mq/v1/tokens": ACCESS,
+    "POST /mq/v1/tokens": ACCESS,
+    "DELETE /mq/v1/tokens/{token}": ACCESS,
+    "GET /mq/v1/rules": ACCESS,
+    "PUT /mq/v1/rules": ACCESS,
     "GET /mq/v1/limits": PUBLIC,
     "GET /mq/v1/info": PUBLIC,
+    "GET /mq/v1/me": KNOWN,
     "GET /openapi.json": PUBLIC,
     "GET /asyncapi.json": PUBLIC,
     "GET /docs": PUBLIC,
     "GET /examples": PUBLIC,
+    "GET /console/{file}": PUBLIC,
     "GET /examples/{file}": PUBLIC,
     "GET /healthy": PUBLIC,
     "GET /_health": PUBLIC,
@@ -184,6 +205,7 @@ ROLES: dict[str, list[str]] = {
     "nothing": [],
     "operator": ["operate"],
     "auditor": ["audit"],
+    "access": ["access"],
     "admin": ["admin"],
 }
 
@@ -196,7 +218,8 @@ MAY: dict[str, set[Permission]] = {
     "nothing": set(),
     "operator": {OPERATE},
     "auditor": {AUDIT},
-    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE, AUDIT},
+    "access": {ACCESS},
+    "admin": {DESCRIBE, RECEIVE, SEND, CREATE, DELETE, OPERATE, AUDIT, ACCESS},
 }
 """What each role may do to topic `orders` and group `billing`."""
 
@@ -237,7 +260,7 @@ def expected(row: Row, role: str) -> int:
     if role in ("wrong", "expired"):
         return 401
     names_something = "{topic}" in row.path or "{group}" in row.path
-    allowed = permission is SOCKET or permission in (MAY if names_something else SOMEWHERE)[role]
+    allowed = permission in (SOCKET, KNOWN) or permission in (MAY if names_something else SOMEWHERE)[role]
     return 204 if allowed else 403
 
 

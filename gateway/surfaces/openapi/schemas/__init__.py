@@ -11,7 +11,7 @@ from types import ModuleType
 
 from msgspec import Struct
 
-from gateway.api.shapes import answers, consumers, groups, recurring, schedules, topics, v3
+from gateway.api.shapes import access, answers, consumers, groups, recurring, schedules, search, server, topics, v3
 from gateway.api.shapes.answers import Answer
 from gateway.api.shapes.schema import schema_of
 from gateway.settings.limits import Limits
@@ -50,6 +50,11 @@ _BODIES: dict[str, type[Struct]] = {
     "Extend": groups.ExtendBody,
     "Reset": groups.ResetBody,
     "Redrive": groups.RedriveBody,
+    "NewTokenWish": access.NewTokenBody,
+    "RulesToPut": access.RulesBody,
+    "Search": search.SearchBody,
+    "SettleLetters": groups.SettleLettersBody,
+    "ScheduleBatch": schedules.BatchBody,
     "NewRecurring": recurring.RecurringBody,
     "V3NewTopic": topics.V3NewTopicBody,
     "V3TopicChanges": topics.V3TopicChangesBody,
@@ -68,12 +73,16 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
     """All of them, by where they come from; no two have a name in common."""
     return [
         {name: schema_of(shape, limits) for name, shape in _BODIES.items()},
-        *({name: schema_of(shape, limits) for name, shape in _answers(module)} for module in (answers, recurring, v3)),
+        *(
+            {name: schema_of(shape, limits) for name, shape in _answers(module)}
+            for module in (answers, recurring, server, v3)
+        ),
         _choices(limits),
         _others(),
         sent(limits),
         receipts(),
         shown.shown(),
+        shown.searched(),
         shown.leased(),
         shown.schedules(),
         settings(),
@@ -83,7 +92,7 @@ def parts(limits: Limits) -> list[dict[str, Schema]]:
 def _answers(module: ModuleType) -> list[tuple[str, type[Answer]]]:
     """The answers that a module has; those that only others are made of have no component of their own."""
     own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    bases = (Answer, v3.Resource, v3.Page, v3.Config, v3.OfPartition, v3.OfConsumer)
+    bases = (Answer, answers.ListPage, v3.Resource, v3.Page, v3.Config, v3.OfPartition, v3.OfConsumer)
     return [(one.__name__, one) for one in own if issubclass(one, Answer) and one not in bases]
 
 

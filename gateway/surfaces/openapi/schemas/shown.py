@@ -118,6 +118,22 @@ def shown() -> dict[str, Schema]:
     }
 
 
+def searched() -> dict[str, Schema]:
+    """What a search through a topic finds."""
+    cut = {"value_truncated": exactly(True), "value_size": said(COUNT, "Of the whole value, in bytes.")}
+    return {
+        "SearchedMessages": obj(
+            {
+                "messages": array(native_record({"message_id": STRING}, cut)),
+                "scanned_records": COUNT,
+                "scanned_bytes": COUNT,
+                "complete": said({"type": "boolean"}, "Nothing is left to look through."),
+                "next_cursor": said(nullable(STRING), "Search on with it; null: complete."),
+            }
+        )
+    }
+
+
 def leased() -> dict[str, Schema]:
     """Records of queue mode, and what became of their receipts."""
     result = either(
@@ -167,6 +183,14 @@ def leased() -> dict[str, Schema]:
     }
 
 
+def _batch_results() -> list[Schema]:
+    done: dict[str, Schema] = {"schedule_id": STRING, "ok": exactly(True)}
+    failed = {"schedule_id": STRING, "ok": exactly(False), "error_code": integer(400, 50_999), "error": STRING}
+    moved = {"new_schedule_id": said(STRING, "The old one is gone."), "deliver_at": TIME_MS}
+    fired = {"topic": nullable(STRING), "partition": PARTITION, "offset": OFFSET}
+    return [obj(done), obj({**done, **moved}), obj({**done, **fired}), obj(failed)]
+
+
 def schedules() -> dict[str, Schema]:
     """Delayed records that are pending, and the record of a recurring schedule."""
     row: dict[str, Schema] = {
@@ -191,6 +215,7 @@ def schedules() -> dict[str, Schema]:
     return {
         "RecurringRecord": obj({}, recurring),
         "Schedule": obj(row, parts),
+        "ScheduleResults": obj({"results": array(either(*_batch_results()))}),
         "SchedulePage": obj(
             {
                 "schedules": array(ref("Schedule")),

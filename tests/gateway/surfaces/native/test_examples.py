@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gateway.surfaces.native.examples import HOME, MEDIA_TYPES, file_of
+from gateway.surfaces.native.examples import MEDIA_TYPES, file_of
 from tests.gateway.conftest import Client
 
 
@@ -23,23 +23,6 @@ async def test_the_page_and_its_files_are_served_as_what_they_are(client: Client
         assert (script.status, script.content_type) == (200, "text/javascript")
         assert "WebSocket" in await script.text()
         assert script.headers["X-Content-Type-Options"] == "nosniff"
-
-
-async def test_the_root_shows_people_where_to_begin_and_programs_what_this_is(client: Client) -> None:
-    page = await client.get("/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
-    text = await page.text()
-    assert (page.status, page.content_type) == (200, "text/html")
-    assert "unsafe" not in page.headers["Content-Security-Policy"]
-    for link in re.findall(r'<a [^>]*href="([^"]+)"', text):
-        assert (await client.get(f"/{link}")).status == 200, link
-    for accept in ("*/*", "application/json", "application/vnd.kafka.v2+json"):
-        answer = await client.get("/", headers={"Accept": accept})
-        shown = await answer.json(content_type=None)
-        assert shown["name"] == "mq"
-        for path in set(shown) - {"name", "version"}:
-            assert (await client.get(shown[path])).status == 200, path
-    assert "Accept" in page.headers.getall("Vary")
-    assert (await client.post("/")).status == 200
 
 
 async def test_without_its_slash_it_sends_there_so_that_its_links_hold(client: Client) -> None:
@@ -82,5 +65,5 @@ async def test_nothing_else_is_served_whatever_a_path_says(client: Client, name:
 
 
 def test_every_file_is_part_of_the_package() -> None:
-    for name in (*MEDIA_TYPES, HOME):
+    for name in MEDIA_TYPES:
         assert len(file_of(name).body) > 1000

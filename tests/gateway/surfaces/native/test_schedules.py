@@ -11,6 +11,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from gateway.api.shapes.queries import BUCKETS_MAX, PAGE_ROWS_MAX
+from gateway.api.shapes.schedules import SCHEDULES_PER_BATCH_MAX
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.wiring import build_gateway
@@ -23,6 +24,7 @@ from store import Store
 from store.files import OsFiles
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
+from timer import schedules
 from timer.service import TimerService
 
 PATH = "/mq/v1/schedules"
@@ -111,9 +113,9 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         (f"?to={START_MS + 6_000}", [first], 1),
         (f"?from={START_MS + 6_000}", [second], 1),
         (f"?from={START_MS + 6_000}&to={START_MS + 6_000}", [], 0),
-        ("?key=k", [first, second], 2),
-        ("?key=k&limit=1", [first], None),
-        ("?key=other", [], 0),
+        ("?topic=orders&key=k", [first, second], 2),
+        ("?topic=orders&key=k&limit=1", [first], None),
+        ("?topic=orders&key=other", [], 0),
     ):
         _, page = await ask(client, "GET", query)
         assert ([row["schedule_id"] for row in page["schedules"]], page["total"]) == (ids, total), query
@@ -123,7 +125,91 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
         "bucket_ms": 10_000,
         "counts": [1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0],
         "total": 2,
+        "overdue": 0,
+        "rolled": 1,  # behind the roll window of 60 s
     }
+    bounds = [START_MS, START_MS + 5_000, START_MS + 5_001, START_MS + 90_000]
+    _, counted = await ask(client, "GET", f":histogram?topic=orders&bounds={','.join(map(str, bounds))}")
+    assert counted == {"bounds": bounds, "counts": [0, 1, 0], "total": 1, "overdue": 0, "rolled": 1}
+
+
+async def test_the_first_due_come_first_page_by_page(
+    client: Client, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays_ms = (9_000, 5_000, 90_000, 5_000, 7_000)
+    ids = await send(client, *delays_ms)
+    in_order = sorted(range(5), key=lambda number: (delays_ms[number], number))
+
+    async def listed(query: str, limit: int) -> list[int]:
+        found: list[int] = []
+        cursor = ""
+        while True:
+            _, page = await ask(client, "GET", f"?order=due&limit={limit}{query}{cursor}")
+            assert len(page["schedules"]) <= limit
+            found += [ids.index(row["schedule_id"]) for row in page["schedules"]]
+            if page["next_cursor"] is None:
+                return found
+            cursor = f"&cursor={page['next_cursor']}"
+
+    for window in (1, 2, 4, 5, schedules.DUE_WINDOW):
+        monkeypatch.setattr(schedules, "DUE_WINDOW", window)
+        for limit in (1, 2, 5, 1000):
+            assert await listed("", limit) == in_order
+    assert await listed(f"&from={START_MS + 7_000}&to={START_MS + 90_000}", 1) == [4, 0]
+    assert await listed("&topic=orders&key=k", 2) == in_order
+    assert await listed("&topic=orders&key=other", 2) == []
+    _, page = await ask(client, "GET", "?order=due&limit=1")
+    assert (await ask(client, "DELETE", f"/{ids[3]}"))[0] == 204  # it is in what was found for the next pages
+    _, page = await ask(client, "GET", f"?order=due&limit=1&cursor={page['next_cursor']}")
+    assert [row["schedule_id"] for row in page["schedules"]] == [ids[4]]
+    assert (await ask(client, "DELETE", f"/{ids[1]}"))[0] == 204
+    clock.step(5_001)  # what was found is too old now
+    assert await listed("", 2) == [4, 0, 2]
+
+
+async def test_many_are_changed_at_once_and_each_is_answered(client: Client) -> None:
+    ids = await send(client, *(60_000 + number for number in range(6)))
+    unknown = "s" + "A" * 27
+
+    async def batch(**body: object) -> tuple[int, Any]:
+        status, answer = await ask(client, "POST", ":batch", json=body)
+        return status, answer["results"] if status == 200 else answer
+
+    status, results = await batch(action="cancel", schedule_ids=[ids[0], unknown, "x", ids[0], ids[1]])
+    assert status == 200
+    assert [(result["ok"], result.get("error_code")) for result in results] == [
+        (True, None), (False, 40450), (False, 40450), (False, 40450), (True, None),
+    ]  # fmt: skip
+    assert [result["schedule_id"] for result in results] == [ids[0], unknown, "x", ids[0], ids[1]]
+    status, (moved,) = await batch(action="move", schedule_ids=[ids[2]], delay_ms=90_000)
+    assert (status, moved["deliver_at"]) == (200, START_MS + 90_000)
+    assert (await ask(client, "GET", f"/{moved['new_schedule_id']}"))[0] == 200
+    assert (await ask(client, "GET", f"/{ids[2]}"))[0] == 404
+    status, fired = await batch(action="fire", schedule_ids=ids[3:5])
+    assert status == 200
+    assert sorted(result["offset"] for result in fired) == [0, 1]
+    assert {result["topic"] for result in fired} == {"orders"}
+    status, (late,) = await batch(action="cancel", schedule_ids=[ids[3]])
+    assert (late["ok"], late["error_code"]) == (False, 40950)
+    _, page = await ask(client, "GET", "?order=due")
+    assert [row["schedule_id"] for row in page["schedules"]] == [ids[5], moved["new_schedule_id"]]
+    for body, answer in (
+        ({"action": "cancel", "schedule_ids": []}, (422, 422)),
+        ({"action": "cancel", "schedule_ids": ["x"] * SCHEDULES_PER_BATCH_MAX}, (200, None)),
+        ({"action": "cancel", "schedule_ids": ["x"] * (SCHEDULES_PER_BATCH_MAX + 1)}, (422, 422)),
+        ({"action": "cancel", "schedule_ids": ["x" * 64]}, (200, None)),
+        ({"action": "cancel", "schedule_ids": ["x" * 65]}, (422, 422)),
+        ({"action": "cancel", "schedule_ids": ["x"], "delay_ms": 1}, (422, 422)),
+        ({"action": "move", "schedule_ids": ["x"]}, (422, 422)),
+        ({"action": "move", "schedule_ids": ["x"], "delay_ms": 1, "deliver_at": 1}, (422, 422)),
+        ({"action": "move", "schedule_ids": ["x"], "delay_ms": 31_536_000_000}, (200, None)),
+        ({"action": "move", "schedule_ids": ["x"], "delay_ms": 31_536_000_001}, (422, 42250)),
+        ({"action": "move", "schedule_ids": ["x"], "deliver_at": START_MS + 31_536_000_001}, (422, 42250)),
+        ({"action": "move", "schedule_ids": ["x"], "deliver_at": "soon"}, (422, 42250)),
+        ({"action": "drop", "schedule_ids": ["x"]}, (422, 422)),
+    ):
+        status, told = await batch(**body)
+        assert (status, None if status == 200 else told) == answer, str(body)[:80]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +287,16 @@ async def test_bulk_cancel_needs_a_topic_and_takes_what_is_meant(client: Client)
         ("GET", "?cursor=x", None, (400, 40050)),
         ("GET", "?include=all", None, (422, 422)),
         ("GET", "?from=yesterday", None, (400, 400)),
-        ("GET", "?order=due", None, (422, 422)),
+        ("GET", "?order=size", None, (422, 422)),
+        ("GET", "?order=due&cursor=1", None, (400, 40050)),
+        ("GET", "?order=due&cursor=1.x", None, (400, 40050)),
+        ("GET", "?cursor=1.1", None, (400, 40050)),
+        ("GET", "?key=k", None, (422, 422)),
+        ("GET", ":histogram?bounds=1", None, (422, 42253)),
+        ("GET", ":histogram?bounds=1,2&buckets=1", None, (422, 422)),
+        ("GET", ":histogram?bounds=2,2", None, (422, 422)),
+        ("GET", ":histogram?bounds=1,x", None, (400, 400)),
+        ("GET", f":histogram?bounds={','.join(map(str, range(BUCKETS_MAX + 2)))}", None, (422, 42253)),
         ("GET", ":histogram?from=10&to=10", None, (422, 422)),
         ("GET", f":histogram?buckets={BUCKETS_MAX + 1}", None, (422, 42253)),
         ("PATCH", "/ID", b"", (400, 400)),

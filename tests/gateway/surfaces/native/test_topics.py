@@ -79,7 +79,8 @@ async def test_a_topic_is_created_once_and_described(client: Client, broker: Fak
     assert (response.status, await response.json()) == (200, shape)
     _, _, described = await get(client, "/mq/v1/topics/new")
     bounds = [{"partition": number, "beginning_offset": 0, "end_offset": 0} for number in range(2)]
-    assert described == {**shape, "offsets": bounds}
+    figures = {"records": 0, "appended_bytes": 0, "in_records_s": 0.0, "in_bytes_s": 0.0, "pending": 0}
+    assert described == {**shape, **figures, "offsets": bounds}
     _, _, listed = await get(client, "/mq/v1/topics")
     assert listed == {"topics": [shape, {**shape, "topic": "orders", "topic_id": 16, "partitions": 4}]}
 

@@ -1,0 +1,122 @@
+/** A browser at the console of a real server, and everything that must not happen there: errors, violations of the policy, axe's findings. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { launched } from "../../js/e2e/browser.mjs";
+
+export { Server, sleep, until } from "../../js/e2e/server.mjs";
+
+const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
+/** What Chromium itself logs of an answer from 400 on, or of none: each test says which it expects. */
+const NETWORK = /Failed to load resource|WebSocket connection to|net::ERR_/;
+
+export const browser = await launched();
+export const skip = browser === null ? "there is no Chromium here (Debian: apt-get install chromium)" : false;
+
+export class Tab {
+  errors = [];
+  network = [];
+
+  static async at(url, options = {}) {
+    const tab = new Tab();
+    tab.url = url;
+    tab.context = await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
+    tab.page = await tab.context.newPage();
+    tab.page.setDefaultTimeout(15_000);
+    tab.page.on("pageerror", (error) => tab.errors.push(error.stack ?? error.message));
+    tab.page.on("console", (line) => {
+      if (line.type() !== "error" && line.type() !== "warning") return;
+      (NETWORK.test(line.text()) ? tab.network : tab.errors).push(`${line.text()} ${line.location().url}`);
+    });
+    await tab.page.addInitScript(() => {
+      window.violations = [];
+      document.addEventListener("securitypolicyviolation", (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
+    });
+    return tab;
+  }
+
+  /** Open a page of the console: "topics/orders?tab=send". */
+  async open(path = "overview") {
+    await this.page.goto(`${this.url}/#/${path}`);
+    await this.page.waitForSelector("main h1");
+  }
+
+  /** To another place without loading the page anew, which would sign out. */
+  async go(path) {
+    await this.page.evaluate((hash) => (location.hash = hash), `#/${path}`);
+    await this.page.waitForSelector("main h1");
+  }
+
+  async signIn(token) {
+    await this.page.fill("input[type=password]", token);
+    await this.page.press("input[type=password]", "Enter");
+  }
+
+  button(name, within = this.page) {
+    return within.getByRole("button", { name, exact: true });
+  }
+
+  async said(text) {
+    try {
+      await this.page.locator(".toast", { hasText: text }).first().waitFor();
+    } catch {
+      throw new Error(`"${text}" was not said, but: ${await this.page.locator(".toast, .note, dialog .hint").allTextContents()}`);
+    }
+  }
+
+  dialog() {
+    return this.page.locator("dialog[open]");
+  }
+
+  async axe(what) {
+    const { violations } = await this.page.evaluate(`${AXE}; axe.run({ runOnly: ${JSON.stringify(WCAG)} })`);
+    const told = violations.map(({ id, help, nodes }) => `${id}: ${help}\n${nodes.slice(0, 5).map(({ html, failureSummary }) => `  ${html}\n  ${failureSummary}`).join("\n")}`);
+    assert.deepEqual(told, [], `axe on ${what}`);
+  }
+
+  async fits(what) {
+    const [is, may] = await this.page.evaluate(() => [document.documentElement.scrollWidth, window.innerWidth]);
+    assert.ok(is <= may, `${what} is ${is} pixels wide, the window ${may}`);
+  }
+
+  /** Nothing was logged that must not be, and nothing stored. `network` says which refusals were meant. */
+  async end(network = null) {
+    assert.deepEqual(await this.page.evaluate(() => window.violations), [], "violations of the policy");
+    assert.deepEqual(await this.page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie]), [0, 0, ""], "nothing is stored in the browser");
+    assert.deepEqual(this.errors, [], "errors in the console");
+    if (network === null) assert.deepEqual(this.network, [], "requests that failed");
+    else for (const line of this.network) assert.match(line, network);
+    await this.context.close();
+  }
+}
+
+/** Requests beside the page. */
+export class Api {
+  constructor(url, token) {
+    this.url = url;
+    this.headers = token === undefined ? {} : { Authorization: `Bearer ${token}` };
+  }
+
+  async call(method, path, body, type = "application/json") {
+    const answer = await fetch(this.url + path, { method, headers: { ...this.headers, ...(body === undefined ? {} : { "Content-Type": type }) }, body: body === undefined ? undefined : JSON.stringify(body) });
+    const text = await answer.text();
+    if (!answer.ok) throw Object.assign(new Error(`${method} ${path}: ${answer.status} ${text}`), { status: answer.status });
+    return text === "" ? null : JSON.parse(text);
+  }
+
+  topic(name, settings = { partitions: 2 }) {
+    return this.call("PUT", `/mq/v1/topics/${name}`, settings);
+  }
+
+  async send(topic, records) {
+    return (await this.call("POST", `/topics/${topic}`, { records }, "application/vnd.kafka.json.v2+json")).offsets;
+  }
+
+  /** Have a group reject records: dead letters. */
+  async reject(group, topic, count, reason) {
+    const { messages } = await this.call("POST", `/mq/v1/groups/${group}/messages:receive`, { topics: [topic], start: "earliest", max_messages: count, consumer: "worker-1" });
+    await this.call("POST", `/mq/v1/groups/${group}/messages:reject`, { receipts: messages.map(({ receipt }) => receipt), reason });
+    return messages;
+  }
+}

@@ -1,0 +1,108 @@
+/** Every page in both themes to docs/console/: at a fixed clock, with the same records each time. `make shots`. */
+import { existsSync, mkdirSync, readdirSync } from "node:fs";
+import { resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+import { Api, Server, Tab, browser, sleep } from "./console.mjs";
+
+const OUT = resolve(fileURLToPath(import.meta.url), "../../../../docs/console");
+const CLOCK = "2026-11-24 09:00:00";
+/** So long there are sends: the charts have something to show. */
+const LOAD_MS = Number(process.env["SHOTS_LOAD_MS"] ?? 125_000);
+const only = process.argv[2];
+
+/** The same numbers each time. */
+let seed = 27;
+function random() {
+  seed = (Math.imul(seed, 1_103_515_245) + 12_345) >>> 0;
+  return seed / 2 ** 32;
+}
+const pick = (list) => list[Math.floor(random() * list.length)];
+
+if (browser === null) throw new Error("there is no Chromium here (Debian: apt-get install chromium)");
+const library = readdirSync("/usr/lib").map((name) => `/usr/lib/${name}/faketime/libfaketime.so.1`).find((path) => existsSync(path));
+if (library === undefined) throw new Error("needs libfaketime (Debian: apt-get install faketime)");
+const server = new Server(["--auth"], { LD_PRELOAD: library, FAKETIME: `@${CLOCK}`, FAKETIME_DONT_FAKE_MONOTONIC: "1", TZ: "UTC" });
+const token = server.mq("token", "create", "ann", "--allow", "admin");
+for (const [name, scope] of [["billing", "reader:topic:orders"], ["shop", "writer:topic:*"], ["reports", "reader:topic:*"]]) {
+  server.mq("token", "create", name, "--allow", scope, "--expires", "90d");
+}
+await server.start();
+try {
+  const api = new Api(server.url, token);
+  const names = ["orders", "payments", "shipments", "reminders", "clicks", "invoices", "returns", "stock", "emails", "audit"];
+  for (const [index, name] of names.entries()) await api.topic(name, { partitions: [4, 4, 8, 2, 16, 2, 2, 4, 4, 1][index], ...(name === "clicks" ? { retention_ms: 86_400_000 } : {}) });
+  const order = () => ({ key: `u${Math.floor(random() * 500)}`, value: { order: Math.floor(random() * 90_000) + 10_000, sku: pick(["chair", "table", "lamp", "shelf"]), qty: 1 + Math.floor(random() * 4), paid: random() > 0.3 }, tag: pick(["paid", "new", "gift"]), headers: [{ key: "source", text: pick(["shop", "app", "phone"]) }] });
+  await api.send("orders", Array.from({ length: 400 }, order));
+  const delayed = (count, spread, least = 60_000) => Array.from({ length: count }, () => ({ key: `u${Math.floor(random() * 500)}`, value: { remind: pick(["pay", "pick up", "review"]) }, delay_ms: Math.floor(least + random() ** 2 * spread) }));
+  for (let round = 0; round < 6; round++) await api.send("reminders", delayed(900, 86_400_000));
+  await api.send("reminders", delayed(900, 30 * 86_400_000));
+  await api.send("reminders", delayed(900, 360 * 86_400_000));
+  await api.send("reminders", delayed(60, 3_000_000));
+  for (const reason of ["timeout after 30 s", "no such sku", "card declined"]) await api.reject("billing", "orders", 3, reason);
+  await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 6, consumer: "worker-1", invisible_ms: 600_000 });
+  await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 3, consumer: "worker-2", invisible_ms: 600_000 });
+  await api.call("POST", "/mq/v1/groups/reports/messages:receive", { topics: ["orders", "payments"], start: "earliest", max_messages: 1 });
+  let isSending = true;
+  const sending = (async () => {
+    for (let turn = 0; isSending; turn++) {
+      const wave = 1 + Math.sin(turn / 40) + random() * 0.4;
+      await api.send(pick(names.slice(0, 8)), Array.from({ length: Math.round(30 * wave) }, order));
+      if (turn % 2 === 0) {
+        const { messages } = await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 40, consumer: "worker-1" });
+        if (messages.length > 0) await api.call("POST", "/mq/v1/groups/billing/messages:ack", { receipts: messages.map(({ receipt }) => receipt) });
+      }
+      await sleep(100);
+    }
+  })();
+  await sleep(LOAD_MS);
+
+  mkdirSync(OUT, { recursive: true });
+  const first = (page) => page.locator(".list-body .row").first().click();
+  const SHOTS = [
+    ["overview", "overview"],
+    ["topics", "topics?sort=records"],
+    ["messages", "topics/orders", first],
+    ["live", "topics/orders?tab=live", async (page) => {
+      await page.getByText("following").waitFor();
+      for (let turn = 0; turn < 14; turn++) await api.send("orders", [order()]);
+    }],
+    ["send", "topics/orders?tab=send", (page) => page.getByLabel("Deliver").selectOption("at")],
+    ["groups", "groups"],
+    ["group", "groups/billing"],
+    ["leases", "groups/billing?tab=leases"],
+    ["dead-letters", "groups/billing?tab=dead", first],
+    ["delays", "delays"],
+    ["delays-month", "delays?span=month"],
+    ["brokers", "brokers"],
+    ["access", "access"],
+    ["settings", "access?tab=settings"],
+  ];
+  for (const colorScheme of ["light", "dark"]) {
+    const { time_ms: now } = await api.call("GET", "/mq/v1/stats");
+    for (const [suffix, viewport] of [["", { width: 1280, height: 800 }], ["-phone", { width: 360, height: 740 }]]) {
+      const tab = await Tab.at(server.url, { colorScheme, viewport, timezoneId: "UTC" });
+      await tab.context.clock.install({ time: now });
+      await tab.page.goto(server.url);
+      await tab.page.waitForSelector("input[type=password]");
+      if (suffix === "" && (only === undefined || only === "sign-in")) await tab.page.screenshot({ path: `${OUT}/sign-in-${colorScheme}.png` });
+      await tab.signIn(token);
+      await tab.page.locator(".side").waitFor();
+      for (const [name, path, act] of SHOTS) {
+        if (only !== undefined && name !== only) continue;
+        if (suffix !== "" && !["overview", "messages", "delays"].includes(name)) continue;
+        await tab.go(path);
+        await sleep(700);
+        await tab.page.waitForFunction(() => document.querySelector(".skeleton") === null);
+        if (act !== undefined && suffix === "") await act(tab.page);
+        await sleep(500);
+        await tab.page.screenshot({ path: `${OUT}/${name}${suffix}-${colorScheme}.png` });
+      }
+      await tab.end(/./);
+    }
+  }
+  isSending = false;
+  await sending;
+} finally {
+  await browser.close();
+  await server.end();
+}

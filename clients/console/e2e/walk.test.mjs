@@ -1,0 +1,468 @@
+/** Every page as a person would use it: under each role, by keyboard, in both themes, on a phone, while the server is killed and started again. */
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { resolve } from "node:path";
+import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
+import { Api, Server, Tab, browser, skip, until } from "./console.mjs";
+
+const REPOSITORY = resolve(fileURLToPath(import.meta.url), "../../../..");
+const ROLES = {
+  admin: ["admin"],
+  operator: ["operate", "reader:topic:*", "reader:group:*"],
+  writer: ["writer:topic:orders"],
+  reader: ["reader:topic:orders", "reader:group:billing"],
+  nobody: [],
+};
+const tokens = {};
+let open;
+let secured;
+let api;
+
+before(async () => {
+  if (browser === null) return;
+  open = new Server();
+  secured = new Server(["--auth"]);
+  for (const [role, scopes] of Object.entries(ROLES)) tokens[role] = secured.mq("token", "create", role, ...scopes.flatMap((scope) => ["--allow", scope]));
+  await Promise.all([open.start(), secured.start()]);
+  api = new Api(open.url);
+  await api.topic("orders", { partitions: 4 });
+  await api.topic("events");
+  await api.send("orders", Array.from({ length: 60 }, (_, n) => ({ key: `u${n % 7}`, value: { sku: n }, tag: n % 3 === 0 ? "paid" : "new", headers: [{ key: "trace", text: `t${n}` }] })));
+  await api.send("orders", [{ key: "odd", value: "needle in a text" }]);
+  const admin = new Api(secured.url, tokens.admin);
+  await admin.topic("orders");
+  await admin.topic("payments");
+  await admin.send("orders", [{ key: "u1", value: { sku: 1 } }, { key: "u1", value: { sku: 2 } }]);
+  await admin.reject("billing", "orders", 1, "no such sku");
+});
+after(async () => {
+  await browser?.close();
+  await open?.end();
+  await secured?.end();
+});
+
+test("sign-in: a wrong token, the right one, a reload asks again, a revoked one is sent back", { skip }, async () => {
+  const tab = await Tab.at(secured.url);
+  const { page } = tab;
+  await page.goto(secured.url);
+  await page.waitForSelector("input[type=password]");
+  await tab.axe("the sign-in");
+  await tab.signIn("mq_wrong_wrong");
+  await page.getByRole("alert").waitFor();
+  await tab.signIn(tokens.admin);
+  await page.locator(".who", { hasText: "admin" }).waitFor();
+  await page.reload();
+  await page.waitForSelector("input[type=password]");
+  const admin = new Api(secured.url, tokens.admin);
+  const token = secured.mq("token", "create", "short", "--allow", "reader:topic:orders");
+  await new Promise((resolve) => setTimeout(resolve, 1500)); // the server looks at its files each second
+  await tab.signIn(token);
+  await tab.page.locator(".who", { hasText: "short" }).waitFor();
+  await tab.go("topics/orders?tab=live");
+  await page.getByText("following").waitFor();
+  await admin.send("orders", [{ key: "u9", value: { sku: 3 } }]);
+  await page.locator(".list-body .row").first().waitFor();
+  secured.mq("token", "revoke", token.split("_")[1]);
+  await page.waitForSelector("input[type=password]", { timeout: 15_000 });
+  await page.getByText("no longer valid").waitFor();
+  await tab.end(/status of 40[13]|WebSocket/);
+});
+
+for (const role of Object.keys(ROLES)) {
+  test(`${role}: sees what it may, buttons it may not use say why, and the server agrees`, { skip }, async () => {
+    const tab = await Tab.at(secured.url);
+    const { page } = tab;
+    await page.goto(secured.url);
+    await page.waitForSelector("input[type=password]");
+    await tab.signIn(tokens[role]);
+    await page.locator(".who", { hasText: role }).waitFor();
+    const isAdmin = role === "admin";
+    await tab.go("topics");
+    await page.locator(".list, .empty").first().waitFor();
+    const shown = await page.locator(".list-body .row").allTextContents();
+    const may = { admin: 2, operator: 2, writer: 1, reader: 1, nobody: 0 }[role];
+    assert.equal(shown.filter((row) => /^(orders|payments)/.test(row)).length, may);
+    if (role === "nobody") await page.getByText("the right describe").waitFor();
+    else {
+      const create = page.getByRole("button", { name: "Create topic" });
+      assert.equal(await create.getAttribute("aria-disabled"), isAdmin ? null : "true");
+      if (!isAdmin) {
+        await create.focus();
+        assert.match(await page.getByRole("tooltip").first().textContent(), /does not have the right create/);
+        await create.press("Enter");
+        assert.equal(await tab.dialog().count(), 0);
+        await assert.rejects(new Api(secured.url, tokens[role]).topic("forbidden"), { status: 403 });
+      }
+
+      await tab.go("topics/orders?tab=send");
+      const send = tab.button("Send");
+      await send.waitFor();
+      assert.equal(await send.getAttribute("aria-disabled"), isAdmin || role === "writer" ? null : "true");
+      await tab.go("topics/orders?tab=messages");
+      if (role === "writer") await page.getByText("are not shown").waitFor();
+      else await page.locator(".list-body .row").first().waitFor();
+    }
+    await tab.go("overview");
+    if (isAdmin || role === "operator") await page.locator(".tile").first().waitFor();
+    else await page.getByText("the right operate").waitFor();
+    await tab.go("access?tab=tokens");
+    if (isAdmin) await page.locator(".list-body .row").first().waitFor();
+    else await page.getByText("the right access").waitFor();
+    await tab.axe(`access of ${role}`);
+    await tab.end(/status of 40[13]/);
+  });
+}
+
+test("topics: filter, sort, change, grow; a name that is not typed deletes nothing", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await api.topic("scratch-1");
+  await api.topic("scratch-2");
+  await tab.open("topics");
+  await page.keyboard.press("/");
+  await page.keyboard.type("scratch");
+  await until(async () => (await page.locator(".list-body .row").count()) === 2, "two rows");
+  await page.keyboard.press("Escape");
+  await tab.button("Topic").click();
+  await until(async () => (await page.locator(".list-body .row").first().textContent()).startsWith("scratch-2"), "the other order");
+  await page.keyboard.press("j");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: /scratch-2/ }).waitFor();
+  await tab.button("Change").click();
+  await tab.dialog().getByLabel("Partitions").fill("3");
+  await tab.dialog().getByLabel("Retention").fill("2d");
+  await tab.button("Change", tab.dialog()).click();
+  await tab.said("is changed");
+  const changed = await api.call("GET", "/mq/v1/topics/scratch-2");
+  assert.deepEqual([changed.partitions, changed.retention_ms], [3, 172_800_000]);
+  await tab.button("Delete").click();
+  const really = tab.button("Delete the topic", tab.dialog());
+  assert.equal(await really.getAttribute("aria-disabled"), "true");
+  await tab.dialog().getByLabel("Type scratch-2 to confirm").fill("scratch-2");
+  await really.click();
+  await tab.said("is deleted");
+  await api.call("DELETE", "/mq/v1/topics/scratch-1");
+  await tab.end();
+});
+
+test("browse: by offset, time, key, tag and text; the copied command does the same", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  const rows = page.locator(".list-body .row");
+  await tab.open("topics/orders");
+  await page.getByText("61 messages shown; that is all").waitFor();
+  await page.getByLabel("Key is").fill("u3");
+  await tab.button("Search").click();
+  await page.getByText(/9 messages shown.*that is all/).waitFor();
+  await page.getByLabel("Key is").fill("");
+  await page.getByLabel("Tag is").fill("paid");
+  await tab.button("Search").click();
+  await page.getByText(/20 messages shown.*that is all/).waitFor();
+  await page.getByLabel("Tag is").fill("");
+  await page.getByLabel("Text inside").fill("NEEDLE");
+  await page.keyboard.press("Enter");
+  await page.getByText(/1 message shown.*that is all/).waitFor();
+  await rows.first().click();
+  await page.locator(".record pre").getByText("needle in a text").waitFor();
+  await tab.button("curl", page.locator(".record")).click();
+  await tab.said("Copied");
+  const command = await page.evaluate(() => navigator.clipboard.readText());
+  assert.match(execFileSync("bash", ["-c", `${command} -s`], { encoding: "utf8" }), /needle in a text/);
+  await tab.button("JavaScript", page.locator(".record")).click();
+  const script = await page.evaluate(() => navigator.clipboard.readText());
+  assert.match(execFileSync("node", ["--input-type=module", "-e", script], { encoding: "utf8" }), /needle in a text/);
+  await page.getByLabel("Text inside").fill("");
+  await page.getByLabel("Partition", { exact: true }).selectOption("0");
+  await page.getByLabel("Order", { exact: true }).selectOption("offset");
+  await page.getByLabel("Offset", { exact: true }).fill("2");
+  await tab.button("Show").click();
+  await until(async () => (await rows.first().getByRole("cell").nth(2).textContent()) === "2", "offset 2 first");
+  await page.getByLabel("Order", { exact: true }).selectOption("time");
+  await page.getByLabel("Partition", { exact: true }).selectOption("");
+  await page.getByLabel("Stored from").fill("2030-01-01T00:00:00");
+  await tab.button("Show").click();
+  await page.getByText("No message is there.").waitFor();
+  await tab.end();
+});
+
+test("the form's command sends the same: curl, Python, JavaScript; later, too", { skip }, async () => {
+  await api.topic("copied");
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("topics/copied?tab=send");
+  await page.getByLabel("Key", { exact: true }).fill("it's");
+  await page.getByLabel("Tag").fill("paid");
+  await page.getByRole("textbox", { name: "Value", exact: true }).fill('{"note": "it\'s \\"quoted\\"", "is": null}');
+  await page.getByLabel("Headers, one a line").fill("trace: a:b");
+  const command = () => page.locator("pre.snippet").textContent();
+  execFileSync("bash", ["-c", `${await command()} -s`]);
+  await tab.button("Python").click();
+  const python = process.env["MQ_PYTHON"] ?? `${REPOSITORY}/.venv/bin/python`;
+  execFileSync(python, ["-c", await command()]);
+  await tab.button("JavaScript").click();
+  const client = `${REPOSITORY}/clients/js/dist/node.js`;
+  execFileSync("node", ["--input-type=module", "-e", (await command()).replace("mq-client", client)]);
+  const { messages } = await api.call("POST", "/mq/v1/topics/copied/messages:search", {});
+  assert.equal(messages.length, 3);
+  for (const message of messages) {
+    assert.deepEqual([message.key, message.tag, message.value], ["it's", "paid", { note: 'it\'s "quoted"', is: null }]);
+    assert.deepEqual(message.headers.map(({ key, value }) => [key, atob(value)]), [["trace", "a:b"]]);
+  }
+  await page.getByLabel("Deliver").selectOption("in");
+  await page.getByLabel("Delay", { exact: true }).fill("1h");
+  for (const [language, run] of [
+    ["curl", (text) => execFileSync("bash", ["-c", `${text} -s`])],
+    ["Python", (text) => execFileSync(python, ["-c", text])],
+    ["JavaScript", (text) => execFileSync("node", ["--input-type=module", "-e", text.replace("mq-client", client)])],
+  ]) {
+    await tab.button(language).click();
+    run(await command());
+  }
+  const { schedules } = await api.call("GET", "/mq/v1/schedules?topic=copied");
+  assert.equal(schedules.length, 3);
+  for (const { deliver_at: due, created_at: at } of schedules) assert.ok(Math.abs(due - at - 3_600_000) < 60_000);
+  await api.call("DELETE", "/mq/v1/topics/copied");
+  await tab.end();
+});
+
+test("live: Space pauses and counts; kill -9 and restart: a banner, then it goes on, nothing missed and nothing twice", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("topics/events?tab=live");
+  await page.getByText("following").waitFor();
+  await api.send("events", [{ value: "e-0" }]);
+  await page.locator(".list-body .row", { hasText: "e-0" }).waitFor();
+  await page.locator("main").focus();
+  await page.keyboard.press(" ");
+  await page.getByText("paused", { exact: false }).first().waitFor();
+  await api.send("events", [{ value: "e-1" }]);
+  await page.getByRole("button", { name: "Resume (1 new message)" }).waitFor();
+  assert.equal(await page.locator(".list-body .row").count(), 1);
+  await page.keyboard.press(" ");
+  await page.locator(".list-body .row", { hasText: "e-1" }).waitFor();
+  await open.kill();
+  await page.locator(".banner").waitFor();
+  await open.start();
+  await api.send("events", [{ value: "e-2" }]);
+  await page.locator(".list-body .row", { hasText: "e-2" }).waitFor({ timeout: 60_000 });
+  await page.locator(".banner").waitFor({ state: "detached" });
+  assert.deepEqual((await page.locator(".list-body .row .mono").allTextContents()).filter((text) => text !== ""), ['"e-2"', '"e-1"', '"e-0"']);
+  await tab.end(/./);
+});
+
+test("groups: leases, a dead letter read, edited and sent again, redrive, purge, reset with preview", { skip }, async () => {
+  await api.reject("shipping", "orders", 6, "no such sku");
+  await api.call("POST", "/mq/v1/groups/shipping/messages:receive", { topics: ["orders"], max_messages: 2, consumer: "worker-2" });
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  const rows = page.locator(".list-body .row");
+  await tab.open("groups");
+  await rows.filter({ hasText: "shipping" }).getByRole("link").click();
+  await page.getByRole("link", { name: "Leases" }).click();
+  await rows.filter({ hasText: "worker-2" }).first().waitFor();
+  await tab.axe("leases");
+  await page.getByRole("link", { name: "Members" }).click();
+  await page.getByText("worker-2").waitFor();
+  await page.getByRole("link", { name: "Dead letters" }).click();
+  await page.getByText("6 dead letters").waitFor();
+  await rows.first().click();
+  await page.locator(".detail").getByText("no such sku").waitFor();
+  await tab.button("Edit and resend…").click();
+  await tab.axe("a dead letter");
+  await tab.dialog().getByRole("textbox", { name: "Value", exact: true }).fill('{"sku": 4711}');
+  await tab.button("Resend", tab.dialog()).click();
+  await page.getByText("5 dead letters").waitFor();
+  const { messages } = await api.call("POST", "/mq/v1/topics/orders/messages:search", { text: "4711" });
+  assert.equal(messages.length, 1);
+  await rows.nth(0).locator("input").check();
+  await rows.nth(1).locator("input").check();
+  await tab.button("Redrive 2").click();
+  await tab.button("Redrive 2", tab.dialog()).click();
+  await tab.said("2 dead letters handed out again.");
+  await page.getByText("3 dead letters").waitFor();
+  await page.getByLabel("Select all that are loaded").check();
+  await tab.button("Purge 3").click();
+  await tab.button("Purge 3", tab.dialog()).click();
+  await page.getByText("No dead letters").waitFor();
+
+  await tab.button("Reset…").click();
+  await tab.dialog().getByLabel("Go to").selectOption("earliest");
+  await tab.button("Preview", tab.dialog()).click();
+  await tab.dialog().getByText("will be consumed again").or(tab.dialog().getByText("The place stays the same")).waitFor();
+  await tab.axe("the preview of a reset");
+  await tab.button("Reset now", tab.dialog()).click();
+  await tab.said("is moved in orders");
+  await page.getByRole("link", { name: "Lag", exact: true }).click();
+  await rows.filter({ hasText: "orders" }).first().waitFor();
+  await tab.end();
+});
+
+test("delays: the picture by keyboard, its table twin, move, fire, cancel; one that falls due is delivered", { skip }, async () => {
+  await api.send("events", [
+    { key: "soon", value: "soon", delay_ms: 4000 },
+    ...Array.from({ length: 12 }, (_, n) => ({ key: `d${n}`, value: `later-${n}`, delay_ms: 3_600_000 + n * 1000 })),
+  ]);
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  const rows = page.locator(".list-body .row");
+  await tab.open("delays?topic=events");
+  await page.getByText(/\d+ records due in this day/).waitFor();
+  const canvas = page.locator("canvas");
+  await canvas.focus();
+  await page.keyboard.press("ArrowRight");
+  await page.getByText(/: \d+ due/).waitFor();
+  await tab.axe("the heat map");
+  await tab.button("table").click();
+  await page.getByRole("table", { name: "Delayed records by time" }).locator(".list-body .row").first().waitFor();
+  await tab.button("picture").click();
+  await until(async () => (await page.getByText("12 records").count()) > 0, "the soon one is delivered", 30_000);
+  assert.ok((await api.call("POST", "/mq/v1/topics/events/messages:search", { key: "soon" })).messages.length === 1);
+
+  await rows.nth(0).click();
+  await page.locator(".detail").getByText("later-0").waitFor();
+  await tab.button("Fire now", page.locator(".detail")).click();
+  await tab.button("Deliver 1 now", tab.dialog()).click();
+  await tab.said("1 record delivered.");
+  await rows.nth(0).locator("input").check();
+  await tab.button("Move…").first().click();
+  await tab.dialog().getByLabel("Deliver").selectOption("in");
+  await tab.dialog().getByLabel("Delay").fill("3d");
+  await tab.button("Move", tab.dialog()).click();
+  await tab.said("1 record moved.");
+  await page.getByLabel("Key is").fill("d1");
+  await tab.button("Search").click();
+  await until(async () => (await rows.count()) === 1, "the moved one by its key");
+  await page.getByLabel("Key is").fill("");
+  await tab.button("Search").click();
+  await until(async () => (await rows.count()) === 11, "all");
+  await page.getByLabel("Select all that are loaded").check();
+  await tab.button("Cancel").first().click();
+  await tab.button("Cancel 11", tab.dialog()).click();
+  await tab.said("11 records cancelled.");
+  await page.getByText("No record waits for its time.").waitFor();
+  for (const span of ["hour", "month", "year"]) {
+    await tab.button(span).click();
+    await page.getByText(`due in this ${span}`).waitFor();
+  }
+  await tab.end();
+});
+
+for (const day of ["2027-03-20T12:00:00Z", "2027-10-20T12:00:00Z"]) {
+  test(`a month in which the clocks change, from ${day} in Berlin`, { skip }, async () => {
+    const tab = await Tab.at(open.url, { timezoneId: "Europe/Berlin" });
+    await tab.context.clock.install({ time: day });
+    await tab.open("delays?span=month");
+    await tab.page.getByText("due in this month").waitFor();
+    assert.equal(await tab.page.locator(".note.error").count(), 0);
+    await tab.end();
+  });
+}
+
+test("access: a token whose secret is shown once, rules, connections, sessions, settings, the trail", { skip }, async () => {
+  const tab = await Tab.at(secured.url);
+  const { page } = tab;
+  await page.goto(secured.url);
+  await page.waitForSelector("input[type=password]");
+  await tab.signIn(tokens.admin);
+  await page.locator(".who", { hasText: "admin" }).waitFor();
+  await tab.go("access");
+  await tab.button("Create token").click();
+  await tab.dialog().getByLabel("Name").fill("billing");
+  await tab.dialog().getByLabel("Scopes, one a line").fill("reader:topic:orders");
+  await tab.button("Create", tab.dialog()).click();
+  const secret = await tab.dialog().locator("[data-secret]").textContent();
+  await tab.axe("a new token");
+  await tab.button("Done", tab.dialog()).click();
+  assert.ok(!(await page.content()).includes(secret), "the secret is gone");
+  await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(({ principal }) => principal === "billing", () => false), "the token works");
+  await page.getByRole("row").filter({ has: page.getByRole("cell", { name: "billing", exact: true }) }).getByRole("button", { name: /Revoke/ }).click();
+  await tab.button("Revoke", tab.dialog()).click();
+  await tab.said("is revoked");
+  await until(() => new Api(secured.url, secret).call("GET", "/mq/v1/me").then(() => false, ({ status }) => status === 401), "the token is refused");
+
+  await page.getByRole("link", { name: "Rules" }).click();
+  await tab.button("Add rule").click();
+  await tab.dialog().getByLabel("Principal").fill("billing");
+  await tab.dialog().getByLabel("Deny, one a line").fill("receive:topic:orders-secret");
+  await tab.button("Save", tab.dialog()).click();
+  await tab.said("The rules are changed");
+  await page.locator(".list-body .row", { hasText: "receive:topic:orders-secret" }).waitFor();
+  await page.getByRole("link", { name: "Connections" }).click();
+  await page.locator(".list-body .row", { hasText: "admin" }).first().waitFor();
+  await page.getByRole("link", { name: "Sessions" }).click();
+  await page.locator(".list-body .row", { hasText: "admin" }).first().waitFor();
+  await page.locator(".list-body .row", { hasText: "admin" }).getByRole("button", { name: /End/ }).first().click();
+  await tab.button("End it", tab.dialog()).click();
+  await tab.said("is ended");
+  await page.locator(".side-foot").getByText("live", { exact: false }).waitFor(); // its own: the page connects anew
+  await page.getByRole("link", { name: "Settings" }).click();
+  await page.getByLabel("Filter").fill("retention");
+  await page.getByText("store.retention_ms").first().waitFor();
+  await page.getByRole("link", { name: "Audit" }).click();
+  await page.locator(".list-body .row", { hasText: "token" }).first().waitFor();
+  await tab.axe("the trail");
+  await tab.end(/status of 401|WebSocket/);
+});
+
+const EVERY = [
+  "overview", "topics", "topics/orders", "topics/orders?tab=live", "topics/orders?tab=send", "topics/orders?tab=partitions", "groups", "groups/shipping",
+  "groups/shipping?tab=members", "groups/shipping?tab=dead", "delays", "delays?view=table", "brokers", "access?tab=connections", "access?tab=sessions", "access?tab=settings",
+];
+
+for (const colorScheme of ["light", "dark"]) {
+  test(`every page, ${colorScheme}: no finding of axe, no sideways scroll at 360 pixels`, { skip }, async () => {
+    const tab = await Tab.at(open.url, { colorScheme });
+    await tab.open("overview");
+    await api.call("POST", "/mq/v1/groups/shipping/messages:receive", { topics: ["orders"], max_messages: 1 });
+    for (const [width, height] of [[1280, 800], [360, 740]]) {
+      await tab.page.setViewportSize({ width, height });
+      for (const path of EVERY) {
+        await tab.go(path);
+        await tab.page.waitForTimeout(400);
+        assert.equal(await tab.page.locator(".note.error").count(), 0, `${path}: ${await tab.page.locator(".note.error").allTextContents()}`);
+        await tab.axe(`${path}, ${width} pixels, ${colorScheme}`);
+        await tab.fits(`${path}, ${width} pixels`);
+      }
+    }
+    await tab.end();
+  });
+}
+
+test("by keyboard alone: to a page, down a list, into a topic, to its form, send, help and back", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("overview");
+  await page.keyboard.press("g");
+  await page.keyboard.press("t");
+  await page.getByRole("heading", { name: "Topics" }).waitFor();
+  await page.locator(".list-body .row").first().waitFor();
+  await page.keyboard.press("/");
+  await page.keyboard.type("order");
+  await until(async () => (await page.locator(".list-body .row").count()) === 1, "one row");
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("j");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: /orders/ }).waitFor();
+  const to = async (name) => {
+    for (let presses = 0; presses < 60; presses++) {
+      await page.keyboard.press("Tab");
+      if (await page.evaluate((wanted) => (document.activeElement.getAttribute("aria-label") ?? document.activeElement.labels?.[0]?.textContent ?? document.activeElement.textContent).startsWith(wanted), name)) return;
+    }
+    throw new Error(`Tab does not reach ${name}`);
+  };
+  await to("Send");
+  await page.keyboard.press("Enter");
+  await page.getByRole("textbox", { name: "Value", exact: true }).waitFor();
+  await to("Key");
+  await page.keyboard.type("typed");
+  await page.keyboard.press("Enter");
+  await page.getByText("On disk:").waitFor();
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("?");
+  await tab.dialog().getByText("next, previous row").waitFor();
+  await tab.axe("the help");
+  await page.keyboard.press("Escape");
+  assert.equal(await tab.dialog().count(), 0);
+  await tab.end();
+});

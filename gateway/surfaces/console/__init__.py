@@ -1,0 +1,1 @@
+"""The web console: the page at `/` and its files, built from `clients/console`."""

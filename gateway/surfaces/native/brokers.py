@@ -1,0 +1,87 @@
+"""Brokers, and where partitions are: each is a chain of segments over queues of brokers, the last of which is open."""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+
+from aiohttp import web
+
+from gateway.api.pages import read_place, write_place
+from gateway.api.shapes import server
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery
+from gateway.routing.base import Route, TopicView
+from gateway.surfaces.http.answers import json_answer, packed
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import read_query
+from store.errors import UnknownQueue
+
+PARTITIONS_A_TURN = 2_000
+"""Partitions looked at between two turns of the event loop."""
+
+
+async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """All brokers: what each is, whether it takes records, how quickly it answers, and how many partitions are open on
+    it."""
+    read_query(NoQuery, request, gateway)
+    routes = gateway.routes_table
+    counts: dict[str, int] = {}
+    seen = 0
+    for view in routes.topics():
+        try:
+            for partition in range(view.partitions):
+                name = routes.writable(view.name, partition).broker.name
+                counts[name] = counts.get(name, 0) + 1
+                seen += 1
+                if seen % PARTITIONS_A_TURN == 0:
+                    await asyncio.sleep(0)
+        except UnknownQueue:  # deleted meanwhile
+            continue
+    now_ms = perf_counter() * 1000
+    rows = []
+    for name in sorted({*counts, *gateway.admin.brokers()}):
+        left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
+        own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
+        state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
+        excluded_until_ms = round(gateway.clock.now_ms() + left_ms) if left_ms else None
+        rows.append(
+            server.ShownBroker(name, "embedded", state, own_reasons, latency_ms, excluded_until_ms, counts.get(name, 0))
+        )
+    return json_answer(request, server.BrokerList(rows))
+
+
+async def list_routes(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """A page of partitions, by topic and number, with the segments of each: which broker has which of its offsets."""
+    query = read_query(ListRoutesQuery, request, gateway)
+    routes = gateway.routes_table
+    place = read_place(query.cursor, (str, int))
+    views = routes.topics() if query.topic is None else [routes.topic(query.topic)]
+    total = sum(view.partitions for view in views)
+    limit = query.limit or PAGE_ROWS_DEFAULT
+    rows: list[server.ShownRoute] = []
+    is_last = True
+    for view in views:
+        if place is not None and view.name < str(place[0]):
+            continue
+        first = int(place[1]) + 1 if place is not None and view.name == place[0] else 0
+        for partition in range(first, view.partitions):
+            if len(rows) == limit:
+                is_last = False
+                break
+            rows.append(_route(gateway, view, partition))
+        if not is_last:
+            break
+    next_cursor = None if is_last else write_place((rows[-1].topic, rows[-1].partition))
+    return await packed(
+        request, json_answer(request, server.RoutePage(next_cursor=next_cursor, total=total, partitions=rows))
+    )
+
+
+def _route(gateway: Gateway, view: TopicView, partition: int) -> server.ShownRoute:
+    chain = gateway.routes_table.chain(view.name, partition)
+    return server.ShownRoute(view.name, partition, chain[-1].broker.name, [_segment(one) for one in chain])
+
+
+def _segment(segment: Route) -> server.ShownSegment:
+    end = None if segment.physical_end is None else segment.to_logical(segment.physical_end)
+    return server.ShownSegment(segment.broker.name, segment.logical_start, end, "open" if end is None else "sealed")

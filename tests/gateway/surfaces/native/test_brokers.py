@@ -1,0 +1,70 @@
+"""gateway/surfaces/native/brokers.py, through HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.routing.table import RouteTable, Segment
+from gateway.surfaces.http.context import Gateway
+from store.types import QueueKey
+from tests.gateway.conftest import Client
+from tests.gateway.fake_broker import FakeBroker
+
+
+async def ask(client: Client, path: str) -> Any:
+    """The answer; of an error its code."""
+    response = await client.get(f"/mq/v1{path}")
+    answer = await response.json()
+    return answer["error_code"] if response.status >= 400 else answer
+
+
+async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
+    (row,) = (await ask(client, "/brokers"))["brokers"]
+    idle = {"broker": "fake", "kind": "embedded", "reasons": [], "partitions": 4}
+    assert row == {**idle, "state": "up", "latency_ms": None, "excluded_until_ms": None}
+    assert (await client.post("/topics/orders", json={"records": [{"value": "MQ=="}]})).status == 200
+    (row,) = (await ask(client, "/brokers"))["brokers"]
+    assert row["latency_ms"] > 0
+    broker.reasons = ["the disk has failed"]
+    (row,) = (await ask(client, "/brokers"))["brokers"]
+    assert (row["state"], row["reasons"]) == ("stopped", ["the disk has failed"])
+    assert await ask(client, "/brokers?x=1") == 422
+
+
+async def test_partitions_are_chains_of_segments(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
+    other = FakeBroker(broker.clock)
+    other.name = "other"
+    routes = gateway.routes_table
+    assert isinstance(routes, RouteTable)
+    moved = (
+        Segment(broker, QueueKey(16, 1), 0, 0, 100),
+        Segment(other, QueueKey(16, 7), 100, 5),
+    )
+    await broker.create_topic("alpha", 1)
+    chains = [routes.chain("orders", number) for number in range(4)]
+    routes.set_chains(routes.topic("orders"), [chains[0], moved, *chains[2:]])
+    rows: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        page = await ask(client, f"/routes?limit=2{cursor}")
+        assert page["total"] == 5
+        rows += page["partitions"]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert [(row["topic"], row["partition"]) for row in rows] == [("alpha", 0), *(("orders", n) for n in range(4))]
+    assert rows[2] == {
+        "topic": "orders",
+        "partition": 1,
+        "owner": "other",
+        "segments": [
+            {"broker": "fake", "first_offset": 0, "end_offset": 100, "state": "sealed"},
+            {"broker": "other", "first_offset": 100, "end_offset": None, "state": "open"},
+        ],
+    }
+    assert (await ask(client, "/routes?topic=alpha"))["total"] == 1
+    assert await ask(client, "/routes?topic=nope") == 40401
+    for query, code in (("limit=0", 42253), ("limit=201", 42253), ("cursor=x", 40050)):
+        assert await ask(client, f"/routes?{query}") == code
+    names = [row["broker"] for row in (await ask(client, "/brokers"))["brokers"]]
+    assert names == ["fake", "other"]
