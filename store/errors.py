@@ -115,6 +115,7 @@ class OffsetMoved(StoreError):
 
     def __init__(self, expected_offset: int, next_offset: int) -> None:
         super().__init__(f"the next offset is {next_offset}, not {expected_offset}")
+        self.expected_offset = expected_offset
         self.next_offset = next_offset
 
 

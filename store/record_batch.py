@@ -135,13 +135,29 @@ def encode(records: Sequence[Record]) -> bytearray:
 
     Raises RecordTooLarge when the batch would exceed BATCH_BYTES_MAX or BATCH_RECORDS_MAX.
     """
-    assert records, "a batch holds at least one record"
     builder = _builder(len(records))
+    batch, count = _encoded(records, builder)
+    if count < len(records):
+        raise _no_room()
+    return batch
+
+
+def encode_most(records: Sequence[Record]) -> tuple[bytearray, int]:
+    """As `encode`, of as many of the first records as fit into one batch, and how many those are. Raises RecordTooLarge
+    when not even one does."""
+    some = records[:BATCH_RECORDS_MAX]
+    return _encoded(some, _builder(len(some)))
+
+
+def _encoded(records: Sequence[Record], builder: DefaultRecordBatchBuilder) -> tuple[bytearray, int]:
+    assert records, "a batch holds at least one record"
     append = builder.append
+    count = len(records)
     for delta, (key, value, timestamp_ms, headers) in enumerate(records):
         if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
-            raise _no_room()
-    return _built(builder)
+            count = delta
+            break
+    return _built(builder), count
 
 
 def encode_columns(keys: Sequence[bytes] | None, values: Sequence[bytes | None], timestamp_ms: int) -> bytearray:

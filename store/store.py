@@ -36,6 +36,7 @@ from store.log.retention import LogFile, decide_expired
 from store.log.writer import Writer, WriterStats
 from store.record_batch import Record, decode, encode
 from store.snapshot import Snapshot, SnapshotFiles
+from store.topic_changes import TopicChanges
 from store.topics import (
     META_QUEUE,
     Changes,
@@ -100,7 +101,7 @@ class Store:
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0
-        self._changing_topics = asyncio.Lock()
+        self._topic_changes = TopicChanges(self._write_topic_events)
         self._sealing_one = asyncio.Lock()
         self._sealing: QueueKey | None = None
         self._saving = asyncio.Lock()
@@ -347,17 +348,18 @@ class Store:
         IllegalTopic, TopicExists, and what `append` raises."""
         if config is not None:
             check_config(config, retention_ms_max=self.config.retention_ms)
-        return await self._change_topics(
-            lambda: self._topics.decide_create(
-                name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own
-            )
+        return await self._topic_changes.make(
+            lambda before: self._topics.decide_create(
+                name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own, before=before
+            ),
+            creates=name,
         )
 
     async def configure_topic(self, name: str, changes: Changes) -> tuple[Topic, bool]:
         """The topic with other choices (names of TopicConfig; None takes one back), and whether that changed it.
         Durable and in force on return. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
         check_config(self.topic(name).config.changed(changes), retention_ms_max=self.config.retention_ms)
-        topic, is_new = await self._change_topics(lambda: self._topics.decide_configure(name, changes))
+        topic, is_new = await self._topic_changes.make(lambda _: self._topics.decide_configure(name, changes))
         if is_new:
             for queue in self._topics.queues_of(topic):
                 self._hidden_until.pop(queue, None)
@@ -368,7 +370,7 @@ class Store:
     async def grow_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
         """The topic with more partitions, and whether that changed it. Raises UnknownQueue, IllegalTopic, and what
         `append` raises."""
-        return await self._change_topics(lambda: self._topics.decide_grow(name, partitions))
+        return await self._topic_changes.make(lambda _: self._topics.decide_grow(name, partitions))
 
     async def delete_topic(self, name: str) -> Topic:
         """Delete a topic and forget its records; readers that wait get UnknownQueue. Durable on return. Raises
@@ -377,7 +379,7 @@ class Store:
 
     async def _delete_topic(self, name: str) -> Topic:
         queues = self._topics.queues_of(self.topic(name))
-        topic, _ = await self._change_topics(lambda: self._topics.decide_delete(name))
+        topic, _ = await self._topic_changes.make(lambda _: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
         self.appended.pop(topic.topic_id, None)
@@ -390,29 +392,21 @@ class Store:
             wake(())
         return topic
 
-    async def _change_topics(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
-        """Decide → write → apply, one change at a time, to its end even when its caller is cancelled: an event that is
-        in the log but not in the table would give its topic id away again."""
-        return await to_its_end(self._change_topics_now(decide))
-
-    async def _change_topics_now(self, decide: Callable[[], Event | Topic]) -> tuple[Topic, bool]:
-        async with self._changing_topics:
-            decided = decide()
-            if isinstance(decided, Topic):
-                return decided, False
-            batch = encode([Record(None, encode_event(decided), self._clock.now_ms())])
-            append = Append(queue=META_QUEUE, batch=batch, record_count=1, json_values=True)
-            [appended] = await self.append([append], acks=Acks.FLUSHED)
-            topic = self._topics.apply(decided)
-            self._meta_offset = appended.base_offset + 1
-            return topic, True
+    async def _write_topic_events(self, events: Sequence[Event]) -> Sequence[Topic]:
+        now_ms = self._clock.now_ms()
+        batch = encode([Record(None, encode_event(event), now_ms) for event in events])
+        append = Append(queue=META_QUEUE, batch=batch, record_count=len(events), json_values=True)
+        [appended] = await self.append([append], acks=Acks.FLUSHED)
+        topics = [self._topics.apply(event) for event in events]
+        self._meta_offset = appended.base_offset + len(events)
+        return topics
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
     async def create_queue(self, queue: QueueKey) -> None:
         """Have a further queue of a topic, for a segment of a partition; one that is there stays. Durable on return.
         Raises UnknownQueue, IllegalTopic, and what `append` raises."""
-        await self._change_topics(lambda: self._topics.decide_create_queue(queue))
+        await self._topic_changes.make(lambda _: self._topics.decide_create_queue(queue))
 
     async def seal_queue(self, queue: QueueKey) -> int:
         """Have a queue take no more records: appends that were accepted before are stored, later ones raise
@@ -426,7 +420,9 @@ class Store:
             self._sealing = queue
             try:
                 await self._writer.append((), Acks.FLUSHED)  # what was accepted before is published behind it
-                await self._change_topics(lambda: self._topics.decide_seal(queue, self._queues.max_offset(queue)))
+                await self._topic_changes.make(
+                    lambda _: self._topics.decide_seal(queue, self._queues.max_offset(queue))
+                )
             finally:
                 self._sealing = None
         end_offset = self._topics.state_of(queue).end_offset
@@ -436,8 +432,8 @@ class Store:
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """Give up the records of a queue before an offset: from the return on nobody is shown one, durably. Their bytes
         go with the log files they are in. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
-        await self._change_topics(
-            lambda: self._topics.decide_expire(queue, min(before_offset, self._queues.max_offset(queue)))
+        await self._topic_changes.make(
+            lambda _: self._topics.decide_expire(queue, min(before_offset, self._queues.max_offset(queue)))
         )
         self._hide_given_up(queue)
 
@@ -456,6 +452,10 @@ class Store:
     def topic(self, name: str) -> Topic:
         """Raises UnknownQueue."""
         return self._topics.by_name(name)
+
+    def queues_of(self, topic_id: int) -> list[QueueKey]:
+        """The queues of a topic. Raises UnknownQueue."""
+        return self._topics.queues_of(self._topics.of_queue(QueueKey(topic_id, 0)))
 
     def topics(self) -> list[Topic]:
         """All topics, system topics included, by id."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.errors import (
     ALREADY_STORED,
     DISK_FULL,
@@ -96,6 +97,12 @@ ANSWERS: dict[type[Exception], _Answer] = {
         OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
     ),
     SealedQueue: _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms),
+    BrokerUnreachable: _Answer(
+        OVERLOADED, True, "The partition's broker cannot be reached. Nothing was stored.", Overloaded.retry_after_ms
+    ),
+    AnswerLost: _Answer(
+        READ_ONLY, True, "The answer of the partition's broker was lost; whether this was stored is unknown."
+    ),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(
         TOO_MANY,

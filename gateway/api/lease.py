@@ -92,9 +92,9 @@ class Leases:
             self.next_end_ms = min(self.next_end_ms, until_ms)
         return others
 
-    def __contains__(self, receipt: str) -> bool:
-        """Whether this receipt is of one of them: the first one or the newest."""
-        return receipt in self._leases or receipt in self._first_of
+    def receipts(self) -> list[str]:
+        """Their receipts, first ones and newest."""
+        return [*self._leases, *self._first_of]
 
     def up_to(self, topic: str, partition: int, offset: int) -> list[str]:
         """The receipts of a partition's records up to and including this offset."""
@@ -151,12 +151,12 @@ class AllLeases:
         polling = self._pollers[group].workers(now_ms) if group in self._pollers else []
         return [*(Worker(leases.consumer, len(leases), None) for leases in connected), *polling]
 
-    def holder(self, group: str, receipt: str) -> str | None:
-        """The consumer that has a record of this receipt; None: it is not known here (any more)."""
+    def held(self, group: str) -> dict[str, str]:
+        """The receipts that consumers of a group have, and who has which."""
+        found = self._pollers[group].held() if group in self._pollers else {}
         for leases in self._by_group.get(group, ()):
-            if receipt in leases:
-                return leases.consumer
-        return self._pollers[group].holder(receipt) if group in self._pollers else None
+            found |= dict.fromkeys(leases.receipts(), leases.consumer)
+        return found
 
     def forget(self, group: str) -> None:
         """The group was deleted."""

@@ -116,8 +116,8 @@ class RequestIdentity(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Records on their way to `partition`, as one batch. `outcome` is the broker's; `started_s` is of
-    `perf_counter`."""
+    """One batch, of records or raw, on its way to `partition`. `outcome` is the broker's; `started_s` is of
+    `perf_counter`; records without a time of their own have `now_ms`."""
 
     outcome: asyncio.Future[list[Appended]]
     topic: str
@@ -126,18 +126,7 @@ class Begun(NamedTuple):
     record_count: int
     batch_bytes: int
     started_s: float
-
-
-class BegunBatch(NamedTuple):
-    """A raw batch on its way to `partition`; see `Begun`."""
-
-    outcome: asyncio.Future[list[Appended]]
-    topic: str
-    partition: int
-    route: Route
-    record_count: int
-    batch_bytes: int
-    started_s: float
+    now_ms: int
 
 
 class KeysTaken(RequestError):
@@ -432,11 +421,10 @@ class Producer:
         view = self._routes.topic(topic)
         return self._prepare(view, records, None, self._clock.now_ms(), _selector_of(view, None), None)
 
-    def place(self, topic: str, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
+    def place(self, view: TopicView, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
         partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
-        with limits or a selector of their own. Raises UnknownQueue, UnknownPartition."""
-        view = self._routes.topic(topic)
+        with limits or a selector of their own. Raises UnknownPartition."""
         _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
             return None
@@ -458,7 +446,8 @@ class Producer:
         """Begin to store records that `place` has put together, as one batch; `finish` takes the broker's answer.
         Raises as `produce`; nothing was stored then."""
         view = self._routes.topic(topic)
-        prepared = self._prepare(view, records, partition, self._clock.now_ms(), None, None)
+        now_ms = self._clock.now_ms()
+        prepared = self._prepare(view, records, partition, now_ms, None, None)
         target = prepared[0][0]
         route = self._routes.writable(topic, target)
         append = Append(
@@ -470,7 +459,7 @@ class Producer:
         )
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
-        return Begun(outcome, topic, target, route, len(records), len(append.batch), started_s)
+        return Begun(outcome, topic, target, route, len(records), len(append.batch), started_s, now_ms)
 
     def finish(self, begun: Begun) -> tuple[int, Acks]:
         """The offset of the first of the begun records, and how durable they are. Raises what the broker's answer
@@ -692,28 +681,33 @@ class Producer:
             self._count(topic, append.record_count)
         return [receipts[part.lane.request_indexes[0]] for part in parts]
 
-    def begin_batch(self, topic: str, partition: int, batch: Buffer, *, acks: Acks | None) -> BegunBatch:
-        """Begin to send one raw batch to a partition; `finish_batch` takes the broker's answer. A repeat of a batch
-        that an idempotent producer has numbered stores nothing twice. Raises as `produce_batches`, SequenceGone;
-        nothing was stored then."""
+    def begin_batch(
+        self, topic: str, partition: int | None, batch: Buffer, *, acks: Acks | None, is_numbered: bool
+    ) -> Begun:
+        """Begin to send one raw batch to a partition, or to the topic's next; `finish_batch` takes the broker's answer.
+        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. Raises as
+        `produce_batches`, SequenceGone; nothing was stored then."""
         view = self._routes.topic(topic)
-        _check_partition(view, partition)
+        if partition is not None:
+            _check_partition(view, partition)
         count, tag_hashes = _checked_batch(view, batch)
+        if partition is None:
+            partition = self._selector.next(topic, view.partitions, _selector_of(view, None))
         route = self._routes.writable(topic, partition)
         append = Append(
             queue=route.queue,
             batch=batch,
             record_count=count,
             tag_hashes=tag_hashes,
-            identity=_identity_of_numbered(batch, count),
+            identity=_identity_of_numbered(batch, count) if is_numbered else None,
         )
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
-        return BegunBatch(outcome, topic, partition, route, count, len(batch), started_s)
+        return Begun(outcome, topic, partition, route, count, len(batch), started_s, 0)
 
-    def finish_batch(self, begun: BegunBatch) -> BatchReceipt:
+    def finish_batch(self, begun: Begun) -> BatchReceipt:
         """Where a begun batch is. Raises what the broker's answer raises."""
-        outcome, topic, partition, route, count, batch_bytes, started_s = begun
+        outcome, topic, partition, route, count, batch_bytes, started_s, _ = begun
         try:
             (answer,) = outcome.result()
         except AlreadyStored as known:
@@ -1001,12 +995,10 @@ def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
 
 def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
     """The lane as one batch, or as several in order when one would break a limit. Never too large for one record."""
-    try:
-        yield lane, record_batch.encode(lane.records)
-        return
-    except RecordTooLarge:
-        if len(lane.records) == 1:
-            raise
-    half = len(lane.records) // 2
-    yield from _encode(lane.only(range(half)))
-    yield from _encode(lane.only(range(half, len(lane.records))))
+    while True:
+        batch, count = record_batch.encode_most(lane.records)
+        if count == len(lane.records):
+            yield lane, batch
+            return
+        yield lane.only(range(count)), batch
+        lane = lane.only(range(count, len(lane.records)))

@@ -6,33 +6,43 @@ topics (%RETRY%..., %DLQ%...) count, and are not refused: there are as many as g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from typing import Protocol
 
 from gateway.errors import TOO_MANY, RequestError
-from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 
-_PARTITIONS_OF = attrgetter("partitions")
+
+class Counted(Protocol):
+    """Topics, counted as they come and go: with many topics, to count them for each new one would cost most of it."""
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions of all topics."""
+        ...
+
+    def __len__(self) -> int:
+        """All topics."""
+        ...
 
 
 class TopicQuota:
     """The room for topics of one server."""
 
-    def __init__(self, limits: Limits, topics: Callable[[], Sequence[TopicView]]) -> None:
+    def __init__(self, limits: Limits, there: Counted) -> None:
         self._limits = limits
-        self._topics = topics
+        self._there = there
         self._coming_topics = self._coming_partitions = 0
 
     @contextmanager
     def room_for(self, *, topics: int, partitions: int) -> Iterator[None]:
         """Hold room for so many more until the block has created them. Raises RequestError 429."""
-        there = self._topics()
+        there = self._there
         limits = self._limits
         if topics and len(there) + self._coming_topics + topics > limits.topics_max:
             raise _full("topics", limits.topics_max)
-        count = sum(map(_PARTITIONS_OF, there)) + self._coming_partitions
+        count = there.partition_count + self._coming_partitions
         if partitions and count + partitions > limits.partitions_total_max:
             raise _full("partitions of all topics", limits.partitions_total_max)
         self._coming_topics += topics

@@ -7,6 +7,10 @@ be a third of their time; tests hold them against what is made here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import orjson
+
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -65,6 +69,60 @@ def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, obj
     if message.message_group is not None:
         item["message_group"] = message.message_group
     return item
+
+
+def written_in_runs(
+    messages: Sequence[Delivered],
+    form_of: Callable[[Delivered], bytes | None],
+    fill: Callable[[bytes, Delivered], bytes],
+    write: Callable[[Delivered], bytes],
+) -> list[bytes]:
+    """Each as JSON text. What plain records have in common is written once (`form_of`) and filled in for each (`fill`):
+    to make an object of each would be a third of what handing records out costs. Plain is what is known to be JSON and
+    has neither headers nor a raw key; all else, and everything where there is no form, goes through `write`."""
+    written: list[bytes] = []
+    common: object = None
+    form: bytes | None = None
+    for message in messages:
+        if not message.json_value or message.headers or (message.raw_key and message.key is not None):
+            written.append(write(message))
+            continue
+        own = message.topic, message.partition, message.store_time_ms, message.attempt, message.until_ms
+        if own != common:
+            common, form = own, form_of(message)
+        written.append(write(message) if form is None else fill(form, message))
+    return written
+
+
+def delivered_as_list(messages: Sequence[Delivered], topic_id_of: Callable[[str], int | None]) -> list[bytes]:
+    """Each as `delivered_as_json` has it, as JSON text."""
+
+    def form_of(one: Delivered) -> bytes | None:
+        if (topic_id := topic_id_of(one.topic)) is None:
+            return None
+        topic = one.topic.replace("%", "%%")  # a name needs no escapes in JSON
+        return (
+            f'{{"topic":"{topic}","partition":{one.partition},"offset":%d,"message_id":"{topic_id}-{one.partition}-%d",'
+            f'"key":%b,"value":%b,"timestamp":%d,"store_timestamp":{one.store_time_ms},'
+            f'"delivery_attempt":{one.attempt},"receipt":"%b","visible_until":{one.until_ms}}}'
+        ).encode()
+
+    def fill(form: bytes, one: Delivered) -> bytes:
+        key, value, offset = one.key, one.value, one.offset
+        key, value = b"null" if key is None else key, b"null" if value is None else value
+        return form % (offset, offset, key, value, one.timestamp_ms, one.receipt.encode())
+
+    return written_in_runs(
+        messages, form_of, fill, lambda one: orjson.dumps(delivered_as_json(one, topic_id_of(one.topic)))
+    )
+
+
+def settled_as_list(results: Sequence[Settled]) -> bytes:
+    """What became of receipts, as JSON text. Those that were accepted are of our making and need no escapes."""
+    if not all(result.ok and result.new_receipt is None for result in results):
+        return orjson.dumps([settled_as_json(result) for result in results])
+    receipts = '","ok":true},{"receipt":"'.join([result.receipt for result in results])
+    return f'[{{"receipt":"{receipts}","ok":true}}]'.encode() if receipts else b"[]"
 
 
 def settled_as_json(settled: Settled) -> dict[str, object]:

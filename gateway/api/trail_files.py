@@ -4,11 +4,12 @@
     DATA/audit/schedules-00000001.jsonl    schedules cancelled, moved and fired, recurring ones changed: senders do
                                             that by the thousand
     DATA/audit/refused-00000003.jsonl      what was refused: anybody can cause that
-    DATA/audit/tokens-00000001.jsonl       tokens made and revoked by `mq token`, a process beside the server
+    DATA/audit/tokens-00000001.jsonl       tokens made and revoked, backups made and restored by `mq`, a process beside
+                                            the server
 
 A ring has so many files of so many bytes at most; the oldest goes. There are several, so that what fills one takes
 nothing out of another. Each has one writer at a time: the server, which holds the lock of the data directory, or for
-`tokens` whoever holds the lock of the token file.
+`tokens` whoever holds the lock of the directory.
 
 Invariants
     T1  what `Ring.append` returned from is durable, and whole lines

@@ -74,10 +74,9 @@ class Pollers:
                 self._leases[result.new_receipt] = _Lease(lease.consumer, until_ms)
         return others
 
-    def holder(self, receipt: str) -> str | None:
-        """Who was given this."""
-        lease = self._leases.get(receipt)
-        return None if lease is None else lease.consumer
+    def held(self) -> dict[str, str]:
+        """The receipts that were given out, and to whom."""
+        return {receipt: lease.consumer for receipt, lease in self._leases.items()}
 
     def workers(self, now_ms: int) -> list[Worker]:
         """Those that have records, or asked lately."""

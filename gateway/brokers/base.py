@@ -10,7 +10,16 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from store.errors import Overloaded, StoreError
 from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
+
+
+class BrokerUnreachable(Overloaded):
+    """The broker cannot be reached, and was not asked. Nothing was stored."""
+
+
+class AnswerLost(StoreError):
+    """The broker was asked, and its answer did not arrive: nobody here knows whether it was done."""
 
 
 class Broker(Protocol):

@@ -17,6 +17,7 @@ import typer
 from rich.progress import DownloadColumn, TimeRemainingColumn
 
 from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, printable, progress, time_shown
+from gateway.cli.trail import record
 from store.errors import StoreError
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def backup(
       mq backup ./data /backup/mq-tuesday --link-from /backup/mq-monday
     """
     made = _copied(data, out, link_from, do_verify=do_verify, doing="backing up")
+    record(data, "backup.make", {"backup": str(out.resolve())})  # whoever reads the copy may read all records
     covered = time_shown(made.began_ms)
     if as_json:
         print_json({"out": str(out), "verified": do_verify, **asdict(made)})
@@ -208,6 +210,7 @@ def restore(
     if not (source / MANIFEST).is_file():
         raise CliError(f"{source} has no {MANIFEST}: it is no backup, or one that was cut off")
     made = _copied(source, data, None, do_verify=do_verify, doing="restoring")
+    record(data, "backup.restore", {"backup": str(source.resolve())})
     if as_json:
         print_json({"data": str(data), "verified": do_verify, "log_begin": made.log_begin, "log_end": made.log_end})
     else:

@@ -6,7 +6,6 @@ These commands work on the token file itself, so they ask for no token: whoever 
 from __future__ import annotations
 
 import os
-import pwd
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.auth.operator_files import give_to_owner
 from gateway.auth.tokens import TokenFileError, TokenRecord, change_tokens, mint, read_tokens
 from gateway.cli.terminal import USAGE, CliError, Json, escaped, parse_duration_ms, print_json, print_note
+from gateway.cli.trail import record
 from store.clock import SystemClock
 
 app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True)
@@ -138,36 +137,8 @@ def revoke(
 
 
 def _record(root: Path, action: str, token: TokenRecord) -> None:
-    """Say in the trail of a data directory what was done to a token, and by which user of this machine."""
-    # Here, not at the top: it loads the store.
-    from gateway.api.trail_files import DIRECTORY, TOKENS, Act, Ring
-    from store.files import OsFiles
-
-    act = Act(
-        action=action,
-        principal=f"os:{_user()}",
-        outcome="done",
-        object={"token": token.id, "principal": token.principal},
-        details={"scopes": token.scopes, "expires_ms": token.expires_ms},
-    )
-    directory = root / DIRECTORY
-    ring = Ring(directory, TOKENS, OsFiles())
-    try:
-        ring.append([(SystemClock().now_ms(), act)])
-        for made in (directory, ring.path):
-            give_to_owner(made, like=root)
-    except OSError as error:  # a token that must go goes on a full disk, too
-        print_note(f"The trail does not say so, it cannot be written: {error}")
-    finally:
-        ring.close()
-
-
-def _user() -> str:
-    uid = os.getuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    what = {"token": token.id, "principal": token.principal}
+    record(root, action, what, scopes=token.scopes, expires_ms=token.expires_ms)
 
 
 def _paths(data: Path | None, config: Path | None) -> tuple[Path, Path]:

@@ -24,6 +24,7 @@ class Unreadable(Enum):
     TOO_DEAR = "too dear"
 
 
+_SPACE = b" \t\r\n"
 TOO_LONG, TOO_DEAR = Unreadable.TOO_LONG, Unreadable.TOO_DEAR
 Document = bytes | Unreadable
 
@@ -97,11 +98,22 @@ class Lines:
         return [line] if line and not line.isspace() else []
 
 
+def single_line(body: bytes) -> bytes | None:
+    """The document of a whole body that has only one for `Lines`, if it is JSON; None: that must look."""
+    document = body.strip(_SPACE)
+    return document if document and b"\n" not in document else None
+
+
+def single_object(body: bytes) -> bytes | None:
+    """The document of a whole body that has only one for `Values`, if it is JSON; None: that must look."""
+    document = body.strip(_SPACE)
+    return document if document.startswith(b"{") else None
+
+
 DEPTH_MAX = 1024
 """Brackets within brackets: no parser here takes more (orjson's limit)."""
 
 _MARK = re.compile(rb'["{}\[\]\\]')
-_SPACE = b" \t\r\n"
 _OPENING, _CLOSING = b"{[", b"}]"
 
 

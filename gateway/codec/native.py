@@ -14,6 +14,7 @@ from __future__ import annotations
 import binascii
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import orjson
@@ -21,7 +22,7 @@ import orjson
 from gateway.codec.documents import TOO_LONG, Document
 from gateway.codec.json_steps import TOO_DEAR_TEXT
 from gateway.codec.json_text import parse_json
-from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records
+from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records, plain_record
 from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request, invalid
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
 
@@ -48,7 +49,7 @@ def parse_documents(documents: Sequence[Document], *, raw_keys: bool) -> Parsed:
 def load_documents(documents: Sequence[Document]) -> list[object | RequestError]:
     """The JSON value of each document, or the error it is answered with. All are parsed in one call if they can be."""
     plain = [document for document in documents if isinstance(document, bytes)]
-    if len(plain) == len(documents):
+    if 1 < len(plain) == len(documents):
         try:
             values = orjson.loads(b"[%s]" % (b",%s," % _SEPARATOR).join(plain))
         except orjson.JSONDecodeError:
@@ -73,6 +74,10 @@ def _load(document: Document) -> object | RequestError:
 
 def parse_objects(values: Sequence[object], *, raw_keys: bool) -> Parsed:
     """The records of JSON values; errors among the values stay errors."""
+    if len(values) == 1:
+        with suppress(RequestError):  # said below
+            if (record := plain_record(values[0], raw_keys=raw_keys)) is not None:
+                return Parsed([record], True)
     if not any(isinstance(value, RequestError) or has_form(value) for value in values):
         try:
             return Parsed(list(parse_records(list(values), Format.JSON, raw_keys=raw_keys)), True)

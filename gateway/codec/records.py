@@ -108,6 +108,40 @@ def parse_envelope(body: bytes, fmt: Format, *, records_max: int, raw_keys: bool
     return parse_records(open_envelope(parse_json(body), records_max=records_max), fmt, raw_keys=raw_keys)
 
 
+def parse_single(body: bytes, *, raw_keys: bool) -> ProduceRecord | None:
+    """The record of an envelope in the JSON format that holds one `plain_record` and nothing else: the commonest
+    request, in half the time of `parse_envelope`. None: that must look. Raises RequestError."""
+    try:
+        envelope = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if envelope.__class__ is not dict or len(envelope) != 1:
+        return None
+    records = envelope.get("records")
+    if records.__class__ is not list or len(records) != 1:
+        return None
+    return plain_record(records[0], raw_keys=raw_keys)
+
+
+def plain_record(item: object, *, raw_keys: bool) -> ProduceRecord | None:
+    """As `parse_records` in the JSON format, for one record that has nothing but a key and a value. None: that must
+    look. Raises RequestError."""
+    if item.__class__ is not dict:
+        return None
+    assert isinstance(item, dict)
+    if len(item) != ("key" in item) + ("value" in item):
+        return None
+    sent = item.get("key")
+    key = sent.encode() if raw_keys and sent.__class__ is str else _encode_json_value(sent, 0)
+    value = _encode_json_value(item.get("value"), 0)
+    if key is not None and len(key) > KEY_BYTES_MAX:
+        return None
+    if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
+        return None
+    # A NamedTuple's own constructor takes three times as long.
+    return tuple.__new__(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None))
+
+
 def open_envelope(envelope: object, *, records_max: int) -> object:
     """What the JSON of a request body has as its `records`; the schema fields of old clients are ignored. Raises
     RequestError."""

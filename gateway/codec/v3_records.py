@@ -13,6 +13,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import orjson
 
@@ -87,6 +88,7 @@ def receipt_of(
     return receipt
 
 
+@lru_cache(maxsize=64)  # records that arrive together have one time
 def _rfc3339(time_ms: int) -> str:
     moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -154,8 +154,8 @@ class LeasePlace(NamedTuple):
 
 
 class LeaseView(NamedTuple):
-    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`, by this receipt, which nobody
-    is shown; else it is to be handed out again from then on."""
+    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be handed out
+    again from then on. `consumer`: who holds a receipt of this delivery, as far as the caller knew."""
 
     topic: str
     partition: int
@@ -163,7 +163,7 @@ class LeaseView(NamedTuple):
     attempt: int
     until_ms: int
     is_leased: bool
-    receipt: str
+    consumer: str | None
 
 
 class PartitionPlace(NamedTuple):
@@ -261,7 +261,16 @@ class Groups(Protocol):
         ...
 
     def describe(self, group: str) -> GroupDescription:
-        """Raises UnknownGroup (404/40405)."""
+        """All there is to say of a group; goes through its members and all topics. Raises UnknownGroup (404/40405)."""
+        ...
+
+    def config(self, group: str) -> GroupConfig:
+        """A group's settings, the defaults when there is none."""
+        ...
+
+    def members(self, group: str) -> Mapping[str, Member]:
+        """Who is in a group in stream mode, by id, the longest first; nobody where there is no such group. To be looked
+        at now: it changes with the group. It costs nothing however many there are, but in a broadcasting group."""
         ...
 
     def names(self) -> list[str]:
@@ -277,10 +286,16 @@ class Groups(Protocol):
         ...
 
     def leases(
-        self, group: str, *, after: LeasePlace | None, limit: int, shows: Callable[[str], bool]
+        self,
+        group: str,
+        *,
+        after: LeasePlace | None,
+        limit: int,
+        shows: Callable[[str], bool],
+        held: Mapping[str, str],
     ) -> tuple[list[LeaseView], int]:
         """Open records in the topics that `shows` lets through, by place, behind one; and how many there are in all.
-        Raises UnknownGroup."""
+        `held`: consumers, by the receipts they have. Raises UnknownGroup."""
         ...
 
     async def lag_page(

@@ -26,7 +26,7 @@ class LocalAdmin:
 
     def __init__(self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable) -> None:
         self.routes = routes
-        self._quota = TopicQuota(limits, self.routes.topics)
+        self._quota = TopicQuota(limits, self.routes)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 

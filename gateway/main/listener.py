@@ -19,8 +19,12 @@ from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.application import origins_of
 from gateway.surfaces.http.connection import Connection, ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
+from gateway.surfaces.http.fast_path import FastPath
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
-from gateway.surfaces.rest_v2.fast_path import FastPath
+from gateway.surfaces.native.ndjson import plain_lines
+from gateway.surfaces.native.plain import PlainMessages
+from gateway.surfaces.rest_v2.plain import V2Batches, V2Records
+from gateway.surfaces.rest_v3.records import plain_records
 
 BACKLOG = 1024
 LINGERING_S = 5.0
@@ -130,7 +134,7 @@ async def listening(
     server = runner.server
     assert server is not None
     request_ids = RequestIds()
-    fast_path = FastPath(gateway, origins_of(config), request_ids)
+    fast_path = fast_path_of(gateway, request_ids)
     protocol_log = _protocol_log(gateway.stats)
 
     def connect() -> Connection:
@@ -152,6 +156,19 @@ async def listening(
         yield
     finally:
         await runner.cleanup()
+
+
+def fast_path_of(gateway: Gateway, request_ids: RequestIds) -> FastPath:
+    """The fast path of a server, for the plain requests of every surface that has some."""
+    return FastPath(
+        gateway,
+        origins_of(gateway.config),
+        request_ids,
+        records=(
+            V2Records(gateway.limits), PlainMessages(gateway.limits), plain_lines(gateway), plain_records(gateway)
+        ),
+        batches=(V2Batches(),),
+    )  # fmt: skip
 
 
 def _protocol_log(stats: GatewayStats) -> logging.Logger:

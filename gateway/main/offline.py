@@ -3,6 +3,7 @@
     cluster.N       the name of the directory (gateway/main/identity.py)
     groups.N        the state of the consumer groups (gateway/brokers/event_log.py)
     recurring.N     the recurring schedules, likewise
+    cluster-metadata.N  what the nodes of a cluster agree on, where a node keeps it itself, likewise
     audit/*.jsonl   the trail of admin actions (gateway/api/trail_files.py)
     receipt-key.N   the key that signs receipts: a secret, never printed (gateway/groups/coordinator/receipt_key.py)
 
@@ -21,6 +22,7 @@ import orjson
 
 from gateway.api import trail_files
 from gateway.brokers.event_log import EventKind
+from gateway.cluster.embedded import CLUSTER_EVENTS
 from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.coordinator.receipt_key import KEY_BYTES
 from gateway.groups.coordinator.receipt_key import NAME as RECEIPT_KEY
@@ -29,7 +31,7 @@ from gateway.recurring.definitions import RECURRING_EVENTS
 from store.offline.verify import Finding, Severity, VerifyReport, check_snapshots
 from store.snapshot import decode_snapshot
 
-EVENT_KINDS: tuple[EventKind[Any], ...] = (GROUP_EVENTS, RECURRING_EVENTS)
+EVENT_KINDS: tuple[EventKind[Any], ...] = (GROUP_EVENTS, RECURRING_EVENTS, CLUSTER_EVENTS)
 """Whose snapshots there are."""
 
 _DUMPED = (CLUSTER, RECEIPT_KEY, *(kind.snapshot_name for kind in EVENT_KINDS))
@@ -73,7 +75,7 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
         return trail_files.dump(path)
     name, _, number = path.name.rpartition(".")
     if number not in ("0", "1") or name not in _DUMPED:
-        raise ValueError(f"{path} is not a cluster, groups, recurring or receipt-key file")
+        raise ValueError(f"{path} is not a cluster, groups, recurring, cluster-metadata or receipt-key file")
     if name == RECEIPT_KEY:
         raise PermissionError(f"{path} is a secret: whoever has it can forge receipts, so it is not printed")
     return _dump(path, name)

@@ -105,8 +105,9 @@ class Routes(Protocol):
         """The segments of a partition, in order; only the last one is open. Raises UnknownQueue."""
         ...
 
-    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` with each change of a partition's chain, until the answer is called."""
+    def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` with each change of a partition's chain, None: of any of the topic's, until the answer is
+        called."""
         ...
 
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:

@@ -71,7 +71,9 @@ class RouteTable:
         self._by_id: dict[int, TopicView] = {}
         self._by_name: list[TopicView] = []
         self._chains: dict[str, tuple[Chain, ...]] = {}
-        self._watching: dict[tuple[str, int], dict[object, Callable[[], None]]] = {}
+        self._watching: dict[tuple[str, int | None], dict[object, Callable[[], None]]] = {}
+        self.partition_count = 0
+        """Partitions of all topics."""
 
     def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue
@@ -95,17 +97,31 @@ class RouteTable:
         self._topics[topic.name] = self._by_id[topic.topic_id] = topic
         before = self._chains.get(topic.name, ())
         self._chains[topic.name] = tuple(chains)
+        self.partition_count += len(chains) - len(before)
         self._wake(topic.name, (p for p, chain in enumerate(before) if p >= len(chains) or chain != chains[p]))
+
+    def set_chain(self, topic: str, partition: int, chain: Chain) -> None:
+        """Replace the chain of one partition. Raises UnknownQueue, and ValueError when it breaks R1 or R2."""
+        chains = list(self._chains.get(topic, ()))
+        if chains != (replaced := [*chains[:partition], chain, *chains[partition + 1 :]]):
+            self.chain(topic, partition)  # it is there
+            self.set_chains(self.topic(topic), replaced)
 
     def remove(self, topic: TopicView) -> None:
         """Forget a topic, unless another one has taken its name."""
         if (known := self._topics.get(topic.name)) is not None and known.topic_id == topic.topic_id:
             del self._topics[topic.name], self._by_id[topic.topic_id]
             del self._by_name[bisect_left(self._by_name, topic.name, key=_NAME_OF)]
-            self._wake(topic.name, range(len(self._chains.pop(topic.name))))
+            chains = self._chains.pop(topic.name)
+            self.partition_count -= len(chains)
+            self._wake(topic.name, range(len(chains)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._topics
+
+    def __len__(self) -> int:
+        """All topics."""
+        return len(self._topics)
 
     def topics(self) -> list[TopicView]:
         """All topics, by name."""
@@ -136,8 +152,9 @@ class RouteTable:
             raise UnknownQueue(f"partition {partition} of topic {topic} does not exist")
         return chains[partition]
 
-    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` with each change of a partition's chain, its end included, until the answer is called."""
+    def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` with each change of a partition's chain, its end included, None: of any partition of the topic,
+        until the answer is called."""
         key, token = (topic, partition), object()
         self._watching.setdefault(key, {})[token] = wake
 
@@ -150,7 +167,8 @@ class RouteTable:
         return forget
 
     def _wake(self, topic: str, partitions: Iterable[int]) -> None:
-        for partition in partitions:
+        changed: list[int | None] = list(partitions)
+        for partition in [*changed, None] if changed else ():
             for wake in list(self._watching.get((topic, partition), {}).values()):
                 wake()
 

@@ -141,7 +141,7 @@ class TopicWatch:
 class _TopicTails:
     """Who waits for one topic, and which of its partitions got records when."""
 
-    __slots__ = ("_call_offs", "_changed", "_routes", "_topic", "count", "watches")
+    __slots__ = ("_call_offs", "_changed", "_forget_routes", "_routes", "_topic", "_topic_id", "count", "watches")
 
     def __init__(self, routes: Routes, topic: str, topic_id: int) -> None:
         self._routes = routes
@@ -149,9 +149,32 @@ class _TopicTails:
         self.count = 0  # of changes
         self._changed: dict[int, int] = {}  # partition → the number of its last change, the oldest first
         self.watches: set[TopicWatch] = set()
-        partitions = range(routes.topic(topic).partitions)
-        brokers = {id(broker): broker for broker in (routes.writable(topic, number).broker for number in partitions)}
-        self._call_offs = [broker.watch(topic_id, partial(self._on_append, broker)) for broker in brokers.values()]
+        self._topic_id = topic_id
+        self._call_offs: dict[int, Callable[[], None]] = {}  # by the id of the broker that is watched
+        self._forget_routes = routes.watch(topic, None, self._on_move)
+        self._watch_brokers()
+
+    def _watch_brokers(self) -> None:
+        """Watch every broker that takes records of the topic, one that has taken some before included: what it got last
+        may not be told yet."""
+        for partition in range(self._routes.topic(self._topic).partitions):
+            broker = self._routes.writable(self._topic, partition).broker
+            if id(broker) not in self._call_offs:
+                self._call_offs[id(broker)] = broker.watch(self._topic_id, partial(self._on_append, broker))
+
+    def _on_move(self) -> None:
+        """Partitions have another place: records may have come there before it was watched."""
+        try:
+            if self._routes.topic(self._topic).topic_id != self._topic_id:
+                return  # the brokers tell that it is gone
+            self._watch_brokers()
+        except UnknownQueue:
+            return
+        self.count += 1
+        for partition in range(self._routes.topic(self._topic).partitions):
+            self._changed.pop(partition, None)
+            self._changed[partition] = self.count
+        self.wake_all()
 
     def _on_append(self, broker: Broker, queues: Collection[QueueKey]) -> None:
         for queue in queues:
@@ -177,5 +200,6 @@ class _TopicTails:
             watch.wake()
 
     def close(self) -> None:
-        for call_off in self._call_offs:
+        self._forget_routes()
+        for call_off in self._call_offs.values():
             call_off()

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from loadtest.attack.attack import Attack
+from loadtest.attack.attack import Attack, Kept
 from loadtest.attack.attacker import JSON, NO_ANSWER, NOT_TRIED, Attacker
 
 WIDE = "wide"
@@ -118,7 +118,7 @@ ATTACKS = (
         run=consumer_instances, prepare=make_storm_topic,
         full={"instances": 10_100, "partitions": 64, "seconds": 40},
         short={"instances": 50, "partitions": 16, "seconds": 1},
-        keeps="an instance is forgotten after five minutes",
+        keeps=Kept("instances", "an instance and its member are remembered for five minutes", 8_000),
     ),
     Attack(
         name="many-groups",
@@ -133,6 +133,5 @@ ATTACKS = (
         run=many_groups, prepare=make_wide_topics,
         full={"groups": 1, "topics": 97, "partitions": 1024, "seconds": 60},
         short={"groups": 1, "topics": 4, "partitions": 256, "seconds": 2},
-        keeps="0.8 kB for each partition that exists and was looked at",
     ),
 )  # fmt: skip

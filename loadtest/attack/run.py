@@ -144,7 +144,8 @@ class Run:
             ended_s = self._now_s()
             gap_ms = steady.gap_now_ms()
             peak_bytes = watch.memory().peak_bytes if is_peak_known else 0
-            back_bytes, back_s = await self._quiet(watch, start_bytes, keeps=bool(attack.keeps))
+            kept_bytes_max = attack.kept_bytes_max(numbers)
+            back_bytes, back_s = await self._quiet(watch, start_bytes + kept_bytes_max)
             problem = await steady.settle() or await _is_closed_to_others(target)
             await asyncio.sleep(2 * SAMPLE_INTERVAL_S)  # so that there is a sample, however short it was
             watch.memory()  # whether it still lives
@@ -156,12 +157,14 @@ class Run:
                 problem = problem or "a health check, or /metrics, had no good answer"
         except NotMeasured as reason:
             problem = str(reason)
-        found = problems_of(figures, self._bounds, keeps=attack.keeps) if figures is not None else []
+        found = (
+            [] if figures is None else problems_of(figures, self._bounds, kept_bytes_max=attack.kept_bytes_max(numbers))
+        )
         if figures is not None and figures.turn_ms > self._bounds.turn_ms:
             found += [f"the server's log: {line}" for line in _turns_told(target.log, log_bytes)]
         return Row(
             name=attack.name, tried=attack.text(numbers), victim=attack.victim.name, began_s=began_s,
-            ended_s=ended_s, figures=figures, seen=outcome.seen, keeps=attack.keeps,
+            ended_s=ended_s, figures=figures, seen=outcome.seen, keeps=_kept(attack, numbers, figures),
             problems=[*([problem] if problem else []), *outcome.problems, *found],
         )  # fmt: skip
 
@@ -189,11 +192,8 @@ class Run:
             back_s=back_s,
         )
 
-    async def _quiet(self, watch: Watch, start_bytes: int, *, keeps: bool) -> tuple[int | None, float]:
-        """Wait until memory is back, for a minute at most; what it is then, and after how long.
-
-        Where it was promised to be kept, it is not waited for.
-        """
+    async def _quiet(self, watch: Watch, start_bytes: int) -> tuple[int | None, float]:
+        """Wait until memory is back, for a minute at most; what it is then, and after how long."""
         back_bytes = self._bounds.back_bytes
         if back_bytes is None:
             return None, 0.0
@@ -201,7 +201,7 @@ class Run:
         while True:
             await asyncio.sleep(POLL_S)
             quiet_s = time.monotonic() - began_s
-            is_back = keeps or watch.memory().rss_bytes <= start_bytes + back_bytes
+            is_back = watch.memory().rss_bytes <= start_bytes + back_bytes
             if (is_back and quiet_s >= QUIET_MIN_S) or quiet_s >= QUIET_MAX_S:
                 return watch.memory().rss_bytes, quiet_s
 
@@ -291,6 +291,14 @@ async def _carry_out(target: Target, attack: Attack, numbers: Numbers, pipe: Con
         except (SetupFailed, aiohttp.ClientError, TimeoutError, OSError) as error:
             attacker.wrong(f"the attack ended with {type(error).__name__}: {error}")
         pipe.send(Outcome(dict(attacker.seen), attacker.problems))
+
+
+def _kept(attack: Attack, numbers: Numbers, figures: Figures | None) -> str:
+    """What was promised to be remembered, and what each of it takes."""
+    if attack.keeps is None or figures is None or figures.back_bytes is None:
+        return ""
+    each = max(figures.back_bytes - figures.start_bytes, 0) / numbers[attack.keeps.number]
+    return f"{attack.keeps.text}, {each:,.0f} bytes each"
 
 
 def _turns_told(log: Path, since_bytes: int) -> list[str]:

@@ -1,4 +1,5 @@
 """Queue mode over the wire, for `loadtest.bench.groups`: consumers that receive and ack batches by HTTP and WebSocket.
+Topics that are made, for `loadtest.bench.trees`.
 
 The client does as little as Python can: requests are made once, or from the receipts cut out of an answer's bytes, and
 answers are not parsed. It has one core, the server the other. Beside it, frames that a bare socket server sends back.
@@ -125,6 +126,40 @@ async def over_websocket(url: str, group: str, topic: str, count: int, consumers
         b'"auto_credit":true}' % (topic.encode(), group.encode(), batch, 2 * batch)
     )
     return await _run(streams, lambda stream: stream.transport.write(_masked(subscribe)), done, count)
+
+
+async def make_topics(url: str, prefix: str, count: int, connections: int) -> float:
+    """Topics a second that are made, each by a request of its own."""
+    place = urlsplit(url)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    numbers = iter(range(count))
+    left = count
+
+    def ask(stream: _Stream) -> None:
+        for number in numbers:
+            head = f"PUT /mq/v1/topics/{prefix}-{number} HTTP/1.1\r\nHost: {place.netloc}\r\n"
+            body = '{"partitions":1}'
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            stream.transport.write(head.encode() + body.encode())
+            return
+
+    def on_answer(stream: _Stream, answer: bytes) -> None:
+        nonlocal left
+        if not answer.startswith(b"HTTP/1.1 201"):
+            _fail(done, answer)
+        left -= 1
+        if not left and not done.done():
+            done.set_result(None)
+        ask(stream)
+
+    loop = asyncio.get_running_loop()
+    streams = []
+    for _ in range(connections):
+        _, stream = await loop.create_connection(
+            lambda: _Stream(_http_answer, on_answer), str(place.hostname), place.port or 80
+        )
+        streams.append(stream)
+    return await _run(streams, ask, done, count)
 
 
 async def echoes(url: str, count: int, consumers: int, size_bytes: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -37,9 +37,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def send(self, request: bytes) -> None:
-        """Send a request; the answer before must have come."""
-        self._transport.write(request)
+    def send(self, *pieces: bytes) -> None:
+        """Send a request; the answer before must have come. What follows the first piece is sent apart: by the loop's
+        turn after the next, as uvloop joins what is written in one."""
+        first, *rest = pieces
+        self._transport.write(first)
+        loop = asyncio.get_running_loop()
+        for piece in rest:
+            loop.call_soon(loop.call_soon, self._transport.write, piece)
 
     def close(self) -> None:
         self._closing = True
@@ -85,10 +90,16 @@ class RawClient:
 
     name = "asyncio raw sockets (loadtest/bench/raw_client.py)"
 
+    def __init__(self, *, is_apart: bool = False) -> None:
+        """`is_apart`: head and body are sent one after the other, as http.client of Python does."""
+        self._is_apart = is_apart
+
     async def drive(self, url: str, request: Request, *, connections: int, duration_s: float) -> Load:
         """See `LoadClient`. Requests under way at the end are waited for, and counted with the time they took."""
         encoded = request.encode(url)
-        run = _Run(encoded, connections, duration_s)
+        head = len(encoded) - len(request.body)
+        pieces = (encoded[:head], encoded[head:]) if self._is_apart else (encoded,)
+        run = _Run(pieces, connections, duration_s)
         opened = [await connect(url, run.answered) for _ in range(connections)]
         try:
             run.begin(opened)
@@ -105,7 +116,7 @@ class RawClient:
 class _Run:
     """Counts the answers of one run and keeps every connection busy until its time is up."""
 
-    def __init__(self, request: bytes, connections: int, duration_s: float) -> None:
+    def __init__(self, request: Sequence[bytes], connections: int, duration_s: float) -> None:
         self.ended = asyncio.Event()
         self.under_way_count = connections
         self._request = request
@@ -120,7 +131,7 @@ class _Run:
         self._began_s = time.perf_counter()
         for connection in connections:
             self._sent_s[connection] = time.perf_counter()
-            connection.send(self._request)
+            connection.send(*self._request)
 
     def answered(self, connection: Connection, status: int) -> None:
         now_s = time.perf_counter()
@@ -131,7 +142,7 @@ class _Run:
             self._error_count += 1
         if status and now_s - self._began_s < self._duration_s:
             self._sent_s[connection] = now_s
-            connection.send(self._request)
+            connection.send(*self._request)
             return
         self.under_way_count -= 1
         if self.under_way_count == 0:

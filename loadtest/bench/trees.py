@@ -25,7 +25,7 @@ import aiohttp
 import orjson
 import uvloop
 
-from loadtest.bench.groups_wire import over_http, over_websocket
+from loadtest.bench.groups_wire import make_topics, over_http, over_websocket
 from loadtest.bench.payloads import BATCH_TYPE, JSON_TYPE, RECORDS_PER_BATCH, json_body, raw_batch
 from loadtest.bench.push_work import Subscribing, fill, one_subscriber
 from loadtest.bench.request import LoadClient, Request, RunFailed
@@ -53,6 +53,12 @@ REPLAYING = 4
 
 CONSUMERS = 8
 RECEIVE_BATCH = 100
+SMALL_CONSUMERS, SMALL_RECEIVE_BATCH = 16, 32
+MADE = 500
+"""Topics of a run. They stay, so later rounds make theirs beside those of the earlier ones."""
+
+MAKING = 64
+"""Of them under way at a time."""
 JSON_PULL = f"/topics/{STORED}/partitions/0/records?offset=0&max_records=1000"
 RAW_PULL = f"/topics/{STORED}/partitions/0/records?offset=0&max_bytes=1048576"
 
@@ -106,13 +112,22 @@ def works(client: LoadClient) -> Mapping[str, Work]:
 
     groups = iter(range(sys.maxsize))
 
-    def queue(consume: Callable[[str, str, str, int, int, int], Awaitable[float]]) -> Work:
+    def queue(
+        consume: Callable[[str, str, str, int, int, int], Awaitable[float]],
+        consumers: int = CONSUMERS,
+        batch: int = RECEIVE_BATCH,
+    ) -> Work:
         async def run(tree: Tree, duration_s: float) -> float:
             del duration_s
-            await consume(tree.server.url, f"g{next(groups)}", STORED, QUEUED, CONSUMERS, RECEIVE_BATCH)
+            await consume(tree.server.url, f"g{next(groups)}", STORED, QUEUED, consumers, batch)
             return float(QUEUED)
 
         return run
+
+    async def make(tree: Tree, duration_s: float) -> float:
+        del duration_s
+        await make_topics(tree.server.url, f"made-{next(groups)}", MADE, MAKING)
+        return float(MADE)
 
     def walk(topic: str, accept: str, query: str) -> Work:
         """One connection that reads a topic from end to end, again and again."""
@@ -174,6 +189,9 @@ def works(client: LoadClient) -> Mapping[str, Work]:
         "push, raw batches": push(STORED, "batch", PUSHED),
         "queue mode, HTTP": queue(over_http),
         "queue mode, WebSocket": queue(over_websocket),
+        "queue mode, batches of 32, HTTP": queue(over_http, SMALL_CONSUMERS, SMALL_RECEIVE_BATCH),
+        "queue mode, batches of 32, WebSocket": queue(over_websocket, SMALL_CONSUMERS, SMALL_RECEIVE_BATCH),
+        "topics, one a request": make,
     }
 
 

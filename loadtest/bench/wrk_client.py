@@ -6,6 +6,7 @@ import asyncio
 import math
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.bench.request import Load, Request, RunFailed
@@ -28,13 +29,16 @@ class WrkClient:
         executable = shutil.which("wrk")
         return None if executable is None else cls(executable)
 
-    async def drive(self, url: str, request: Request, *, connections: int, duration_s: float) -> Load:
-        """See `LoadClient`. wrk counts time in whole seconds: `duration_s` is rounded up."""
+    async def drive(
+        self, url: str, request: Request, *, connections: int, duration_s: float, each: Sequence[bytes] = ()
+    ) -> Load:
+        """See `LoadClient`. wrk counts time in whole seconds: `duration_s` is rounded up. `each`: whole requests that
+        are sent in turn, in place of the one."""
         whole_s = math.ceil(duration_s)
         with tempfile.NamedTemporaryFile(prefix="mq-bench-body-") as body:
-            body.write(request.body)
+            body.write(b"".join(b"%d\n%b" % (len(one), one) for one in each) or request.body)
             body.flush()
-            headers = [part for header in request.headers.items() for part in header]
+            headers = ["EACH"] if each else [part for header in request.headers.items() for part in header]
             # fmt: off
             process = await asyncio.create_subprocess_exec(
                 self._executable, "-t1", f"-c{connections}", f"-d{whole_s}s", "-s", str(_SCRIPT), url + request.target,

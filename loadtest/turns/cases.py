@@ -31,6 +31,7 @@ from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
 from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.protocol import binary_frame
+from loadtest.turns.kafka import requests
 from store import record_batch
 from store.limits import BATCH_RECORDS_MAX, HEADER_COUNT_MAX, PARTITIONS_MAX, MiB
 from store.record_batch import Record
@@ -45,10 +46,14 @@ GROUPS = 100
 TOPICS = 10
 """Of RECORDS_MAX partitions together."""
 
+WIDEST = "widest"
+"""A group that consumes PARTITIONS_MAX + RECORDS_MAX partitions."""
+
 KEPT_MAX = 5_000
 """Partitions of them that fit into what is kept of a consumer instance."""
 
 _STREAM_READ_S = 1.0  # how long an endless answer is listened to
+_ANSWER_S = 30.0
 
 
 HELD_MS_MAX = 50.0
@@ -68,8 +73,9 @@ class Size(Enum):
 class Client:
     """Requests to one server. What comes back is read and dropped."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, kafka_port: int, session: aiohttp.ClientSession) -> None:
         self._url = url
+        self._kafka_port = kafka_port
         self._session = session
         self.address = urlsplit(url).hostname, urlsplit(url).port
         self.cluster = ""
@@ -95,13 +101,18 @@ class Client:
         async with self._session.request(method, url, data=body or None, headers=headers, compress=None) as answer:
             return answer.status, await answer.read()
 
-    async def bytes_sent(self, data: bytes) -> str:
+    async def asked_as_kafka(self, data: bytes) -> str:
+        """The same to the port for Kafka clients, whose first answer is waited for."""
+        return await self.bytes_sent(data, port=self._kafka_port, first_wait_s=_ANSWER_S)
+
+    async def bytes_sent(self, data: bytes, *, port: int | None = None, first_wait_s: float = _STREAM_READ_S) -> str:
         """Bytes over a connection of their own, until the server has nothing more to say for a while."""
-        reader, writer = await asyncio.open_connection(*self.address)
+        host, own_port = self.address
+        reader, writer = await asyncio.open_connection(host, port or own_port)
         heard = 0
         try:
             writer.write(data)
-            while chunk := await asyncio.wait_for(reader.read(1 << 20), _STREAM_READ_S):
+            while chunk := await asyncio.wait_for(reader.read(1 << 20), _STREAM_READ_S if heard else first_wait_s):
                 heard += len(chunk)
         except (TimeoutError, ConnectionError):
             pass
@@ -214,8 +225,14 @@ def cases(size: Size) -> Iterator[Case]:
     yield from _queues()
     yield from _instances()
     yield from _sockets(size.value)
+    for name, what, request in requests(bytes(_tiny())):
+        yield Case(f"kafka {name}", what, partial(_as_kafka, request=request))
     for row in deleting:  # last: nothing is there any more for the others
         yield _plain(row)
+
+
+async def _as_kafka(client: Client, request: Make) -> str:
+    return await client.asked_as_kafka(request())
 
 
 async def prepare(client: Client, size: Size) -> None:
@@ -243,6 +260,10 @@ async def prepare(client: Client, size: Size) -> None:
     every = _records([{"value": number, "partition": number % PARTITIONS_MAX} for number in range(RECORDS_MAX)])
     await client.send("POST", "/topics/wide", every)
     await client.send("POST", "/topics/busy", _records([{"value": number} for number in range(RECORDS_MAX)]))
+    topics = ["wide", *(f"m{number}" for number in range(TOPICS))]
+    await client.send(
+        "POST", f"/mq/v1/groups/{WIDEST}/messages:receive", orjson.dumps({"topics": topics}), kind="application/json"
+    )
     await client.send("POST", "/consumers/g", b'{"name":"i","format":"json","auto.offset.reset":"earliest"}', kind=V2)
 
 
@@ -436,8 +457,8 @@ def _reads() -> Iterator[Case]:
         ("list_schedules", "/mq/v1/schedules?include=value&limit=1000"), ("list_topics", "/mq/v1/topics"),
         ("schedule_histogram", "/mq/v1/schedules:histogram?buckets=1000&from=0&to=9999999999999"),
         ("v3_partitions", "/v3/clusters/CLUSTER/topics/wide/partitions"), ("metrics", "/metrics"),
-        ("openapi", "/openapi.json"), ("group_lag", "/mq/v1/groups/q/lag"),
-        ("v3_lags", "/v3/clusters/CLUSTER/consumer-groups/q/lags"),
+        ("openapi", "/openapi.json"), ("group_lag", f"/mq/v1/groups/{WIDEST}/lag"),
+        ("v3_lags", f"/v3/clusters/CLUSTER/consumer-groups/{WIDEST}/lags"),
         ("list_topics", "/mq/v1/topics?sort=records&limit=200"), ("list_groups", "/mq/v1/groups?sort=dead&limit=200"),
         ("list_schedules", "/mq/v1/schedules?order=due&limit=200"),
         ("group_leases", "/mq/v1/groups/q/leases?limit=200"),
@@ -473,7 +494,7 @@ def _queues() -> Iterator[Case]:
     nothing = receive(["empty"], "many-0")
     yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "for 100 groups at once", many_groups, held_ms_max=LOOKED_MS_MAX)
-    yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"))
+    yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"), held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "from them again", receive(["wide"], "third"))
     for op, more in (("extend", {"invisible_ms": 60_000}), ("nack", {"delay_ms": 1}), ("reject", {}), ("ack", {})):
         yield Case(op, "the most receipts", _settler(op, more))

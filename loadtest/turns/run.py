@@ -52,8 +52,8 @@ def measure(
 
 async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None]) -> list[Turn]:
     turns = []
-    async with _server(data) as (url, longest), aiohttp.ClientSession() as session:
-        client = Client(url, session)
+    async with _server(data) as (url, kafka_port, longest), aiohttp.ClientSession() as session:
+        client = Client(url, kafka_port, session)
         await prepare(client, size)
         for case in cases(size):
             if wanted(case):
@@ -84,8 +84,9 @@ async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[
 
 
 @asynccontextmanager
-async def _server(data: Path) -> AsyncIterator[tuple[str, Callable[[], asyncio.Future[tuple[float, str]]]]]:
-    """The URL of a running server, and what asks it for the longest turn since it was asked last."""
+async def _server(data: Path) -> AsyncIterator[tuple[str, int, Callable[[], asyncio.Future[tuple[float, str]]]]]:
+    """The URL of a running server, its port for Kafka clients, and what asks it for the longest turn since it was asked
+    last."""
     with (data / "server.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtest.turns.server", str(data / "data"),
@@ -104,10 +105,10 @@ async def _server(data: Path) -> AsyncIterator[tuple[str, Callable[[], asyncio.F
         return float(ms), str(by)
 
     try:
-        url = (await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)).decode().strip()
+        url, _, kafka_port = (await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)).decode().partition(" ")
         if not url:
             raise RuntimeError(f"the server did not start: {(data / 'server.log').read_text()}")
-        yield url, lambda: asyncio.ensure_future(ask())
+        yield url, int(kafka_port), lambda: asyncio.ensure_future(ask())
     finally:
         stdin.close()
         try:

@@ -1,13 +1,14 @@
 """A server that says how long the turns of its event loop were: `python -m loadtest.turns.server DATA`.
 
-Its first line of output is its URL. To each line of input it answers with the longest turn since the one before, as
-JSON: milliseconds of CPU time, and what it was at. It ends with its input.
+Its first line of output is its URL and its port for Kafka clients. To each line of input it answers with the longest
+turn since the one before, as JSON: milliseconds of CPU time, and what it was at. It ends with its input.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -41,10 +42,13 @@ async def serve(data: Path) -> None:
             print(json.dumps([1000 * min(held.length_s, held.cpu_s), held.by]), flush=True)
         loop.call_soon_threadsafe(stopping.set)
 
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        kafka_port = free.getsockname()[1]
     config = build(
         {
             "data": data,
             "port": 0,
+            "kafka.port": kafka_port,
             "store.commit_log_file_bytes": 256 * MiB,
             "store.disk_floor_bytes": 0,
             "limits.fetch_records_max": 100_000,
@@ -53,7 +57,7 @@ async def serve(data: Path) -> None:
     wiring.calm_collector()
     with LoopWatch(beat_s=BEAT_S, held_s=HELD_S, on_work=note).running():
         threading.Thread(target=answer, daemon=True).start()
-        await wiring.run(config, announce=lambda url: print(url, flush=True), stopping=stopping)
+        await wiring.run(config, announce=lambda url: print(url, kafka_port, flush=True), stopping=stopping)
 
 
 if __name__ == "__main__":

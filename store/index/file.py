@@ -72,6 +72,9 @@ KEPT_QUEUE_BYTES_MAX = 4 * KiB
 """... and of one queue: with more, its file is worth a write."""
 
 
+_EMPTY = Bounds(0, 0)
+
+
 class _Queue:
     """One queue: units [min, flushed) are in files, the ones after them in memory."""
 
@@ -207,18 +210,20 @@ class FileConsumeQueues(ConsumeQueues):
 
     def max_offset(self, queue: QueueKey) -> int:
         """See `ConsumeQueues.max_offset`."""
-        return self._queue(queue).max_offset
+        return self.bounds(queue).max_offset
 
     def bounds(self, queue: QueueKey) -> Bounds:
         """See `ConsumeQueues.bounds`."""
-        found = self._queue(queue)
-        return Bounds(found.min_offset, found.max_offset)
+        found = self._queues.get(queue)  # looking makes none: a receive may look at 100,000 of them
+        return _EMPTY if found is None else Bounds(found.min_offset, found.max_offset)
 
     def runs(
         self, queue: QueueKey, offset: int, unit_count: int, tag_hashes: frozenset[int] | None = None
     ) -> list[Run]:
         """See `ConsumeQueues.runs`."""
-        found = self._queue(queue)
+        found = self._queues.get(queue)
+        if found is None:
+            return []
         end = offset + unit_count
         runs: list[Run] = []
         if offset < found.flushed_count:

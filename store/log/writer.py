@@ -44,7 +44,7 @@ from store.log.commit_log import CommitLog, Unsynced
 from store.log.entry import encode_entry, entry_bytes, pack_rows
 from store.log.pace import Pace
 from store.record_batch import REBASED_BYTES, rebased_head, with_base_offset
-from store.topics import META, OFFSETS, RECURRING
+from store.topics import CLUSTER, META, OFFSETS, RECURRING
 from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
 
 GROUP_BYTES_MAX = 16 * MiB
@@ -70,7 +70,7 @@ COPIED_BYTES_MAX = 4 * KiB
 is two more objects for the garbage collector to look at, and takes as much memory as a small batch."""
 
 
-OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id, RECURRING.topic_id))
+OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id, RECURRING.topic_id, CLUSTER.topic_id))
 """System topics whose entries are small and free space in the end; those of `__timer` are sends."""
 
 

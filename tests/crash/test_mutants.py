@@ -355,9 +355,9 @@ MUTANTS = [
     ),
     Mutant(
         "give up a topic change with whoever waits for it",
-        "store/store.py",
-        "        return await to_its_end(self._change_topics_now(decide))\n",
-        "        return await self._change_topics_now(decide)\n",
+        "store/topic_changes.py",
+        "        return await uncancelled(told)\n",
+        "        return await told\n",
         "tests/store/test_store.py",
     ),
     Mutant(

@@ -6,13 +6,13 @@ Implements the parts of `gateway.groups.protocol.Groups` that consumer instances
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.api.read import Consumer
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import GroupActive, UnknownGroup
+from gateway.groups.machines.errors import GroupActive
 from gateway.groups.machines.events import MembershipEvent
-from gateway.groups.machines.membership import Membership, Share
+from gateway.groups.machines.membership import Member, Membership, Share
 from gateway.groups.machines.progress import (
     Commit,
     Found,
@@ -28,10 +28,7 @@ from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
     CommittedPosition,
-    GroupDescription,
-    GroupView,
     MemberKey,
-    MemberView,
     OffsetCommit,
     TopicPartition,
 )
@@ -53,14 +50,11 @@ class FakeGroups:
         self._consumer = consumer
         self._changed = asyncio.Event()
 
-    def describe(self, group: str) -> GroupDescription:
-        membership = self.memberships.get(group)
-        if membership is None:
-            raise UnknownGroup(group)
-        members = tuple(MemberView(m, membership.share(m.member_id), 0) for m in membership.members())
-        return GroupDescription(
-            GroupView(group, "stable", membership.generation, len(members), ()), GroupConfig(), members
-        )
+    def config(self, group: str) -> GroupConfig:
+        return GroupConfig()
+
+    def members(self, group: str) -> Mapping[str, Member]:
+        return self.memberships[group].by_id if group in self.memberships else {}
 
     async def join(
         self,

@@ -63,6 +63,26 @@ async def test_the_request_is_whole() -> None:
     assert received[0] == head.encode() + b"Content-Length: 4\r\n\r\nbody"
 
 
+async def test_head_and_body_may_be_sent_apart() -> None:
+    pieces: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1000):
+            pieces.append(piece)
+            if piece == b"body":
+                writer.write(GOOD)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        load = await RawClient(is_apart=True).drive(url, REQUEST, connections=1, duration_s=0.05)
+    finally:
+        server.close()
+    assert load.request_count > 2
+    assert set(pieces[1::2]) == {b"body"}
+    assert len(set(pieces[::2])) == 1
+
+
 async def test_an_answer_may_come_in_pieces() -> None:
     async with answering(lambda _: [GOOD[:20], GOOD[20:40], GOOD[40:-2], GOOD[-2:]]) as (url, received):
         load = await drive(url)

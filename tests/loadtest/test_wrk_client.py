@@ -41,3 +41,13 @@ async def test_wrk_gets_the_request_and_whole_seconds(tmp_path: Path) -> None:
     assert arguments[9:] == ["Content-Type", "text/plain"]
     assert (tmp_path / "called.body").read_bytes() == b"the body"
     assert not Path(arguments[8]).exists()
+
+
+async def test_wrk_gets_requests_that_are_sent_in_turn_each_behind_its_length(tmp_path: Path) -> None:
+    executable = tmp_path / "wrk"
+    executable.write_text(STAND_IN.format(log=tmp_path / "called"))
+    executable.chmod(0o755)
+    request, each = Request("POST", "/", {"Content-Type": "text/plain"}), [b"POST /1\n\n", b"POST /two"]
+    await WrkClient(str(executable)).drive("http://127.0.0.1:9", request, connections=1, duration_s=1, each=each)
+    assert (tmp_path / "called").read_text().splitlines()[9:] == ["EACH"]
+    assert (tmp_path / "called.body").read_bytes() == b"9\nPOST /1\n\n9\nPOST /two"

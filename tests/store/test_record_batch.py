@@ -36,6 +36,7 @@ from store.record_batch import (
     decode,
     decode_some,
     encode,
+    encode_most,
     record_starts,
     split,
     with_base_offset,
@@ -340,6 +341,21 @@ def test_a_batch_may_hold_the_largest_number_of_records_and_not_one_more() -> No
     assert check(encode([record] * BATCH_RECORDS_MAX)).record_count == BATCH_RECORDS_MAX
     with pytest.raises(RecordTooLarge, match=str(BATCH_RECORDS_MAX)):
         encode([record] * (BATCH_RECORDS_MAX + 1))
+
+
+def test_as_many_records_as_fit_are_encoded_and_none_of_them_twice() -> None:
+    third = bytes(BATCH_BYTES_MAX // 3)
+    records = [Record(b"%d" % number, third, 0) for number in range(5)]
+    counts = []
+    while records:
+        batch, count = encode_most(records)
+        assert [record.key for record in decode(batch)] == [record.key for record in records[:count]]
+        counts.append(count)
+        records = records[count:]
+    assert counts == [2, 2, 1]
+    assert encode_most([Record(None, None, 0)] * (BATCH_RECORDS_MAX + 1))[1] == BATCH_RECORDS_MAX
+    with pytest.raises(RecordTooLarge):
+        encode_most([Record(None, bytes(BATCH_BYTES_MAX), 0)] * 2)
 
 
 def test_encode_refuses_records_that_do_not_fit_one_batch() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.limits import PARTITIONS_MAX, RECORD_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 from store.topics import (
+    CLUSTER,
     CONFIG_NAMES,
     FIRST_USER_TOPIC_ID,
     META,
@@ -40,7 +41,7 @@ def created(table: TopicTable, name: str, partitions: int = 2) -> Topic:
 
 
 def test_a_new_table_has_the_system_topics_only() -> None:
-    assert TopicTable().all() == [META, TIMER, OFFSETS, RECURRING]
+    assert TopicTable().all() == [META, TIMER, OFFSETS, RECURRING, CLUSTER]
     assert all(topic.is_system for topic in TopicTable().all())
 
 

@@ -41,7 +41,7 @@ RECEIVE_DEFAULTS = Receive(topics=())
 CONSUMER_BYTES_MAX = 255
 _STARTS: dict[str, Start] = {"earliest": Start.FIRST, "latest": Start.LAST}
 _AGAIN = "The same again: what an answer that was lost handed out."
-_EXAMPLE = "r1.AQAAABAA"
+_EXAMPLE = "r2.AgAAABAA.0"
 
 Receipts = Annotated[list[str], Meta(min_length=1, max_length=RECEIPTS_MAX)]
 DelayMs = Annotated[int, up_to("delay_ms_max")]

@@ -6,7 +6,7 @@ Each page costs what is on it, and a pass over what is before it: 20,000 open re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 from gateway.groups.coordinator.context import Context
@@ -15,7 +15,7 @@ from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.machines.broadcast import is_lone
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.progress import PartitionKey
-from gateway.groups.machines.receipts import Receipt, Signer
+from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.table import Group
 from gateway.groups.protocol import (
     GroupCounts,
@@ -78,7 +78,13 @@ class Looking:
         )
 
     def leases(
-        self, group: str, *, after: LeasePlace | None, limit: int, shows: Callable[[str], bool]
+        self,
+        group: str,
+        *,
+        after: LeasePlace | None,
+        limit: int,
+        shows: Callable[[str], bool],
+        held: Mapping[str, str],
     ) -> tuple[list[LeaseView], int]:
         """See `Groups.leases`."""
         assert self.signer is not None
@@ -90,23 +96,26 @@ class Looking:
             if name is not None and shows(name):
                 open_.append((name, key))
                 total += leases.open_count
+        consumers = {
+            receipt[:4]: consumer
+            for receipt, consumer in zip(self.signer.check_all(group, list(held)), held.values(), strict=True)
+            if receipt is not None
+        }
         rows: list[LeaseView] = []
-        receipts: list[Receipt] = []
         for name, key in sorted(open_):
             place = (name, key.partition)
             if after is not None and place < after[:2]:
                 continue
             behind = after.offset if after is not None and place == after[:2] else -1
             leases = state.queues[key.topic_id].open[key.partition]
-            epoch, _, records = leases.frozen()
+            _, _, records = leases.frozen()
             for record in islice((one for one in records if one[0] > behind), limit - len(rows)):
                 offset, attempt, visible_at_ms, leased = record[:4]
-                rows.append(LeaseView(name, key.partition, offset, attempt, visible_at_ms, leased, ""))
-                receipts.append(Receipt(*key, offset, attempt, visible_at_ms, epoch))
+                consumer = consumers.get((*key, offset, attempt))
+                rows.append(LeaseView(name, key.partition, offset, attempt, visible_at_ms, leased, consumer))
             if len(rows) == limit:
                 break
-        signed = self.signer.sign_all(group, receipts)
-        return [row._replace(receipt=receipt) for row, receipt in zip(rows, signed, strict=True)], total
+        return rows, total
 
     async def lag_page(
         self, group: str, *, after: PartitionPlace | None, limit: int, shows: Callable[[str], bool]

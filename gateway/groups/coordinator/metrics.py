@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.groups.coordinator.offsets import LAG_METRIC
 from gateway.groups.coordinator.service import Coordinator
 from gateway.groups.machines.broadcast import is_lone
 
@@ -26,12 +27,10 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
         in_flight.add_metric((group.name,), group.open_count)
     yield members
     yield in_flight
-    lags = coordinator.lags
     lag = GaugeMetricFamily(
-        "mq_group_lag", "Records a group has not consumed, seconds ago.", labels=("group", "topic", "partition")
+        LAG_METRIC, "Records a group has not consumed, seconds ago.", labels=("group", "topic", "partition")
     )
-    for (name, topic, partition), count in lags:
-        lag.add_metric((name, topic, str(partition)), count)
+    lag.samples = coordinator.lags
     yield lag
     omitted = coordinator.omitted_lag_count
     yield GaugeMetricFamily("mq_group_lag_omitted", "Partitions whose lag is not shown.", value=omitted)

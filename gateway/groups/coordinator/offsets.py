@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 
+from prometheus_client.samples import Sample
+
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, check_partition
 from gateway.groups.coordinator.start_positions import partitions_without_offset, start_in
 from gateway.groups.coordinator.stream import StreamMode
@@ -58,6 +60,7 @@ from store.uncancelled import to_its_end, uncancelled
 
 log = logging.getLogger(__name__)
 
+LAG_METRIC = "mq_group_lag"
 LAGS_PER_TURN = 100
 
 FEW = 64
@@ -243,11 +246,11 @@ class Offsets:
             if topic.topic_id in ids or any(member.subscription.matches(topic.name) for member in members)
         ]
 
-    async def lags(self, name: str, limit: int) -> tuple[list[tuple[str, int, int]], int]:
-        """Topic, partition and lag of up to `limit` partitions in which a group has a position, and how many partitions
-        of its topics were not looked at."""
+    async def lags(self, name: str, limit: int) -> tuple[list[Sample], int]:
+        """The lag of up to `limit` partitions in which a group has a position, as samples of LAG_METRIC, and how many
+        partitions of its topics were not looked at."""
         context = self._context
-        lags: list[tuple[str, int, int]] = []
+        lags: list[Sample] = []
         omitted_count = 0
         for topic_id in sorted(context.table.topic_ids(name)):
             view = context.find_topic_by_id(topic_id)
@@ -262,14 +265,15 @@ class Offsets:
                     lags += [lag for partition in some if (lag := await self._count_of(name, view, partition))]
         return lags[:limit], omitted_count + max(len(lags) - limit, 0)
 
-    async def _count_of(self, name: str, view: TopicView, partition: int) -> tuple[str, int, int] | None:
+    async def _count_of(self, name: str, view: TopicView, partition: int) -> Sample | None:
         """None where the group has no position."""
         key = PartitionKey(view.topic_id, partition)
         stored = self._context.table.stored(name, key)
         if not isinstance(stored, Found):
             return None
         bounds = await self._context.records.bounds(view.name, partition)
-        return view.name, partition, self._count(name, key, stored, bounds)
+        labels = {"group": name, "topic": view.name, "partition": str(partition)}
+        return Sample(LAG_METRIC, labels, self._count(name, key, stored, bounds))
 
     def _count(self, name: str, key: PartitionKey, stored: Found | Absent, bounds: Bounds) -> int:
         """Records a group has not consumed: in queue mode those that are not done."""

@@ -6,19 +6,24 @@ one that the last receive read. Memory is bounded by `bytes_max`, the least rece
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.brokers.event_log import RunBlocking
 from gateway.routing.base import Routes
 from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers
-from store.types import Bounds, ReadStatus
+from store.types import Bounds, Entry, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
+DECODED_A_TURN = 4_000
+"""Records of an entry that are decoded in the event loop, in 2 ms; more are in a thread."""
+
 _READ_BYTES = 256 * 1024
 _DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
 
@@ -80,8 +85,11 @@ _PartitionId = tuple[int, int]  # topic id, partition
 class RecordReader:
     """Records of the partitions in a route table. Raises UnknownQueue and what reading raises."""
 
-    def __init__(self, routes: Routes, *, bytes_max: int = CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self, routes: Routes, *, bytes_max: int = CACHE_BYTES_MAX, run_blocking: RunBlocking = asyncio.to_thread
+    ) -> None:
         self._routes = routes
+        self._run_blocking = run_blocking
         self._reader = PartitionReader(routes)
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -112,12 +120,24 @@ class RecordReader:
                 entry.store_time_ms,
                 entry.json_values,
                 entry.raw_keys,
-                list(record_batch.decode(entry.batch)),
+                await self._decoded(entry),
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
             )
             entries.append(decoded)
             self._remember(partition_id, decoded)
         return Step(entries, read.next_offset)
+
+    async def _decoded(self, entry: Entry) -> list[DecodedRecord]:
+        decoded: list[DecodedRecord] = []
+
+        def decode() -> None:
+            decoded.extend(record_batch.decode(entry.batch))
+
+        if entry.record_count <= DECODED_A_TURN:
+            decode()
+        else:
+            await self._run_blocking(decode)
+        return decoded
 
     async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
         """One record; None when retention took it."""

@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
 from gateway.groups.coordinator.context import Context
-from gateway.groups.coordinator.records import Decoded, Stored
+from gateway.groups.coordinator.records import Decoded, Stored, size_of
 from gateway.groups.machines.copies import origin_of
 from gateway.groups.machines.leases import Fresh, PartitionLeases
 from gateway.groups.machines.progress import PartitionKey
 from store.record_batch import Headers
 from store.types import Bounds
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 SCAN_RECORDS = 2_000
 """Records passed over (filtered, withheld) in one look at a partition; then it is another one's turn."""
@@ -53,7 +55,9 @@ class Found:
     fetched_to: int
     records: dict[int, Stored] = field(default_factory=dict)
     old: list[int] = field(default_factory=list)
-    fresh: list[Fresh] = field(default_factory=list)
+    fresh: list[Fresh] | range = field(default_factory=list)
+    """A range where nothing has to be known of them but their offsets."""
+
     lost: list[int] = field(default_factory=list)
     """Open records that retention took."""
 
@@ -65,8 +69,9 @@ class Found:
     def cut(self, room: int) -> None:
         """Take no more fresh records than there is room for."""
         if len(self.fresh) > room:
-            self.fetched_to = self.fresh[room].offset
-            del self.fresh[room:]
+            first = self.fresh[room]
+            self.fetched_to = first if isinstance(first, int) else first.offset
+            self.fresh = self.fresh[:room]
 
     def take(self, offset: int, stored: Stored, size_bytes: int) -> None:
         """Remember a record that is to be handed out."""
@@ -178,44 +183,58 @@ class Search:
     def _scan(self, scan: _Scan, entry: Decoded, found: Found) -> bool:
         """Go through one entry; False when there is enough."""
         group, lane, leases, wanted, tags, is_fifo, begun = scan
-        is_plain = tags is None and not is_fifo and not lane.is_retry
+        if tags is None and not is_fifo and not lane.is_retry:
+            return _take_all(entry, wanted, found)
+        fresh = found.fresh
+        assert isinstance(fresh, list)
         for offset in range(max(entry.base_offset, found.fetched_to), entry.next_offset):
             stored = entry.at(offset)
-            if is_plain:
-                size = stored.size_bytes
-                if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
-                    return False
-                found.fresh.append(Fresh(offset))
+            headers = stored.record.headers
+            if tags is not None and text_of(headers, TAG_HEADER) not in tags:
+                found.fetched_to = offset + 1
+                continue
+            size = stored.size_bytes
+            if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
+                return False
+            message_group = text_of(headers, MESSAGE_GROUP_HEADER) if is_fifo else None
+            attempts, is_held = 0, False
+            if lane.is_retry:
+                origin = origin_of(headers)
+                topic = lane.topic
+                if origin is not None:
+                    topic, attempts = origin.topic, origin.attempts
+                    is_held = topic not in wanted.topics
+                self._origins.setdefault((group, lane.key), {})[offset] = topic
+            fresh.append(Fresh(offset, message_group, attempts, is_held))
+            is_withheld = message_group is not None and (message_group in begun or leases.is_withheld(message_group))
+            if not is_held and not is_withheld:
+                if message_group is not None:
+                    begun.add(message_group)
                 found.take(offset, stored, size)
-            else:
-                headers = stored.record.headers
-                if tags is not None and text_of(headers, TAG_HEADER) not in tags:
-                    found.fetched_to = offset + 1
-                    continue
-                size = stored.size_bytes
-                if found.wanted_count and found.size_bytes + size > wanted.max_bytes:
-                    return False
-                message_group = text_of(headers, MESSAGE_GROUP_HEADER) if is_fifo else None
-                attempts, is_held = 0, False
-                if lane.is_retry:
-                    origin = origin_of(headers)
-                    topic = lane.topic
-                    if origin is not None:
-                        topic, attempts = origin.topic, origin.attempts
-                        is_held = topic not in wanted.topics
-                    self._origins.setdefault((group, lane.key), {})[offset] = topic
-                found.fresh.append(Fresh(offset, message_group, attempts, is_held))
-                is_withheld = message_group is not None and (
-                    message_group in begun or leases.is_withheld(message_group)
-                )
-                if not is_held and not is_withheld:
-                    if message_group is not None:
-                        begun.add(message_group)
-                    found.take(offset, stored, size)
             found.fetched_to = offset + 1
-            if found.wanted_count == wanted.limit or len(found.fresh) == wanted.room:
+            if found.wanted_count == wanted.limit or len(fresh) == wanted.room:
                 return False
         return True
+
+
+def _take_all(entry: Decoded, wanted: Wanted, found: Found) -> bool:
+    """Take the records of an entry as they come, as far as there is room; False when there is enough."""
+    first = max(entry.base_offset, found.fetched_to)
+    start = found.fresh.start if isinstance(found.fresh, range) else first
+    offset, end = first, min(entry.next_offset, first + wanted.limit - found.wanted_count, start + wanted.room)
+    _, _, store_time_ms, json_values, raw_keys = entry.at(first)
+    size_bytes, bytes_max, count = found.size_bytes, wanted.max_bytes, found.wanted_count
+    for record in entry.records[first - entry.base_offset : end - entry.base_offset]:
+        size = size_of(record.key, record.value, record.headers)
+        if count and size_bytes + size > bytes_max:
+            break
+        found.records[offset] = _new(Stored, (record, offset, store_time_ms, json_values, raw_keys))
+        size_bytes += size
+        count += 1
+        offset += 1
+    found.size_bytes, found.wanted_count = size_bytes, count
+    found.fresh, found.fetched_to = range(start, offset), offset
+    return offset == end and count < wanted.limit and offset - start < wanted.room
 
 
 class _Scan(NamedTuple):

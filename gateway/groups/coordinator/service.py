@@ -47,6 +47,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
+from prometheus_client.samples import Sample
+
 from gateway.brokers.base import Broker
 from gateway.brokers.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
@@ -80,6 +82,7 @@ from gateway.groups.machines.events import (
     Rejected,
     Settled,
 )
+from gateway.groups.machines.membership import Member
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
@@ -160,7 +163,7 @@ class Coordinator:
             table=table,
             log=self._log,
             routes=routes,
-            records=RecordReader(routes),
+            records=RecordReader(routes, run_blocking=run_blocking),
             tail_watcher=tail_watcher,
             own_topics=own_topics,
             clock=clock,
@@ -192,8 +195,9 @@ class Coordinator:
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one
         self._topics_changed = asyncio.Event()
-        self.lags: list[tuple[tuple[str, str, int], int]] = []
-        """Lag by group, topic and partition, as it was when last looked at: the first LAGS_MAX."""
+        self.lags: list[Sample] = []
+        """Lag by group, topic and partition, as it was when last looked at: the first LAGS_MAX. As /metrics shows them:
+        to make so many for each request would hold the event loop."""
 
         self.omitted_lag_count = 0
         """Partitions of groups' topics whose lag was not looked at."""
@@ -369,17 +373,17 @@ class Coordinator:
         return save
 
     async def _read_lags(self) -> None:
-        lags: list[tuple[tuple[str, str, int], int]] = []
+        lags: list[Sample] = []
         omitted_count = 0
         group_lags: dict[str, int] = {}
         incomplete: set[str] = set()
         for number, name in enumerate(self._table.names()):
             some, omitted = await self._offsets.lags(name, LAGS_MAX - len(lags))
             group = group_of(name)
-            group_lags[group] = group_lags.get(group, 0) + sum(lag for _, _, lag in some)
+            group_lags[group] = group_lags.get(group, 0) + sum(int(one.value) for one in some)
             if omitted:
                 incomplete.add(group)
-            lags += [((name, topic, partition), lag) for topic, partition, lag in some]
+            lags += some
             omitted_count += omitted
             if some or number % GROUPS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -420,6 +424,17 @@ class Coordinator:
                 share = state.membership.share(member.member_id)
                 members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
         return GroupDescription(self.looking.view(group), self._table.config(group), tuple(members))
+
+    def config(self, group: str) -> GroupConfig:
+        """See `Groups.config`."""
+        return self._table.config(group)
+
+    def members(self, group: str) -> Mapping[str, Member]:
+        """See `Groups.members`."""
+        if group not in self._table:
+            return {}
+        first, *lone = [part.membership.by_id for part in self.looking.parts(group)]
+        return {name: member for part in (first, *lone) for name, member in part.items()} if lone else first
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         """See `Groups.configure`."""

@@ -26,6 +26,8 @@ from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
 
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
 Verdicts = Sequence[Verdict | None]
 """What became of receipts, in their order; None for what was no receipt."""
 
@@ -97,12 +99,16 @@ class Settling:
             return leases.decide_extend(own, invisible_ms, now_ms)
 
         verdicts = await to_its_end(self._decide(group, parsed, decide, flushed=False))
-        return [
-            result._replace(new_receipt=self._signer.sign(group, receipt._replace(until_ms=until_ms)))
-            if result.ok and receipt is not None
-            else result
-            for result, receipt in zip(_results(receipts, verdicts), parsed, strict=True)
+        results = _results(receipts, verdicts)
+        extended = [
+            (at, receipt._replace(until_ms=until_ms))
+            for at, receipt in enumerate(parsed)
+            if receipt is not None and results[at].ok
         ]
+        signed = self._signer.sign_all(group, [receipt for _, receipt in extended])
+        for (at, _), text in zip(extended, signed, strict=True):
+            results[at] = results[at]._replace(new_receipt=text)
+        return results
 
     async def give_back(self, group: str, receipts: Sequence[str]) -> None:
         """See `Groups.give_back`."""
@@ -281,10 +287,10 @@ def _note(verdicts: list[Verdict | None], receipt_indexes: Sequence[int], decide
 
 
 def _results(texts: Sequence[str], verdicts: Verdicts) -> list[Settled]:
-    results = []
+    results: list[Settled] = []
     for text, verdict in zip(texts, verdicts, strict=True):
         if verdict is Verdict.OK:
-            results.append(Settled(text, True))
+            results.append(_new(Settled, (text, True, None, None, None)))
         elif verdict is None:
             results.append(Settled(text, False, RECEIPT_ILLEGAL, "this is not a receipt of this group"))
         else:

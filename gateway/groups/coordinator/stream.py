@@ -1,7 +1,7 @@
 """Stream mode: members come and go, partitions move between them, offsets are committed.
 
 Every change is decided under the group's turn, written flushed, and applied before anybody is told. Joins that come
-while one is being written share the next go, and with it one rebalance. The members of a
+while one is being written share the next go, and with it one rebalance; so do those who leave. The members of a
 broadcasting group are groups of their own here (see gateway/groups/machines/broadcast.py); who joins without a name
 leaves no position behind.
 
@@ -21,6 +21,7 @@ from secrets import token_hex
 from typing import TypeVar
 
 from gateway.groups.coordinator.context import Context
+from gateway.groups.coordinator.goes import Goes
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.machines.broadcast import is_lone, lone_group, member_of
 from gateway.groups.machines.config import BROADCAST
@@ -36,7 +37,15 @@ from gateway.groups.machines.events import (
     MembershipEvent,
     Rebalanced,
 )
-from gateway.groups.machines.membership import ASSIGNED_BYTES, MEMBER_BYTES, TOPIC_BYTES, Join, PlanState, Share
+from gateway.groups.machines.membership import (
+    ASSIGNED_BYTES,
+    MEMBER_BYTES,
+    TOPIC_BYTES,
+    Join,
+    Membership,
+    PlanState,
+    Share,
+)
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, document_bytes
@@ -51,10 +60,12 @@ NAMELESS = "m-"
 it."""
 
 SHARED_IN_LOOP_MAX = 2_000
-"""Partitions, of all topics, that are shared out without a thread."""
+"""Partitions, of all topics, and MEMBERS_SHARE times the members, that are shared out without a thread."""
 
-JOINS_PER_GO = 500
-"""Members that are let in with one rebalance."""
+MEMBERS_SHARE = 4
+
+CALLS_PER_GO = 500
+"""Members that come, or go, with one rebalance."""
 
 
 class StreamMode:
@@ -62,8 +73,8 @@ class StreamMode:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._joins: dict[str, list[tuple[Join, asyncio.Future[Share]]]] = {}  # that wait, by group
-        self._joining: dict[str, asyncio.Task[None]] = {}
+        self._joins = Goes(self._join_all, calls_max=CALLS_PER_GO)  # whose caller is cancelled: its session will end
+        self._leaves = Goes(self._leave_all, calls_max=CALLS_PER_GO)
         self._look_at_ms: dict[str, int] = {}  # when a group's members are to be looked at next
 
     # What members do
@@ -81,36 +92,8 @@ class StreamMode:
         """See `Groups.join`."""
         check_group_name(group)
         member_id = member_id or f"{NAMELESS}{token_hex(8)}"
-        told: asyncio.Future[Share] = asyncio.get_running_loop().create_future()
         join = Join(member_id, subscription, generation, session_timeout_ms, metadata)
-        self._joins.setdefault(group, []).append((join, told))
-        if group not in self._joining:
-            self._joining[group] = asyncio.create_task(self._write_joins(group))
-        return member_id, await told
-
-    async def _write_joins(self, group: str) -> None:
-        """Let in those that wait, all in one go; those that come meanwhile are the next go."""
-        try:
-            while waiting := [(join, told) for join, told in self._joins.pop(group, ()) if not told.done()]:
-                going: dict[str, tuple[Join, asyncio.Future[Share]]] = {}
-                for join, told in waiting:  # the second process under one member id comes after the first
-                    if join.member_id in going or len(going) == JOINS_PER_GO:
-                        self._joins.setdefault(group, []).append((join, told))
-                    else:
-                        going[join.member_id] = join, told
-                try:
-                    outcomes = await self._join_all(group, [join for join, _ in going.values()])
-                except Exception as error:
-                    outcomes = [error] * len(going)
-                for (_, told), outcome in zip(going.values(), outcomes, strict=True):
-                    if told.done():  # its caller was cancelled: the member's session will end
-                        continue
-                    if isinstance(outcome, Exception):
-                        told.set_exception(outcome)
-                    else:
-                        told.set_result(outcome)
-        finally:
-            del self._joining[group]
+        return member_id, await self._joins.ask(group, member_id, join)
 
     async def _join_all(self, group: str, joins: Sequence[Join]) -> list[Share | Exception]:
         context = self._context
@@ -154,6 +137,7 @@ class StreamMode:
             raise GroupActive(f"group={name} has records on lease in queue mode; use another group to stream")
         topics = context.routes.topics()
         events, errors = await self._decided(
+            state.membership,
             topics,
             lambda: state.membership.decide_joins(joins, topics, leaving=leaving, is_round=is_round),
         )
@@ -212,18 +196,23 @@ class StreamMode:
             membership = context.table.get(self._joined(group, member.member_id)).membership
             owned = self.partitions_of(group, member.member_id, partitions)
             topics = context.routes.topics()
-            events = await self._decided(topics, lambda: membership.decide_release(*member, owned, topics))
+            events = await self._decided(membership, topics, lambda: membership.decide_release(*member, owned, topics))
             await context.write(events)
             return membership.heartbeat(*member, context.monotonic_ms())
 
     async def leave(self, group: str, member: MemberKey) -> None:
         """See `Groups.leave`."""
+        await self._leaves.ask(self.name_of(group, member.member_id), member.member_id, member)
+
+    async def _leave_all(self, name: str, members: Sequence[MemberKey]) -> list[Exception | None]:
         context = self._context
-        async with context.turns.of_group(self.name_of(group, member.member_id)):
-            name = self._joined(group, member.member_id)
+        async with context.turns.of_group(name):
+            if name not in context.table:
+                return [_not_joined(name, member.member_id) for member in members]
             membership, topics = context.table.get(name).membership, context.routes.topics()
-            events = await self._decided(topics, lambda: membership.decide_leave(*member, topics))
-            await context.write([*events, *_offsets_of_nameless(name)])
+            events, errors = await self._decided(membership, topics, lambda: membership.decide_leaves(members, topics))
+            await context.write([*events, *_offsets_of_nameless(name)] if events else [])
+        return list(errors)
 
     async def assign(
         self, group: str, member: MemberKey, shares: Mapping[str, Sequence[TopicPartition]], notes: Mapping[str, bytes]
@@ -289,7 +278,9 @@ class StreamMode:
             now_ms = context.monotonic_ms()
             events: list[Event] = [
                 *await self._decided(
-                    topics, lambda: membership.decide_expiry(topics, now_ms) or membership.decide_rebalance(topics)
+                    membership,
+                    topics,
+                    lambda: membership.decide_expiry(topics, now_ms) or membership.decide_rebalance(topics),
                 )
             ]
             if any(isinstance(event, MemberLeft) for event in events):
@@ -314,10 +305,13 @@ class StreamMode:
 
     # How it is worked out
 
-    async def _decided(self, topics: Sequence[TopicView], decide: Callable[[], Decided]) -> Decided:
-        """What is decided about members, under the group's turn. Sharing out partitions takes 3 microseconds each: the
-        event loop does not wait for that of many."""
-        if sum(topic.partitions for topic in topics) <= SHARED_IN_LOOP_MAX:
+    async def _decided(
+        self, membership: Membership, topics: Sequence[TopicView], decide: Callable[[], Decided]
+    ) -> Decided:
+        """What is decided about members, under the group's turn. Sharing out takes 3 microseconds a partition and 10 a
+        member: the event loop does not wait for that of many."""
+        size = MEMBERS_SHARE * len(membership.by_id) + sum(topic.partitions for topic in topics)
+        if size <= SHARED_IN_LOOP_MAX:
             return decide()
         found: list[Decided] = []
         await self._context.run_blocking(lambda: found.append(decide()))
@@ -336,7 +330,7 @@ class StreamMode:
     def _joined(self, group: str, member_id: str) -> str:
         name = self.name_of(group, member_id)
         if name not in self._context.table:
-            raise UnknownMember(f"group={group} has no member {member_id}: join again")
+            raise _not_joined(group, member_id)
         return name
 
     def _check_member_count(self, group: str, name: str) -> None:
@@ -351,6 +345,10 @@ class StreamMode:
         share = self._context.table.get(self._joined(group, member_id)).membership.share(member_id)
         wanted = set(partitions)
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]
+
+
+def _not_joined(group: str, member_id: str) -> UnknownMember:
+    return UnknownMember(f"group={group} has no member {member_id}: join again")
 
 
 def _added_bytes(state: Group, wishes: Sequence[DocumentPut], events: Sequence[MembershipEvent]) -> int:

@@ -1,8 +1,8 @@
 """Queue mode: records of one partition handed out one by one, to whichever member asks, until each is settled.
 
-Every record before `next_offset` has been taken from the log. It is either open, with a row here, or done, without one:
-memory grows with what is open, which is bounded, and not with what has been consumed. `low_offset`, the first open
-record (or `next_offset`), is the group's committed offset.
+Every record before `next_offset` has been taken from the log. It is either open, and known here, or done, without a
+trace: memory grows with what is open, which is bounded, and not with what has been consumed. `low_offset`, the first
+open record (or `next_offset`), is the group's committed offset.
 
     offsets   100   101   102   103   104   105              open: 101 and 103          low_offset   101
               done  open  done  open  done  not yet taken    done needs no memory       next_offset  105
@@ -13,6 +13,12 @@ An open record is leased until a time, or waits for one:
     waiting   after attempt a, until t     t passes: it may be leased again, as attempt a + 1
     finished  rejected, or waiting after the last attempt: never leased again; `dead_letters` names it until the shell
               has its copy in the dead-letter topic durably and says so (`decide_settle`); not an instant earlier
+
+Nearly all records are leased once, with those beside them, and acked. So what one receive leases for the first time is
+one run (`_Run`), with a bit for each record that is still open, and costs as much as one record. Whatever else befalls
+a record of it (its lease is over, it is given back, rejected, extended without the others) needs a row of its own
+(`_Open`): then each open record of the run gets one. Runs are how it is kept, and nothing else: no event, verdict or
+order tells them from rows, and a test holds them against a machine that has rows alone.
 
 FIFO by message group: of the open records of one group only the first may be leased; the others are withheld, also
 while the first one waits. Records without a group are free.
@@ -33,17 +39,19 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, assert_never
+from typing import ClassVar, NamedTuple, assert_never
 
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import IllegalRequest
 from gateway.groups.machines.events import Leased, LeaseEvent, LeaseMoved, LeasesSet, OpenRecord, Rejected, Settled
-from gateway.groups.machines.receipts import Receipt
+from gateway.groups.machines.receipts import RUN_RECORDS_MAX, Receipt
 
 EXHAUSTED = "max_attempts"
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 ATTEMPT_ID_BYTES_MAX = 255
 
 
@@ -102,13 +110,57 @@ class _Open:
 
 
 @dataclass(slots=True)
+class _Run:
+    """Open records from `first` to before `end`, leased together for the first time until `until_ms`: those of which
+    the bit is set, the lowest being that of `first`."""
+
+    first: int
+    end: int
+    until_ms: int
+    open_bits: int
+    open_count: int
+
+    ATTEMPT: ClassVar[int] = 1
+
+    @property
+    def low_offset(self) -> int:
+        """The first that is open."""
+        return self.first + (self.open_bits & -self.open_bits).bit_length() - 1
+
+    def is_open(self, offset: int) -> bool:
+        """Whether a record of its range is."""
+        return bool(self.open_bits >> (offset - self.first) & 1)
+
+    def offsets(self) -> Iterator[int]:
+        """Those that are open."""
+        return (offset for offset in range(self.first, self.end) if self.is_open(offset))
+
+    def done(self, offsets: Sequence[int]) -> None:
+        """These, which are open, and in order, are not any more."""
+        if offsets[-1] - offsets[0] == len(offsets) - 1:
+            bits = ((1 << len(offsets)) - 1) << (offsets[0] - self.first)
+        else:
+            bits = sum(1 << (offset - self.first) for offset in offsets)
+        if bits & ~self.open_bits:
+            raise KeyError(f"not all of {offsets} are open")
+        self.open_bits &= ~bits
+        self.open_count -= len(offsets)
+
+
+@dataclass(slots=True)
 class _State:
-    """All there is to know of one partition, and two indexes of it."""
+    """All there is to know of one partition, and indexes of it."""
 
     epoch: int = 0
     next_offset: int = 0
-    records: dict[int, _Open] = field(default_factory=dict)  # by offset, and in that order
-    due: list[tuple[int, int]] = field(default_factory=list)  # heap of (visible_at_ms, offset); may hold old times
+    records: dict[int, _Open] = field(default_factory=dict)  # by offset
+    lows: list[int] = field(default_factory=list)  # heap of offsets of `records`; may hold some that are done
+    runs: dict[int, _Run] = field(default_factory=dict)  # by first offset
+    run_firsts: list[int] = field(default_factory=list)  # those, in order
+    run_open_count: int = 0  # records of all runs
+    due: list[tuple[int, int]] = field(default_factory=list)
+    """Heap of (when, offset), of records and of runs by their first one; may hold old times."""
+
     groups: dict[str, dict[int, None]] = field(default_factory=dict)  # message group → its open offsets, in order
     last: set[int] = field(default_factory=set)  # rejected, or handed out for the last time
     requests: dict[str, set[int]] = field(default_factory=dict)  # attempt id → offsets leased by it
@@ -129,6 +181,8 @@ class PartitionLeases:
     def reconfigure(self, config: GroupConfig) -> None:
         """Go on with other settings."""
         self._config = config
+        for run in list(self._state.runs.values()):  # one attempt may be all there are now
+            self._give_rows(run)
         self._state.last = {offset for offset, record in self._state.records.items() if self._is_last(record)}
 
     # What is
@@ -146,20 +200,30 @@ class PartitionLeases:
     @property
     def low_offset(self) -> int:
         """Everything before it is done: the group's committed offset in this partition."""
-        return next(iter(self._state.records), self._state.next_offset)
+        state = self._state
+        lows, records = state.lows, state.records
+        while lows and lows[0] not in records:
+            heapq.heappop(lows)
+        low = lows[0] if lows else state.next_offset
+        return min(low, state.runs[state.run_firsts[0]].low_offset) if state.run_firsts else low
 
     @property
     def open_count(self) -> int:
         """Records taken and not done."""
-        return len(self._state.records)
+        return len(self._state.records) + self._state.run_open_count
 
-    def open_offsets(self) -> KeysView[int]:
+    def open_offsets(self) -> Set[int]:
         """The records taken and not done."""
-        return self._state.records.keys()
+        state = self._state
+        if not state.runs:
+            return state.records.keys()
+        return state.records.keys() | {offset for run in state.runs.values() for offset in run.offsets()}
 
     def leased_count(self, now_ms: int) -> int:
         """Records in a consumer's hands."""
-        return sum(record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
+        state = self._state
+        of_runs = sum(run.open_count for run in state.runs.values() if run.until_ms > now_ms)
+        return of_runs + sum(one.is_leased and one.visible_at_ms > now_ms for one in state.records.values())
 
     def waiting_count(self, now_ms: int) -> int:
         """Records that were given back and may not be handed out again yet."""
@@ -177,16 +241,18 @@ class PartitionLeases:
     @property
     def room(self) -> int:
         """How many more records may be taken from the log now (L3)."""
-        return max(self._config.in_flight_max - len(self._state.records), 0)
+        return max(self._config.in_flight_max - self.open_count, 0)
 
     def next_due_ms(self) -> int | None:
         """When the next lease or wait ends: until then, asking for old records again finds no new ones."""
-        due, records = self._state.due, self._state.records
-        self._drop_old_times(len(records))
+        due, records, runs = self._state.due, self._state.records, self._state.runs
+        self._drop_old_times(len(records) + len(runs))
         while due:
             visible_at_ms, offset = due[0]
-            record = records.get(offset)
+            record, run = records.get(offset), runs.get(offset)
             if record is not None and record.visible_at_ms == visible_at_ms:
+                return visible_at_ms
+            if run is not None and run.until_ms == visible_at_ms:
                 return visible_at_ms
             heapq.heappop(due)
         return None
@@ -215,6 +281,10 @@ class PartitionLeases:
         passed: list[tuple[int, int]] = []
         while state.due and state.due[0][0] <= now_ms and len(found) < limit:
             due_ms, offset = heapq.heappop(state.due)
+            run = state.runs.get(offset)
+            if run is not None and run.until_ms == due_ms:
+                self._give_rows(run)
+                continue
             # What is not ready now is not missed in the heap: a record with another time has another item, a finished
             # one is found by `dead_letters`, and a withheld one comes back when the one before it is done.
             # By an old time it would come before records that are due longer, and in another order after a restart.
@@ -230,33 +300,45 @@ class PartitionLeases:
     def decide_receive(
         self,
         old: Sequence[int],
-        fresh: Sequence[Fresh],
+        fresh: Sequence[Fresh] | range,
         *,
         fetched_to: int,
         limit: int,
         invisible_ms: int,
         now_ms: int,
         attempt_id: str | None = None,
+        is_more: bool = False,
     ) -> tuple[list[Lease], list[LeaseEvent]]:
         """Lease up to `limit` records for `invisible_ms`: those in `old` that are ready (see `ready`), then fresh ones.
 
         `fresh` are the records from `next_offset` to before `fetched_to` that the consumer wants, in order; the others
-        there are done by this. Fresh ones that are not leased (withheld, or over the limit) are kept for later.
+        there are done by this. A range of them says no more than their offsets. Fresh ones that are not leased
+        (withheld, or over the limit) are kept for later.
         The leases may be handed out once the events are applied. With an `attempt_id` that has leases still, those are
-        the answer, and nothing else happens. Raises IllegalRequest for a bad `invisible_ms` or `attempt_id`, or more
-        than `room`.
+        the answer, and nothing else happens, unless it `is_more` of the same receive. Raises IllegalRequest for a bad
+        `invisible_ms` or `attempt_id`, or more than `room`.
         """
         if attempt_id is not None and len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
             raise IllegalRequest(f"an attempt_id has at most {ATTEMPT_ID_BYTES_MAX} bytes")
         if not 1 <= invisible_ms <= self._config.invisible_ms_max:
             raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
-        if attempt_id is not None and (leases := self.leases_of(attempt_id, now_ms)):
+        if attempt_id is not None and not is_more and (leases := self.leases_of(attempt_id, now_ms)):
             return leases, []
         if len(fresh) > self.room:
             raise IllegalRequest(f"{len(fresh)} records are more than the {self.room} that may be taken now")
         state = self._state
-        assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
         offsets = [offset for offset in dict.fromkeys(old) if self._is_ready(offset, now_ms)][:limit]
+        until_ms = now_ms + invisible_ms
+        if isinstance(fresh, range):
+            assert not fresh or state.next_offset <= fresh.start <= fresh.stop <= fetched_to
+            if not offsets and fetched_to == state.next_offset:
+                return [], []
+            taken = tuple(fresh)
+            leases = [Lease(offset, state.records[offset].attempt + 1, until_ms) for offset in offsets]
+            leases += [_new(Lease, (offset, _Run.ATTEMPT, until_ms)) for offset in taken[: limit - len(offsets)]]
+            leased = taken if not offsets and len(leases) == len(taken) else tuple(lease.offset for lease in leases)
+            return leases, [Leased(*self._partition_id, fetched_to, taken, (), leased, until_ms, attempt_id)]
+        assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
         is_fifo = self._config.fifo
         begun: set[str] = set()
         for record in fresh:
@@ -271,7 +353,6 @@ class PartitionLeases:
             offsets.append(record.offset)
         if not offsets and fetched_to == state.next_offset:
             return [], []
-        until_ms = now_ms + invisible_ms
         message_groups = tuple(record.message_group for record in fresh) if is_fifo else ()
         taken = tuple(record.offset for record in fresh)
         before = {record.offset: record.attempt for record in fresh if record.attempt}
@@ -305,7 +386,9 @@ class PartitionLeases:
 
     def decide_ack_up_to(self, offset: int, now_ms: int) -> list[LeaseEvent]:
         """All records in consumers' hands up to and including `offset` are consumed."""
-        held = (at for at, record in self._state.records.items() if record.is_leased and record.visible_at_ms > now_ms)
+        state = self._state
+        held = [at for at, record in state.records.items() if record.is_leased and record.visible_at_ms > now_ms]
+        held += [at for run in state.runs.values() if run.until_ms > now_ms for at in run.offsets()]
         offsets = tuple(sorted(at for at in held if at <= offset))
         return [Settled(*self._partition_id, offsets)] if offsets else []
 
@@ -367,8 +450,7 @@ class PartitionLeases:
     def decide_settle(self, offsets: Iterable[int]) -> list[LeaseEvent]:
         """Copies of these records, in the dead-letter topic or the timer, are durable (or they are gone from the log):
         they are done."""
-        records = self._state.records
-        settled = tuple(offset for offset in dict.fromkeys(offsets) if offset in records)
+        settled = tuple(offset for offset in dict.fromkeys(offsets) if self._is_open(offset))
         return [Settled(*self._partition_id, settled)] if settled else []
 
     def decide_reset(self, next_offset: int, now_ms: int) -> list[LeaseEvent]:
@@ -382,7 +464,7 @@ class PartitionLeases:
 
     def frozen(self) -> tuple[int, int, tuple[OpenRecord, ...]]:
         """Epoch, next offset and open records, as they are now: what an event of the state is made of."""
-        records = (
+        records = [
             OpenRecord(
                 offset,
                 record.attempt,
@@ -393,8 +475,11 @@ class PartitionLeases:
                 record.rejected,
             )
             for offset, record in self._state.records.items()
-        )
-        return self._state.epoch, self._state.next_offset, tuple(records)
+        ]
+        for run in self._state.runs.values():
+            until_ms = run.until_ms
+            records += [OpenRecord(at, _Run.ATTEMPT, until_ms, True, None, None, None) for at in run.offsets()]
+        return self._state.epoch, self._state.next_offset, tuple(sorted(records))
 
     def backoff_ms(self, attempt: int) -> int:
         """The wait after a failed attempt (1-based)."""
@@ -410,20 +495,25 @@ class PartitionLeases:
             case Leased():
                 self._apply_leased(event)
             case LeaseMoved():
-                for offset in event.offsets:
-                    record = state.records[offset]
+                for offset in self._without_runs_extended(event):
+                    record = self._row(offset)
                     if event.uncounted:
                         record.attempt -= 1
                         state.last.discard(offset)
                     self._move(offset, record, event.visible_at_ms, is_leased=event.leased)
             case Rejected():
                 for offset in event.offsets:
-                    state.records[offset].rejected = event.reason
-                    state.records[offset].is_leased = False
+                    record = self._row(offset)
+                    record.rejected = event.reason
+                    record.is_leased = False
                     state.last.add(offset)
             case Settled():
-                for offset in event.offsets:
-                    self._remove(offset)
+                for run, offsets in self._by_run(event.offsets):
+                    if run is None:
+                        for offset in offsets:
+                            self._remove(offset)
+                    else:
+                        self._settle(run, offsets)
             case LeasesSet():
                 self._state = _State(event.epoch, event.next_offset)
                 for offset, attempt, visible_at_ms, leased, message_group, attempt_id, rejected in event.open_records:
@@ -436,6 +526,21 @@ class PartitionLeases:
 
     def _apply_leased(self, event: Leased) -> None:
         state = self._state
+        taken = event.fresh
+        if (
+            event.offsets == taken
+            and taken
+            and taken[-1] - taken[0] == len(taken) - 1
+            and event.attempt_id is None
+            and not any(event.attempts)
+            and not any(event.message_groups)
+            and self._config.max_attempts > _Run.ATTEMPT
+            and RUN_RECORDS_MAX
+        ):
+            for first in range(taken[0], taken[-1] + 1, RUN_RECORDS_MAX):
+                self._put_run(first, min(first + RUN_RECORDS_MAX, taken[-1] + 1), event.until_ms)
+            state.next_offset = event.fetched_to
+            return
         leased = set(event.offsets)
         groups: Iterable[str | None] = event.message_groups or (None,) * len(event.fresh)
         attempts = event.attempts or (0,) * len(event.fresh)
@@ -445,7 +550,7 @@ class PartitionLeases:
         state.next_offset = event.fetched_to
         fresh = set(event.fresh)
         for offset in event.offsets:
-            record = state.records[offset]
+            record = self._row(offset)
             record.attempt += 1
             record.is_leased = True
             self._forget_request(offset, record)
@@ -466,7 +571,10 @@ class PartitionLeases:
             return Verdict.STALE
         record = state.records.get(receipt.offset)
         if record is None:
-            return Verdict.OK if is_done_ok else Verdict.EXPIRED
+            run = self._run_of(receipt.offset)
+            if run is None:
+                return Verdict.OK if is_done_ok else Verdict.EXPIRED
+            return Verdict.OK if receipt.attempt == _Run.ATTEMPT and run.until_ms > now_ms else Verdict.EXPIRED
         if not record.is_leased or record.attempt != receipt.attempt or record.visible_at_ms <= now_ms:
             return Verdict.EXPIRED
         return Verdict.OK
@@ -481,11 +589,28 @@ class PartitionLeases:
     ) -> Decision:
         verdicts: list[Verdict] = []
         offsets: set[int] = set()
+        own_id, epoch = self._partition_id[1:], self._state.epoch
+        run: _Run | None = None
+        first = end = 0
         for receipt in receipts:
+            offset = receipt.offset
+            if (
+                first <= offset < end  # of the run of the one before it
+                and run is not None
+                and run.is_open(offset)
+                and receipt.attempt == _Run.ATTEMPT
+                and receipt.epoch == epoch
+                and receipt[:2] == own_id
+            ):
+                verdicts.append(Verdict.OK)
+                offsets.add(offset)
+                continue
             verdict = self._verdict(receipt, now_ms, is_done_ok=is_done_ok)
             verdicts.append(verdict)
-            if verdict is Verdict.OK and receipt.offset in self._state.records:
-                offsets.add(receipt.offset)
+            if verdict is Verdict.OK and self._is_open(offset):
+                offsets.add(offset)
+                run = self._run_of(offset)
+                first, end = (0, 0) if run is None else (run.first, run.end)
         return Decision(verdicts, [event_of(tuple(sorted(offsets)))] if offsets else [])
 
     def _is_ready(self, offset: int, now_ms: int) -> bool:
@@ -499,9 +624,77 @@ class PartitionLeases:
     def _is_last(self, record: _Open) -> bool:
         return record.rejected is not None or record.attempt >= self._config.max_attempts
 
+    def _is_open(self, offset: int) -> bool:
+        return offset in self._state.records or self._run_of(offset) is not None
+
+    def _run_of(self, offset: int) -> _Run | None:
+        """The run in which a record is open."""
+        state = self._state
+        at = bisect_right(state.run_firsts, offset)
+        if not at:
+            return None
+        run = state.runs[state.run_firsts[at - 1]]
+        return run if offset < run.end and run.is_open(offset) else None
+
+    def _by_run(self, offsets: Sequence[int]) -> Iterator[tuple[_Run | None, Sequence[int]]]:
+        """Open records by the runs that they are in; None: they have rows."""
+        if not self._state.runs:
+            yield None, offsets
+            return
+        offsets = sorted(offsets)
+        at = 0
+        while at < len(offsets):
+            run = self._run_of(offsets[at])
+            end = at + 1 if run is None else bisect_left(offsets, run.end, at)
+            yield run, offsets[at:end]
+            at = end
+
+    def _put_run(self, first: int, end: int, until_ms: int) -> None:
+        state, count = self._state, end - first
+        state.runs[first] = _Run(first, end, until_ms, (1 << count) - 1, count)
+        state.run_firsts.append(first)
+        state.run_open_count += count
+        heapq.heappush(state.due, (until_ms, first))
+
+    def _drop_run(self, run: _Run) -> None:
+        state = self._state
+        del state.runs[run.first]
+        del state.run_firsts[bisect_left(state.run_firsts, run.first)]
+        state.run_open_count -= run.open_count
+
+    def _settle(self, run: _Run, offsets: Sequence[int]) -> None:
+        run.done(offsets)
+        self._state.run_open_count -= len(offsets)
+        if not run.open_count:
+            self._drop_run(run)
+
+    def _give_rows(self, run: _Run) -> None:
+        """Let each open record of a run have a row of its own."""
+        self._drop_run(run)
+        for offset in run.offsets():
+            self._put(offset, _Open(_Run.ATTEMPT, run.until_ms, True))
+
+    def _row(self, offset: int) -> _Open:
+        """The row of an open record."""
+        if (run := self._run_of(offset)) is not None:
+            self._give_rows(run)
+        return self._state.records[offset]
+
+    def _without_runs_extended(self, event: LeaseMoved) -> Iterator[int]:
+        """The records of an event, but for whole runs that go on as such: their leases are extended together."""
+        for run, offsets in self._by_run(event.offsets):
+            if run is not None and event.leased and not event.uncounted and len(offsets) == run.open_count:
+                run.until_ms = event.visible_at_ms
+                self._note_due(run.until_ms, run.first)
+            else:
+                yield from offsets
+
     def _put(self, offset: int, record: _Open) -> None:
         state = self._state
         state.records[offset] = record
+        heapq.heappush(state.lows, offset)
+        if len(state.lows) > 2 * len(state.records) + 64:  # the lowest one may stay for long
+            state.lows = sorted(state.records)
         if self._is_last(record):
             state.last.add(offset)
         if record.message_group is not None:
@@ -510,14 +703,18 @@ class PartitionLeases:
 
     def _move(self, offset: int, record: _Open, visible_at_ms: int, *, is_leased: bool) -> None:
         record.visible_at_ms, record.is_leased = visible_at_ms, is_leased
+        self._note_due(visible_at_ms, offset)
+
+    def _note_due(self, visible_at_ms: int, offset: int) -> None:
         heapq.heappush(self._state.due, (visible_at_ms, offset))
-        self._drop_old_times(len(self._state.records) + 64)  # extends without end must not grow it
+        self._drop_old_times(len(self._state.records) + len(self._state.runs) + 64)  # extends must not grow it
 
     def _drop_old_times(self, old_max: int) -> None:
         """Make the heap anew if it holds more old times than these: cheaper than to pop them one by one."""
-        due, records = self._state.due, self._state.records
-        if len(due) > len(records) + old_max:
+        due, records, runs = self._state.due, self._state.records, self._state.runs
+        if len(due) > len(records) + len(runs) + old_max:
             due[:] = [(record.visible_at_ms, offset) for offset, record in records.items()]
+            due += [(run.until_ms, run.first) for run in runs.values()]
             heapq.heapify(due)
 
     def _remove(self, offset: int) -> None:

@@ -47,6 +47,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, assert_never
 
 from gateway.groups.machines.config import GroupConfig
@@ -213,6 +214,11 @@ class Membership:
         """All members, the longest first."""
         return list(self._members.values())
 
+    @property
+    def by_id(self) -> Mapping[str, Member]:
+        """The same by their ids; changes with the group."""
+        return MappingProxyType(self._members)
+
     def owner(self, partition: Partition) -> Ownership | None:
         """Who owns a partition now; while it is being revoked, still the one who gives it up."""
         return self._owned.get(partition)
@@ -361,8 +367,27 @@ class Membership:
 
     def decide_leave(self, member_id: str, generation: int, topics: Sequence[TopicView]) -> list[MembershipEvent]:
         """A member goes. Raises UnknownMember, StaleGeneration."""
-        self._caller(member_id, generation)
-        return self._followed_by_rebalance([MemberLeft(self.group, member_id, LEFT)], topics)
+        events, (error,) = self.decide_leaves([(member_id, generation)], topics)
+        if error is not None:
+            raise error
+        return events
+
+    def decide_leaves(
+        self, members: Sequence[tuple[str, int]], topics: Sequence[TopicView]
+    ) -> tuple[list[MembershipEvent], list[GroupError | None]]:
+        """Several at once, each another, by id and generation, with one rebalance. What is wrong with each, in order,
+        as `decide_leave` raises it."""
+        left: list[MembershipEvent] = []
+        errors: list[GroupError | None] = []
+        for member_id, generation in members:
+            try:
+                self._caller(member_id, generation)
+            except GroupError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+                left.append(MemberLeft(self.group, member_id, LEFT))
+        return self._followed_by_rebalance(left, topics) if left else [], errors
 
     def decide_evict(self, topics: Sequence[TopicView]) -> list[MembershipEvent]:
         """Put out every member, by force: they have to join again."""

@@ -1,16 +1,22 @@
 """Receipts: what a consumer shows to ack, give back or extend a record it was handed in queue mode.
 
 A receipt says everything about the lease itself and is signed, so any node, also after a restart, can judge it without
-having kept it. Text form: `r1.` and base64url, without padding, of 53 bytes, big-endian:
+having kept it. Records that are leased together, one behind the other and for the same attempt, are a run: it is signed
+once, and the receipts of its records differ in their last part alone, the record's place in it. Text form: `r2.`,
+base64url of 57 bytes, big-endian, `.`, and the place, a decimal number:
 
-    0         1          5           9        17        21          29      37           53
-    +---------+----------+-----------+--------+---------+-----------+-------+------------+
-    | u8 1    | topic id | partition | offset | attempt | until ms  | epoch | signature  |
-    | version | u32      | u32       | i64    | u32     | i64       | i64   | 16 bytes   |
-    +---------+----------+-----------+--------+---------+-----------+-------+------------+
+    0         1          5           9              17        21          29      37      41          57
+    +---------+----------+-----------+--------------+---------+-----------+-------+-------+-----------+
+    | u8 2    | topic id | partition | first offset | attempt | until ms  | epoch | count | signature |
+    | version | u32      | u32       | i64          | u32     | i64       | i64   | u32   | 16 bytes  |
+    +---------+----------+-----------+--------------+---------+-----------+-------+-------+-----------+
 
-The signature is keyed BLAKE2b (RFC 7693) with 16 bytes, of the first 37 bytes and the group's name: the receipt of one
-group is worth nothing in another. Whether the lease still holds is not this file's matter (see `leases`).
+The signature is keyed BLAKE2b (RFC 7693) with 16 bytes, of the bytes before it and the group's name: the receipt of one
+group is worth nothing in another. Whoever holds one receipt of a run can make the others of it: they went to the same
+consumer, in one answer. Whether the lease still holds is not this file's matter (see `leases`).
+
+Servers before this form made a receipt a record: `r1.`, and base64url, without padding, of the same fields but for the
+count (version 1, the record's own offset). These are read as long as consumers may hold some, and are made no more.
 """
 
 from __future__ import annotations
@@ -26,21 +32,42 @@ from gateway.groups.machines.errors import IllegalRequest
 
 KEY_BYTES_MIN = 16
 KEY_BYTES_MAX = 64
-PREFIX = "r1."
+PREFIX = "r2."
 REMEMBERED_MAX = 20_000
-"""Receipts that are remembered, in about 10 MB; when there are more, all are forgotten."""
+"""Runs that are remembered, in about 10 MB; when there are more, all are forgotten."""
 
-_VERSION = 1
-_BODY = struct.Struct(">BIIqIqq")
+RUN_RECORDS_MAX = 1_000
+"""Records of one run."""
+
+_PLACES = {str(place): place for place in range(RUN_RECORDS_MAX)}
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
+
 _SIGNATURE_BYTES = 16
-_SIGNED = struct.Struct(f"{_BODY.format}{_SIGNATURE_BYTES}sB")
-_CHARS = _SIGNED.size * 4 // 3
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _STANDARD = bytes.maketrans(b"-_+/", b"+/??")  # "?" is in no alphabet: a receipt has one spelling of these
-_TEXT_LENGTH = len(PREFIX) + _CHARS - 1
 
-assert _BODY.size == 37
-assert _SIGNED.size % 3 == 0
+
+class _Form(NamedTuple):
+    """How the signed part of a receipt is written."""
+
+    version: int
+    prefix: str
+    body: struct.Struct
+    padding: str
+    """What base64 would end with."""
+
+    @property
+    def chars(self) -> int:
+        """Of the text, prefix included."""
+        signed_bytes = self.body.size + _SIGNATURE_BYTES
+        return len(self.prefix) + (signed_bytes + 2) // 3 * 4 - len(self.padding)
+
+
+_RUN = _Form(2, PREFIX, struct.Struct(">BIIqIqqI"), "")
+_SINGLE = _Form(1, "r1.", struct.Struct(">BIIqIqq"), "=")
+
+assert _RUN.body.size == 41
+assert _SINGLE.body.size == 37
 
 
 class Receipt(NamedTuple):
@@ -54,6 +81,13 @@ class Receipt(NamedTuple):
     epoch: int
 
 
+class _Run(NamedTuple):
+    """What is signed: the receipt of the first record, and of how many."""
+
+    first: Receipt
+    size: int
+
+
 class Signer:
     """Signs with the first key, accepts all: put a new key first, and drop the old one when its leases have ended."""
 
@@ -61,29 +95,44 @@ class Signer:
         if not keys or not all(KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX for key in keys):
             raise ValueError(f"receipts need a key, and each key {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes")
         self._keyed = [blake2b(digest_size=_SIGNATURE_BYTES, key=key) for key in keys]
-        self._remembered: dict[str, tuple[str, Receipt]] = {}  # by text: group, receipt
+        self._remembered: dict[str, tuple[str, _Run]] = {}  # by signed text: group, run
 
     def sign(self, group: str, receipt: Receipt) -> str:
         """The text of a receipt."""
         return self.sign_all(group, [receipt])[0]
 
     def sign_all(self, group: str, receipts: Sequence[Receipt]) -> list[str]:
-        """The texts of receipts, in order: much cheaper than one by one."""
-        keyed, name = self._keyed[0], group.encode()
-        signed = bytearray()
+        """The texts of receipts, in order. Those of one partition, with offsets that follow each other, cost little."""
+        texts: list[str] = []
+        first, count = None, 0
         for receipt in receipts:
-            body = _BODY.pack(_VERSION, *receipt)
-            hashed = keyed.copy()
-            hashed.update(body + name)
-            signed += body + hashed.digest() + b"\0"  # 54 bytes are 72 characters; the last one says nothing
-        text = binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
-        texts = [PREFIX + text[at : at + _CHARS - 1] for at in range(0, len(text), _CHARS)]
-        remembered = self._remembered
-        if len(remembered) + len(texts) > REMEMBERED_MAX:
-            remembered.clear()
-        for text, receipt in zip(texts, receipts, strict=True):
-            remembered[text] = group, receipt
+            topic_id, partition, offset, attempt, until_ms, epoch = receipt
+            if (
+                first is not None
+                and offset == first.offset + count
+                and attempt == first.attempt
+                and until_ms == first.until_ms
+                and partition == first.partition
+                and topic_id == first.topic_id
+                and epoch == first.epoch
+                and count < RUN_RECORDS_MAX
+            ):
+                count += 1
+            else:
+                if first is not None:
+                    texts += self._sign_run(group, first, count)
+                first, count = receipt, 1
+        if first is not None:
+            texts += self._sign_run(group, first, count)
         return texts
+
+    def _sign_run(self, group: str, first: Receipt, count: int) -> list[str]:
+        body = _RUN.body.pack(_RUN.version, *first, count)
+        signed = body + self._signature(self._keyed[0], group, body)
+        text = PREFIX + binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
+        self._remember(text, group, _Run(first, count))
+        text += "."
+        return [f"{text}{place}" for place in range(count)]
 
     def check(self, group: str, text: str) -> Receipt:
         """The receipt in a text. Raises IllegalRequest unless this group's receipt was signed with one of the keys."""
@@ -93,42 +142,61 @@ class Signer:
         return receipt
 
     def check_all(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
-        """The receipts in texts, in order: much cheaper than one by one. None for what is no receipt of this group."""
-        take = self._remembered.pop
-        known = [take(text, None) for text in texts]
-        if all(one is not None and one[0] == group for one in known):
-            return [one[1] for one in known if one is not None]
-        return self._check_all(group, texts)
-
-    def _check_all(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
-        """By their signatures."""
-        raw = _raw(texts)
-        if raw is None:
-            return [None] if len(texts) == 1 else [self._check_all(group, [text])[0] for text in texts]
-        name = group.encode()
+        """The receipts in texts, in order: cheap for those of one run. None for what is no receipt of this group."""
         receipts: list[Receipt | None] = []
-        at = 0
-        for _, topic_id, partition, offset, attempt, until_ms, epoch, signature, rest in _SIGNED.iter_unpack(raw):
-            body = raw[at : at + _BODY.size] + name
-            at += _SIGNED.size
-            # Every key is tried in full, in constant time: how long it took says nothing about the signature.
-            is_ours = False
-            for keyed in self._keyed:
-                hashed = keyed.copy()
-                hashed.update(body)
-                is_ours |= compare_digest(hashed.digest(), signature)
-            is_ours = is_ours and rest == 0  # one spelling
-            receipts.append(Receipt(topic_id, partition, offset, attempt, until_ms, epoch) if is_ours else None)
+        known = ""  # the signed part of the text before
+        run: _Run | None = None
+        for text in texts:
+            signed, _, place = text.rpartition(".")
+            if signed != known:
+                known, run = signed, self._run(group, signed)
+            if run is not None and (at := _PLACES.get(place, run.size)) < run.size:
+                topic_id, partition, offset, attempt, until_ms, epoch = run.first
+                receipts.append(_new(Receipt, (topic_id, partition, offset + at, attempt, until_ms, epoch)))
+            else:
+                receipts.append(self._single(group, text))
         return receipts
 
-
-def _raw(texts: Sequence[str]) -> bytes | None:
-    """The bytes of receipts, one behind the other; None when one of them is no text of ours."""
-    for text in texts:
-        if len(text) != _TEXT_LENGTH or not text.startswith(PREFIX):
+    def _run(self, group: str, signed: str) -> _Run | None:
+        remembered = self._remembered.get(signed)
+        if remembered is not None and remembered[0] == group:
+            return remembered[1]
+        fields = self._checked(group, signed, _RUN)
+        if fields is None:
             return None
-    joined = "A".join([*[text[len(PREFIX) :] for text in texts], ""])
-    try:
-        return binascii.a2b_base64(joined.encode("ascii").translate(_STANDARD), strict_mode=True)
-    except ValueError:
-        return None
+        run = _Run(Receipt(*fields[:-1]), fields[-1])
+        self._remember(signed, group, run)
+        return run
+
+    def _single(self, group: str, text: str) -> Receipt | None:
+        fields = self._checked(group, text, _SINGLE)
+        return None if fields is None else Receipt(*fields)
+
+    def _checked(self, group: str, text: str, form: _Form) -> tuple[int, ...] | None:
+        """What a text says behind its version; None unless it was signed for the group with one of the keys."""
+        if len(text) != form.chars or not text.startswith(form.prefix):
+            return None
+        try:
+            ascii_text = text[len(form.prefix) :].encode("ascii").translate(_STANDARD)
+            raw = binascii.a2b_base64(ascii_text + form.padding.encode(), strict_mode=True)
+        except ValueError:
+            return None
+        if binascii.b2a_base64(raw, newline=False) != ascii_text + form.padding.encode():
+            return None  # bits that say nothing: a receipt has one spelling
+        body, signature = raw[: form.body.size], raw[form.body.size :]
+        # Every key is tried in full, in constant time: how long it took says nothing about the signature.
+        is_ours = False
+        for keyed in self._keyed:
+            is_ours |= compare_digest(self._signature(keyed, group, body), signature)
+        version, *fields = form.body.unpack(body)
+        return tuple(fields) if is_ours and version == form.version else None
+
+    def _signature(self, keyed: blake2b, group: str, body: bytes) -> bytes:
+        hashed = keyed.copy()
+        hashed.update(body + group.encode())
+        return hashed.digest()
+
+    def _remember(self, signed: str, group: str, run: _Run) -> None:
+        if len(self._remembered) >= REMEMBERED_MAX:
+            self._remembered.clear()
+        self._remembered[signed] = group, run

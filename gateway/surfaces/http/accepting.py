@@ -23,7 +23,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import cast
+from typing import Protocol, cast
 
 from aiohttp import web
 
@@ -86,14 +86,26 @@ class Site(web.BaseSite):
             self._server = cast(asyncio.Server, accept)  # which web.BaseSite only closes
 
 
+class CountedProtocol(Protocol):
+    """asyncio's protocol of a connection that is counted before it is made."""
+
+    def let_in(self, address: str) -> None:
+        """It is counted already; `connection_lost` or `give_up` takes it off."""
+        ...
+
+    def give_up(self) -> None:
+        """Nothing came of it, so it is not counted any more. Nothing happens once it was made."""
+        ...
+
+
 class TlsAccept:
     """Accepts from a bound socket until closed. Used in the loop's thread."""
 
     def __init__(
-        self, listener: socket.socket, connect: Callable[[], Connection], limiter: ConnectionLimiter,
+        self, listener: socket.socket, connect: Callable[[], CountedProtocol], limiter: ConnectionLimiter,
         context: ssl.SSLContext,
     ) -> None:  # fmt: skip
-        """`connect` makes the protocol of one connection."""
+        """`connect` makes the protocol of one connection: an `asyncio.Protocol` too."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._connect = connect
@@ -154,7 +166,10 @@ class TlsAccept:
                         accepted.close()
                         raise
                     await self._loop.connect_accepted_socket(  # which closes it when it fails
-                        lambda: connection, accepted, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+                        lambda: cast(asyncio.Protocol, connection),
+                        accepted,
+                        ssl=self._context,
+                        ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                     )
         finally:
             connection.give_up()

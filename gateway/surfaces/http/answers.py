@@ -49,9 +49,19 @@ class RequestIds:
 
     def of_headers(self, headers: Mapping[str, str]) -> str:
         """The id of a request with these headers; another one at every call, unless its client sent one."""
+        sent = self.sent_in(headers)
+        return self.new() if sent is None else sent
+
+    @staticmethod
+    def sent_in(headers: Mapping[str, str]) -> str | None:
+        """The id that a client sent, if it is fit to be repeated."""
         sent = headers.get(REQUEST_ID)
         if sent is not None and len(sent) <= _REQUEST_ID_CHARS_MAX and sent.isascii() and sent.isprintable():
             return sent
+        return None
+
+    def new(self) -> str:
+        """An id for a request whose client sent none."""
         return f"{self._prefix}-{next(self._numbers):x}"
 
     def fixed(self, request: web.BaseRequest) -> str:

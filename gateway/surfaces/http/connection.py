@@ -6,10 +6,11 @@ gets the shape of all others: JSON, a request id, no Server header.
 
 Whoever takes no byte of an answer for the write timeout is cut off, whatever the answer is; sockets watch themselves.
 
-A request that arrives whole while the connection is idle is shown to the fast path first. While the
-lane has one, what follows on the connection waits unparsed, so answers keep the order of their requests. A head that
-the parser has read before is not parsed again (heads.py), as long as it is known that the parser is between two
-requests. What the fast path gives back is parsed and answered as if it had never had it.
+A request that is whole while the connection is idle is shown to the fast path first. While that has one, what follows
+on the connection waits unparsed, so answers keep the order of their requests. A head that the parser has read before is
+not parsed again (heads.py), as long as it is known that the parser is between two requests; the rest of its body, which
+many clients send apart, is waited for a moment. What the fast path does not take, or gives back, and what does not come
+in time, is parsed and answered as if the fast path had never had it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import time_ns
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -36,6 +37,9 @@ from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 
 RETRY_AFTER_S = 1
+BODY_WAIT_S = 1.0
+"""How long the rest of a body is waited for, before aiohttp gets what there is, with its own limits of time."""
+
 LINES_BYTES = 16 * KiB
 LINES_MAX = 1_000
 """Line ends in what has arrived at once, beyond which it is taken in pieces of LINES_BYTES."""
@@ -48,6 +52,7 @@ class ConnectionLimiter:
         self, limits: Limits, stats: GatewayStats, now_ms: Callable[[], int] = lambda: time_ns() // 1_000_000
     ) -> None:
         self._limits = limits
+        self.receiving_bytes_max = limits.receiving_bytes_max
         self.stats = stats
         self._now_ms = now_ms
         self._by_address: dict[str, int] = {}
@@ -102,17 +107,29 @@ class FastPath(Protocol[Meaning]):
         ...
 
     def is_repeatable(self, meaning: Meaning) -> bool:
-        """Whether a client may send the same head again, so that it is worth remembering."""
+        """Whether its client may send requests, and the same head again, so that it is worth remembering."""
         ...
 
     def principal_of(self, meaning: Meaning) -> str | None:
         """Who sent such a request; None when that is not known any more."""
         ...
 
-    def take(self, meaning: Meaning, body: bytes, reply: Reply) -> bool:
-        """Begin to serve a request, and call `reply` in a later turn of the event loop. False, and nothing has
-        happened, when aiohttp must serve it."""
+    def bytes_max(self, meaning: Meaning) -> int:
+        """Of a body that it takes."""
         ...
+
+    def take(self, meaning: Meaning, data: bytes, start: int, reply: Reply) -> bool:
+        """Begin to serve a request whose body is the data from `start` on, and call `reply` in a later turn of the
+        event loop. False, and nothing has happened, when aiohttp must serve it."""
+        ...
+
+
+class _Coming(NamedTuple):
+    """A request whose body is not whole yet: what there is of it, its size in all, and the end of waiting for it."""
+
+    pieces: list[bytes]
+    size: int
+    timer: asyncio.TimerHandle
 
 
 class Connection(web.RequestHandler):
@@ -122,12 +139,14 @@ class Connection(web.RequestHandler):
         "_access",
         "_address",
         "_body_left_bytes",
+        "_coming",
         "_fast_path",
         "_held",
         "_is_between_requests",
         "_limiter",
         "_meaning",
         "_peer",
+        "_receiving_bytes",
         "_request_ids",
         "_taken",
         "_write_timeout_s",
@@ -152,6 +171,8 @@ class Connection(web.RequestHandler):
         self._taken: bytes | tuple[RawRequestMessage, StreamReader] | None = None
         self._is_between_requests = True  # whether the parser is known to be
         self._body_left_bytes = 0  # how much of the body that the parser is in has yet to come; 0: not known
+        self._coming: _Coming | None = None  # unknown to the parser
+        self._receiving_bytes = 0  # of what came in pieces for the fast path, as counted among the server's
         self._held = b""  # came while the fast path had a request
         self._address: str | None = None  # None: not let in
         self._access: Access = NOBODY  # of the last request that was not for the fast path
@@ -194,6 +215,9 @@ class Connection(web.RequestHandler):
             self._limiter.closed(self)
             self._address = None
         self._end_watch()
+        if self._coming is not None:
+            self._joined()
+            self._count_received(0)
         super().connection_lost(exc)
 
     # ------------------------------------------------------------------------------------- for people who look
@@ -261,35 +285,99 @@ class Connection(web.RequestHandler):
         if self._taken is not None or self._held:
             self._hold(data)
             return
+        if self._coming is not None:
+            self._come(data)
+            return
+        found, fast_path = None, self._fast_path
+        if fast_path is not None and self._is_between_requests and self._is_idle():
+            found = fast_path.heads.find(data)
+            if found is not None:
+                meaning, start, end = found
+                if len(data) == end:
+                    if fast_path.take(meaning, data, start, self._reply):
+                        self._meaning = meaning
+                        self._keep(data)
+                        return
+                elif (
+                    len(data) < end and end - start <= fast_path.bytes_max(meaning) and self._count_received(len(data))
+                ):
+                    self._coming = _Coming([data], end, self._loop.call_later(BODY_WAIT_S, self._give_up))
+                    return
+        self._receive(data, may_take=found is None)
+
+    def _is_idle(self) -> bool:
+        """Whether there is a fast path that may have the next request: aiohttp is not busy with one, the client reads
+        its answers, and the connection does not end."""
+        waiter = self._waiter
+        return not (
+            self._fast_path is None
+            or waiter is None
+            or waiter.done()
+            or self._paused
+            or self._close
+            or self._force_close
+        )
+
+    def _come(self, data: bytes) -> None:
+        """More of a body that is waited for."""
+        assert self._coming is not None
+        pieces, size, _ = self._coming
+        pieces.append(data)
+        if not self._count_received(self._receiving_bytes + len(data)):
+            self._give_up()
+        elif self._receiving_bytes >= size:
+            self.data_received(self._joined())
+            if self._taken is None:
+                self._count_received(0)
+
+    def _joined(self) -> bytes:
+        """All of what was waited for; it is not, any more."""
+        assert self._coming is not None
+        pieces, _, timer = self._coming
+        self._coming = None
+        timer.cancel()
+        return b"".join(pieces)
+
+    def _give_up(self) -> None:
+        """Give aiohttp what there is of a request."""
+        data = self._joined()
+        self._count_received(0)
+        self._receive(data, may_take=False)
+
+    def _count_received(self, size: int) -> bool:
+        """Have so many bytes counted among those that the server is receiving; False, and nothing has changed, when
+        they are too many."""
+        stats, more = self._limiter.stats, size - self._receiving_bytes
+        if more > 0 and stats.receiving_bytes + more > self._limiter.receiving_bytes_max:
+            return False
+        stats.receiving_bytes += more
+        self._receiving_bytes = size
+        return True
+
+    def _receive(self, data: bytes, *, may_take: bool) -> None:
+        """Have aiohttp's parser read on, and show the fast path what comes of it."""
         if len(data) > LINES_BYTES and has_many_lines(data):
             # Thousands of requests, or of chunks, which the parser would go through in one turn of the event loop.
             self._hold(data[LINES_BYTES:])
             data = data[:LINES_BYTES]
             self._loop.call_soon(self._go_on)
         fast_path, waiter = self._fast_path, self._waiter
-        if (
-            fast_path is None or waiter is None or waiter.done() or self._paused or self._close or self._force_close
-        ):  # aiohttp is busy with a request, the client does not read its answers, or the connection ends
+        if not may_take or fast_path is None or waiter is None or not self._is_idle():
             self._parse(data)
             return
-        known = fast_path.heads.find(data) if self._is_between_requests else None
-        if known is not None and fast_path.take(*known, self._reply):
-            self._meaning = known[0]
-            self._keep(data)
-            return
         self._waiter = None  # so that it wakes nobody yet
-        head = self._parse(data)
+        is_head = self._parse(data)
         self._waiter = waiter
         messages = self._messages
-        if messages and not (known is None and len(messages) == 1 and self._take(fast_path, head, *messages[0])):
+        if messages and not (len(messages) == 1 and self._take(fast_path, data if is_head else None, *messages[0])):
             self._wake(waiter)
 
-    def _parse(self, data: bytes) -> bytes | None:
-        """Have aiohttp's parser read on. The head, when it was between two requests, got one as a whole, and is between
-        two requests again."""
+    def _parse(self, data: bytes) -> bool:
+        """Have aiohttp's parser read on. Whether it was between two requests, got one head, and nothing behind its
+        body."""
         if not data:  # aiohttp asks its parser for what it has put off
             super().data_received(data)
-            return None
+            return False
         was_between, self._is_between_requests = self._is_between_requests, False
         left, self._body_left_bytes = self._body_left_bytes, 0
         count = len(self._messages)
@@ -297,30 +385,36 @@ class Connection(web.RequestHandler):
         if left:
             self._body_left_bytes = max(0, left - len(data))
             self._is_between_requests = left == len(data)
-            return None
+            return False
         if not was_between or len(self._messages) != count + 1:
-            return None
+            return False
         message = self._messages[-1][0]
         if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
-            return None
-        end = data.find(END) + len(END)
-        left = end + _length_of(message) - len(data)
+            return False
+        if not data.startswith(message.method.encode() + b" "):  # the parser passes over empty lines before a request
+            return False
+        left = data.find(END) + len(END) + _length_of(message) - len(data)
         self._body_left_bytes = max(0, left)
         self._is_between_requests = left == 0
-        return data[:end] if left == 0 else None
+        return left >= 0
 
-    def _take(self, fast_path: FastPath[Any], head: bytes | None, message: object, payload: StreamReader) -> bool:
-        """Let the fast path have the request that was just parsed, if it can."""
-        if not (isinstance(message, RawRequestMessage) and payload.__class__ is StreamReader and payload.is_eof()):
-            return False  # not HTTP, without a body, or not whole
+    def _take(self, fast_path: FastPath[Any], data: bytes | None, message: object, payload: StreamReader) -> bool:
+        """Let the fast path have the request that was just parsed, if it can. `data`: what it began with, when that may
+        be remembered."""
+        if not isinstance(message, RawRequestMessage):  # not HTTP
+            return False
         meaning = fast_path.read(message)
+        if meaning is None:
+            return False
+        if data is not None and fast_path.is_repeatable(meaning):
+            fast_path.heads.remember(data, message, meaning)
+        if payload.__class__ is not StreamReader or not payload.is_eof():
+            return False  # without a body, or not whole
         # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
         pieces = payload._buffer
-        if meaning is None or len(pieces) != 1 or not fast_path.take(meaning, pieces[0], self._reply):
+        if len(pieces) != 1 or not fast_path.take(meaning, pieces[0], 0, self._reply):
             return False
         self._meaning = meaning
-        if head is not None and fast_path.is_repeatable(meaning):
-            fast_path.heads.remember(head, len(pieces[0]), meaning)
         self._messages.clear()
         self._keep((message, payload))
         return True
@@ -334,6 +428,8 @@ class Connection(web.RequestHandler):
         taken, self._taken, transport = self._taken, None, self.transport
         assert taken is not None
         self._request_in_progress = False
+        if self._receiving_bytes:
+            self._count_received(0)
         if answer is None:
             self._fall_back(taken)
             return
@@ -381,8 +477,8 @@ class Connection(web.RequestHandler):
         self.data_received(held)
 
     def _process_keepalive(self) -> None:
-        """aiohttp's end of an idle connection. One whose request is in the fast path is not idle."""
-        if self._taken is not None:
+        """aiohttp's end of an idle connection. One whose request is in the fast path, or coming, is not idle."""
+        if self._taken is not None or self._coming is not None:
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 

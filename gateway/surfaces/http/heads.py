@@ -1,12 +1,22 @@
 """Heads of requests that aiohttp's parser has read before, with what they came to.
 
 Equal bytes parse equally: whoever finds a head here knows the parser's answer, so there is no second grammar of HTTP.
-Whatever may change between two equal requests (rights, topics, quotas) is no part of what is remembered.
+Heads are compared without the digits of their Content-Length: how many digits there are, and which, changes nothing
+else of what the parser says. Whatever may change between two equal requests (rights, topics, quotas) is no part of
+what is remembered.
+
+Invariants
+    H1  a head is only remembered when it was the parser's whole input up to its end, each of its lines is a header to
+        the parser, one of them is the Content-Length, and its digits are where they are cut out
+    H2  a head is only found where the digits that were cut out are digits, LENGTH_DIGITS_MAX of them at most
 """
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+from aiohttp import hdrs
+from aiohttp.http_parser import RawRequestMessage
 
 from store.limits import KiB
 
@@ -16,40 +26,79 @@ HEADS_MAX = 1024
 HEAD_BYTES_MAX = 2 * KiB
 """Longer heads are not remembered."""
 
+LENGTH_DIGITS_MAX = 9
+"""Of a Content-Length in a head that is found here: more is no body for a fast path."""
+
 END = b"\r\n\r\n"
+_LINE = b"\r\n"
+_LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+"""As clients write it; who writes it otherwise is parsed each time."""
+_LENGTH_BYTES = len(_LENGTHS[0])
 
 Meaning = TypeVar("Meaning")
 
 
-class _Head(NamedTuple, Generic[Meaning]):
-    length: int
-    meaning: Meaning
+Found = tuple[Meaning, int, int]
+"""What a head means, where its body begins in the data, and where it ends."""
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes, int] | None:
+    """A head without the digits of its length, the digits, and where its body begins; None where there is no length, or
+    no end of the head."""
+    at = data.find(_LENGTHS[0], 0, HEAD_BYTES_MAX)
+    if at < 0:
+        at = data.find(_LENGTHS[1], 0, HEAD_BYTES_MAX)
+        if at < 0:
+            return None
+    at += _LENGTH_BYTES
+    stop = data.find(_LINE, at)
+    end = data.find(END, stop) if stop >= 0 else -1
+    if end < 0:
+        return None
+    end += len(END)
+    return data[:at] + data[stop:end], data[at:stop], end
 
 
 class HeadMemo(Generic[Meaning]):
     """What the heads of requests mean. `HEADS_MAX` times `HEAD_BYTES_MAX` bounds its bytes."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, _Head[Meaning]] = {}
+        self._heads: dict[bytes, Meaning] = {}
 
     def __len__(self) -> int:
         return len(self._heads)
 
-    def find(self, data: bytes) -> tuple[Meaning, bytes] | None:
-        """The meaning of the head and the body, when `data` is one whole request with a head that is remembered."""
-        end = data.find(END) + len(END)
-        head = self._heads.get(data[:end])
-        if head is None or len(data) != end + head.length:
+    def find(self, data: bytes) -> Found[Meaning] | None:
+        """What `data` is, when it begins with a head that is remembered; its body may have yet to come."""
+        cut = _cut(data)
+        if cut is None:
             return None
-        return head.meaning, data[end:]
+        head, digits, start = cut
+        meaning = self._heads.get(head)
+        if meaning is None or not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
+            return None
+        return meaning, start, start + int(digits)
 
-    def remember(self, head: bytes, length: int, meaning: Meaning) -> None:
-        """Remember a head that the parser has read, with a body of `length` bytes and nothing else."""
-        if len(head) > HEAD_BYTES_MAX:
+    def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
+        """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One
+        that may not be remembered (H1) is not."""
+        cut = _cut(data)
+        if cut is None:
+            return
+        head, digits, start = cut
+        names = [name.lower() for name, _ in message.raw_headers]
+        is_whole = (
+            start <= HEAD_BYTES_MAX
+            and data.startswith(message.method.encode() + b" ")
+            and data.count(_LINE, 0, start) == len(names) + 2
+            and names.count(b"content-length") == 1
+            and message.headers[hdrs.CONTENT_LENGTH].encode() == digits
+        )
+        if not is_whole:
             return
         if len(self._heads) >= HEADS_MAX:
             del self._heads[next(iter(self._heads))]
-        self._heads[head] = _Head(length, meaning)
+        self._heads[head] = meaning
 
     def clear(self) -> None:
         """Forget all: heads hold credentials."""

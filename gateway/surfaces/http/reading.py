@@ -7,7 +7,8 @@ every body is read and inflated here, within the budget of `gateway/codec/inflat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
 from gateway.errors import OVERLOADED, RequestError, bad_request
 from gateway.routing.base import TopicView
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
 
@@ -191,20 +193,21 @@ def read_query(
 ) -> AnyShape:
     """The struct of the query parameters. `headers`: those that may say the same as a parameter, by its name. Raises
     RequestError 400, 422, 42253."""
+    given = [(name, text) for name, header in headers.items() for text in request.headers.getall(header, ())]
+    return query_of(shape, request.query if request.query_string else {}, gateway.limits, given)
+
+
+def query_of(
+    shape: type[AnyShape], query: Mapping[str, str], limits: Limits, given: Iterable[tuple[str, str]] = ()
+) -> AnyShape:
+    """The struct of these query parameters, and of `given` ones that are said elsewhere. Raises as `read_query`."""
     texts: dict[str, str] = {}
 
-    def add(name: str, text: str) -> None:
+    for name, text in chain(query.items(), given):
         if name in texts:
             raise bad_request(f"{name}: given more than once")
         texts[name] = text
-
-    if request.query_string:
-        for name, text in request.query.items():
-            add(name, text)
-    for name, header in headers.items():
-        for text in request.headers.getall(header, ()):
-            add(name, text)
-    return load_texts(shape, texts, gateway.limits)
+    return load_texts(shape, texts, limits)
 
 
 def partition_in(request: web.Request) -> int | None:

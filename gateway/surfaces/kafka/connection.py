@@ -55,7 +55,9 @@ class Answer:
 
     def __init__(self, frame_bytes: int) -> None:
         self.frame_bytes = frame_bytes
-        self.buffers: Sequence[Buffer] = ()
+        self.buffers: Sequence[Buffer] | None = ()
+        """None: there is to be no response."""
+
         self.allowance: Allowance | None = None
         self.is_made = False
         self.is_last = False  # the connection ends with it
@@ -111,16 +113,27 @@ class KafkaConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- life
 
+    def let_in(self, address: str) -> None:
+        """See `CountedProtocol`."""
+        self._address = address
+
+    def give_up(self) -> None:
+        """See `CountedProtocol`."""
+        if self._address is not None and self._transport is None:
+            self._limiter.leave(self._address)
+            self._address = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         own = transport.get_extra_info("sockname")
-        address = counted_as(str(peer[0])) if peer else ""
-        if not self._limiter.enter(address):
-            self._transport.abort()
-            return
-        self._address = address
+        if self._address is None:
+            address = counted_as(str(peer[0])) if peer else ""
+            if not self._limiter.enter(address):
+                self._transport.abort()
+                return
+            self._address = address
         self._gateway.stats.kafka.connection_count += 1
         self._connections.add(self)
         self._limiter.opened(self)
@@ -329,6 +342,7 @@ class KafkaConnection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------- responses
 
     def _made(self, header: Header, answer: Answer, buffers: Iterable[Buffer] | None) -> None:
+        answer.buffers = None
         if buffers is not None:
             body = list(buffers)
             answer.buffers = [response_head(header, sum(map(len, body))), *body]
@@ -343,7 +357,7 @@ class KafkaConnection(asyncio.Protocol):
         is_last = False
         while answers and answers[0].is_made:
             answer = answers.popleft()
-            out += answer.buffers
+            out += answer.buffers or ()
             is_last = is_last or answer.is_last
             if answer.allowance is not None:
                 self._held_until_taken.append(answer.allowance)

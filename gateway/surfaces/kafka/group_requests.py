@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
@@ -33,7 +34,11 @@ from gateway.surfaces.kafka.groups import (
 )
 from gateway.surfaces.kafka.schema import Malformed, Message
 from gateway.surfaces.kafka.session import Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import StoreError, UnknownQueue
+
+COMMITTED_PER_TURN = 1_000
+"""Partitions whose committed offset is looked up in one turn of the event loop."""
 
 _NO_GENERATION = -1
 _STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "PreparingRebalance"}
@@ -141,7 +146,7 @@ async def leave_group(session: Session, version: int, request: Message) -> Messa
     group = request["group_id"]
     leaving = request["members"] if version >= 3 else [{"member_id": request["member_id"], "group_instance_id": None}]
     answers = []
-    for one in leaving:
+    async for one in few_a_turn(leaving, per_turn=ACTS_PER_TURN):
         code = errors.NONE
         try:
             _check(session, group)
@@ -181,7 +186,7 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
                     count = session.gateway.routes_table.topic(topic["name"]).partitions
                 except UnknownQueue:
                     code = errors.UNKNOWN_TOPIC_OR_PARTITION
-            for one in topic["partitions"]:
+            async for one in few_a_turn(topic["partitions"]):
                 number, offset = one["partition_index"], one["committed_offset"]
                 own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
                 if not own and offset < 0:
@@ -217,7 +222,7 @@ async def offset_fetch(session: Session, version: int, request: Message) -> Mess
     """What is committed: in the partitions that are named, or in all."""
     if version >= 8:
         groups = []
-        for one in request["groups"]:
+        async for one in few_a_turn({one["group_id"]: one for one in request["groups"]}.values(), per_turn=1):
             code, topics = await _committed(session, one["group_id"], one["topics"])
             groups.append({"group_id": one["group_id"], "topics": topics, "error_code": code})
         return {"groups": groups}
@@ -264,7 +269,9 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
         try:
             count = session.gateway.routes_table.topic(name).partitions
             there = [TopicPartition(name, number) for number in numbers if 0 <= number < count]
-            positions = {one.partition: one for one in await session.gateway.groups.committed(group, there)}
+            async for first in few_a_turn(range(0, len(there), COMMITTED_PER_TURN), per_turn=1):
+                some = there[first : first + COMMITTED_PER_TURN]
+                positions |= {one.partition: one for one in await session.gateway.groups.committed(group, some)}
         except UnknownQueue:
             code = errors.UNKNOWN_TOPIC_OR_PARTITION
     partitions = []
@@ -290,14 +297,14 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
 async def describe_groups(session: Session, version: int, request: Message) -> Message:
     """Members of groups, and what they have."""
     found = []
-    for group in request["groups"]:
+    async for group in few_a_turn(dict.fromkeys(request["groups"]), per_turn=1):  # of a thousand members each, maybe
         answer: Message = {
             "group_id": group, "group_state": "", "protocol_type": "", "protocol_data": "", "members": [],
             "authorized_operations": _NOT_ASKED,
         }  # fmt: skip
         try:
             _check(session, group, Permission.DESCRIBE)
-            answer |= _described(session.gateway.groups.describe(group))
+            answer |= _described(session, session.gateway.groups.describe(group))
         except UnknownGroup:
             answer["group_state"] = "Dead"
         except _Errors as error:
@@ -306,8 +313,8 @@ async def describe_groups(session: Session, version: int, request: Message) -> M
     return {"groups": found}
 
 
-def _described(description: GroupDescription) -> Message:
-    members = [_member(view) for view in description.members]
+def _described(session: Session, description: GroupDescription) -> Message:
+    members = [_member(session, view) for view in description.members]
     kafka = [kafka for view in description.members if (kafka := kafka_member(view.member)) is not None]
     is_consumer = all(one.protocol_type == CONSUMER for one in kafka)
     protocol = next(iter(kafka[0].protocols)) if len(kafka) == len(members) and kafka else "mq"
@@ -319,22 +326,26 @@ def _described(description: GroupDescription) -> Message:
     }
 
 
-def _member(view: MemberView) -> Message:
-    """A member as Kafka's tools read it, whatever it is."""
+def _member(session: Session, view: MemberView) -> Message:
+    """A member as Kafka's tools read it, whatever it is, without topics that the client may not see."""
     member = view.member
     kafka = kafka_member(member)
-    if kafka is not None:
-        metadata = next(iter(kafka.protocols.values()), b"")
-    else:
-        metadata = subscription_bytes(sorted(member.subscription.topics))
     consumer = kafka is None or kafka.protocol_type == CONSUMER
+    metadata = b"" if kafka is None else next(iter(kafka.protocols.values()), b"")
+    if consumer:
+        topics, owned = subscription_of(CONSUMER, metadata)
+        told = {*(member.subscription.topics if kafka is None else topics), *(one.topic for one in owned)}
+        seen = [topic for topic in sorted(told) if session.may(Permission.DESCRIBE, topic=topic)]
+        if kafka is None or len(seen) < len(told):
+            metadata = subscription_bytes(seen)
+    assigned = [one for one in view.share.assigned if session.may(Permission.DESCRIBE, topic=one.topic)]
     return {
         "member_id": member.member_id,
         "group_instance_id": None if kafka is None else kafka.instance_id,
         "client_id": member.member_id if kafka is None else kafka.client_id,
         "client_host": "" if kafka is None else f"/{kafka.client_host}",
         "member_metadata": metadata,
-        "member_assignment": assignment_of(view.share.assigned) if consumer else view.share.note,
+        "member_assignment": assignment_of(assigned) if consumer else view.share.note,
     }
 
 
@@ -352,7 +363,7 @@ async def list_groups(session: Session, version: int, request: Message) -> Messa
 async def delete_groups(session: Session, version: int, request: Message) -> Message:
     """Forget groups without members; durable when answered."""
     results = []
-    for group in request["groups_names"]:
+    async for group in few_a_turn(request["groups_names"], per_turn=ACTS_PER_TURN):
         code = errors.NONE
         try:
             _check(session, group, Permission.DELETE)
@@ -363,5 +374,6 @@ async def delete_groups(session: Session, version: int, request: Message) -> Mes
             code = errors.NON_EMPTY_GROUP
         except _Errors as error:
             code = _code(error)
+        await record(session, "group.delete", {"group": group}, code)
         results.append({"group_id": group, "error_code": code})
     return {"results": results}

@@ -168,7 +168,7 @@ class KafkaGroups:
         StoreError."""
         state = self._states.setdefault(asked.group, _GroupState())
         try:
-            members = self._members(asked.group)
+            members = self._groups.members(asked.group)
             asked = self._identified(asked, state, members)
             self._check_protocols(asked, members)
             if any(not member.plans for member in members.values()):
@@ -202,7 +202,7 @@ class KafkaGroups:
         """The member that has a static name; None: nobody."""
         if instance_id is None:
             return None
-        for member_id, member in self._members(group).items():
+        for member_id, member in self._groups.members(group).items():
             known = kafka_member(member)
             if known is not None and known.instance_id == instance_id:
                 return member_id
@@ -290,10 +290,10 @@ class KafkaGroups:
     async def _gather(self, group: str, current: _Round) -> None:
         """Wait until all members have joined again, or the longest rebalance timeout is over."""
         began_s = monotonic()
-        if not self._members(group):
+        if not self._groups.members(group):
             await asyncio.sleep(INITIAL_WAIT_S)
         while True:
-            members = self._members(group)
+            members = self._groups.members(group)
             missing = members.keys() - current.joins.keys()
             if not current.joins or any(not member.plans for member in members.values()):
                 return
@@ -320,7 +320,7 @@ class KafkaGroups:
                 self._groups.heartbeat(group, MemberKey(member_id, state.generation))
 
     async def _finish_round(self, group: str, state: _GroupState, current: _Round) -> None:
-        members = self._members(group)
+        members = self._groups.members(group)
         joins = list(current.joins.values())
         if not joins:
             return
@@ -382,7 +382,7 @@ class KafkaGroups:
 
     def _join_of(self, asked: JoinAsked) -> Join:
         plan = self._groups.plan_state(asked.group)
-        is_known = asked.member_id in self._members(asked.group)
+        is_known = asked.member_id in self._groups.members(asked.group)
         return Join(
             asked.member_id,
             asked.subscription,
@@ -482,11 +482,6 @@ class KafkaGroups:
         """Raises Refused when another member has this static name."""
         if instance_id is not None and self.holder_of(group, instance_id) not in (None, member_id):
             raise Refused(FENCED_INSTANCE_ID)
-
-    def _members(self, group: str) -> dict[str, Member]:
-        if self._groups.plan_state(group) is None:
-            return {}
-        return {view.member.member_id: view.member for view in self._groups.describe(group).members}
 
     def _forget_if_idle(self, group: str) -> None:
         state = self._states.get(group)

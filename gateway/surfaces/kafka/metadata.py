@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView
@@ -13,6 +13,7 @@ from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
 from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import StoreError, UnknownQueue
 from store.topics import RESERVED_PREFIXES
 
@@ -40,17 +41,13 @@ async def metadata(session: Session, version: int, request: Message) -> Message:
     wanted = request["topics"]
     topics: list[Message] = []
     if wanted is None or (version == 0 and not wanted):
-        for number, view in enumerate(gateway.routes_table.topics()):
+        async for view in few_a_turn(gateway.routes_table.topics(), per_turn=TOPICS_PER_TURN):
             if session.may(Permission.DESCRIBE, topic=view.name):
                 topics.append(_topic(view, version))
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                await asyncio.sleep(0)
     else:
         may_create = request.get("allow_auto_topic_creation", True) and gateway.config.kafka.auto_create_topics
-        for number, topic in enumerate(wanted):
-            topics.append(await _named(session, topic["name"], version, may_create=may_create))
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                await asyncio.sleep(0)
+        async for name in few_a_turn(dict.fromkeys(topic["name"] for topic in wanted), per_turn=TOPICS_PER_TURN):
+            topics.append(await _named(session, name, version, may_create=may_create))
     advertised = session.advertised
     return {
         "brokers": [{"node_id": NODE_ID, "host": advertised.host, "port": advertised.port, "rack": None}],
@@ -70,11 +67,14 @@ async def _named(session: Session, name: str, version: int, *, may_create: bool)
     except UnknownQueue:
         if not may_create or not session.may(Permission.CREATE, topic=name):
             return {"name": name, "error_code": errors.UNKNOWN_TOPIC_OR_PARTITION}
+    code, answer = errors.NONE, {}
     try:
-        return _topic(await gateway.admin.create_topic(name, gateway.config.partitions_default), version)
+        answer = _topic(await gateway.admin.create_topic(name, gateway.config.partitions_default), version)
     except (StoreError, RequestError) as error:
         code = code_of(error)
-        return {"name": name, "error_code": errors.INVALID_TOPIC if code == errors.INVALID_REQUEST else code}
+        answer = {"name": name, "error_code": errors.INVALID_TOPIC if code == errors.INVALID_REQUEST else code}
+    await record(session, "topic.create", {"topic": name}, code, automatic=True)
+    return answer
 
 
 def _topic(view: TopicView, version: int) -> Message:

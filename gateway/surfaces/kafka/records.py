@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from secrets import randbits
 from time import monotonic
 
-from gateway.api.producer import BegunBatch
+from gateway.api.producer import Begun
 from gateway.api.read import Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
+from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.kafka import errors
@@ -20,6 +21,7 @@ from gateway.surfaces.kafka.frames import Header
 from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_produce, write_produced
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
+from gateway.surfaces.kafka.trail import record
 from store import record_batch
 from store.limits import MiB
 from store.types import Acks, Appended, Buffer, ReadStatus
@@ -27,7 +29,8 @@ from store.types import Acks, Appended, Buffer, ReadStatus
 TURN_BYTES = 1 * MiB
 """Bytes of batches that are checked between two turns of the event loop."""
 
-PARTITIONS_PER_TURN = 64
+_PARTITION_BYTES = TURN_BYTES // ITEMS_PER_TURN
+"""What a partition counts for among them, however little it has."""
 
 AHEAD_MS = 10_000
 """How far a record's own time may lie ahead of the server's clock and still be found by it."""
@@ -62,7 +65,10 @@ class Producing:
         self._request = request = read_produce(frame, header.at, header.version)
         self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
         self._open_count = 1  # the one is for having begun all
-        self.is_large = sum(len(one.records or b"") for _, parts in request.topics for one in parts) > TURN_BYTES
+        self.is_large = (
+            sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in request.topics for one in parts)
+            > TURN_BYTES
+        )
 
     def begin(self) -> None:
         """Begin all appends, in their order."""
@@ -94,14 +100,14 @@ class Producing:
                     answers.append(Produced(one.partition, topic_refusal, _NO_OFFSET, _NO_OFFSET, None))
                 else:
                     self._begin_one(topic, one, answers, number)
-                    yield len(one.records or b"")
+                yield max(len(one.records or b""), _PARTITION_BYTES)
         self._end_one()
 
     def _begin_one(self, topic: str, one: PartitionRecords, answers: list[Produced], number: int) -> None:
         producer = self._session.gateway.producer
         acks = _ACKS[self._request.acks]
         try:
-            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks)
+            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks, is_numbered=True)
         except Exception as error:
             answers.append(_refused(one.partition, error))
             return
@@ -114,7 +120,7 @@ class Producing:
 
         begun.outcome.add_done_callback(ended)
 
-    def _answer(self, begun: BegunBatch, outcome: asyncio.Future[list[Appended]]) -> Produced:
+    def _answer(self, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> Produced:
         if outcome.cancelled():
             return Produced(begun.partition, errors.STORAGE_ERROR, _NO_OFFSET, _NO_OFFSET, None)
         try:
@@ -200,7 +206,7 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
                     tails.append(Tail(topic, one.partition, batches.end))
                 size += sum(map(len, batches.batches))
                 read_count += 1
-                if read_count % PARTITIONS_PER_TURN == 0:
+                if read_count % ITEMS_PER_TURN == 0:
                     await asyncio.sleep(0)
             has_error = has_error or found[-1].error_code != errors.NONE
         topics.append((topic, found))
@@ -243,12 +249,11 @@ def _nothing(partition: int, code: int) -> PartitionBatches:
 async def list_offsets(session: Session, version: int, request: Message) -> Message:
     """The first offset, the end, or the first record from a time on, of partitions."""
     topics = []
-    count = 0
     for topic in request["topics"]:
         name = topic["name"]
         is_allowed = session.may(Permission.DESCRIBE, topic=name)
         partitions = []
-        for one in topic["partitions"]:
+        async for one in few_a_turn(topic["partitions"]):
             answer: Message = {"partition_index": one["partition_index"]}
             try:
                 if not is_allowed:
@@ -261,9 +266,6 @@ async def list_offsets(session: Session, version: int, request: Message) -> Mess
             except Exception as error:
                 answer["error_code"] = code_of(error)
             partitions.append(answer if version >= 4 else {k: v for k, v in answer.items() if k != "leader_epoch"})
-            count += 1
-            if count % PARTITIONS_PER_TURN == 0:
-                await asyncio.sleep(0)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 
@@ -295,7 +297,7 @@ async def offset_for_leader_epoch(session: Session, version: int, request: Messa
     for topic in request["topics"]:
         name = topic["topic"]
         partitions = []
-        for one in topic["partitions"]:
+        async for one in few_a_turn(topic["partitions"]):
             answer: Message = {"partition": one["partition"], "leader_epoch": 0, "end_offset": _NO_OFFSET}
             if not session.may(Permission.DESCRIBE, topic=name):
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
@@ -325,7 +327,7 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
     for topic in request["topics"]:
         name = topic["name"]
         partitions = []
-        for one in topic["partitions"]:
+        async for one in few_a_turn(topic["partitions"]):
             number = one["partition_index"]
             answer: Message = {"partition_index": number, "low_watermark": _NO_OFFSET}
             if not session.may(Permission.DELETE, topic=name):
@@ -335,6 +337,10 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
                     answer |= await _delete_before(session, name, number, one["offset"])
                 except Exception as error:
                     answer["error_code"] = code_of(error)
+            await record(
+                session, "topic.delete_records", {"topic": name}, answer.get("error_code", errors.NONE),
+                partition=number, before_offset=one["offset"],
+            )  # fmt: skip
             partitions.append(answer)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}

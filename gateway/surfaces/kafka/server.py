@@ -7,11 +7,12 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from time import monotonic
 
 from gateway.auth.access import NOBODY, OPEN
 from gateway.settings.kafka import KafkaListener
-from gateway.surfaces.http.accepting import HANDSHAKE_TIMEOUT_S
+from gateway.surfaces.http.accepting import TlsAccept
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka.connection import KafkaConnection
@@ -50,16 +51,12 @@ async def serving_kafka(
 
         return KafkaConnection(gateway, service, limiter, new_session, connections)
 
-    servers = [
-        await loop.create_server(
-            lambda name=name: connect(name),
-            sock=bound,
-            ssl=ssl_context,
-            backlog=backlog,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if ssl_context else None,
-        )
-        for name, bound in sockets.items()
-    ]
+    servers: list[asyncio.Server | TlsAccept] = []
+    for name, bound in sockets.items():
+        if ssl_context is None:
+            servers.append(await loop.create_server(partial(connect, name), sock=bound, backlog=backlog))
+        else:
+            servers.append(TlsAccept(bound, partial(connect, name), limiter, ssl_context))
     looking = loop.create_task(_look_forever(gateway, connections), name="kafka connections")
     try:
         yield

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
-from gateway.surfaces.http.answer_memory import Allowance
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import apis as api
 from gateway.surfaces.kafka import group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka.apis import APIS
@@ -13,8 +16,13 @@ from gateway.surfaces.kafka.frames import Header
 from gateway.surfaces.kafka.records import Producing
 from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.session import Session
+from store.limits import KiB
 
+T = TypeVar("T")
 Handler = Callable[[Session, int, Message], Awaitable[Message]]
+
+IN_LOOP_BYTES = 16 * KiB
+"""Requests up to this size are read, and their responses written, in the event loop: a millisecond or two."""
 
 HANDLERS: dict[int, Handler] = {
     api.METADATA: metadata.metadata,
@@ -71,10 +79,33 @@ class Service:
         if header.key == api.API_VERSIONS:
             version, message = metadata.api_versions(version)
         else:
-            request = decode(f"{APIS[header.key].name}Request", version, frame, header.at)
+            request = await _turned(
+                partial(decode, f"{APIS[header.key].name}Request", version, frame, header.at),
+                is_large=len(frame) > IN_LOOP_BYTES,
+            )
             if header.key == api.SASL_AUTHENTICATE:
                 message, goes_on = await sasl.sasl_authenticate(session, version, request)
                 answer.is_last = not goes_on
             else:
                 message = await HANDLERS[header.key](session, version, request)
-        answer.buffers = (encode(f"{APIS[header.key].name}Response", version, message),)
+        encoded = await _turned(
+            partial(encode, f"{APIS[header.key].name}Response", version, message),
+            is_large=len(frame) > IN_LOOP_BYTES or header.key in _LISTS,
+        )
+        if len(encoded) > SMALL_BYTES:
+            gateway = session.gateway
+            answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
+            if not answer.allowance.hold(len(encoded)):
+                answer.is_last, answer.buffers = True, None  # there is no code for it; the client comes back by itself
+                return
+        answer.buffers = (encoded,)
+
+
+_LISTS = frozenset((api.METADATA, api.OFFSET_FETCH, api.DESCRIBE_GROUPS, api.LIST_GROUPS, api.DESCRIBE_CONFIGS))
+"""Their responses may be large, however small the request."""
+
+
+async def _turned(work: Callable[[], T], *, is_large: bool) -> T:
+    """What is worked out here, or, when it may take long, in a thread, between whose steps the event loop has its
+    turns."""
+    return await asyncio.to_thread(work) if is_large else work()

@@ -7,19 +7,23 @@ are here, so that tools that read them go on, and can be set to nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from gateway.api.trail_files import Act
+from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
 from gateway.errors import RequestError
-from gateway.routing.base import TopicView
+from gateway.routing.base import TopicView, topic_id_of
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.trail import record
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
+from store.topic_changes import CREATED_TOGETHER_MAX
 from store.topics import TopicConfig
 
 TOPIC, BROKER = 2, 4
@@ -45,20 +49,7 @@ async def _outcome(
         code, message = refusal.code, str(refusal)
     except (StoreError, RequestError) as error:
         code, message = _code_of(error), str(error)
-    trail = session.gateway.trail
-    if trail is not None:
-        access = session.access
-        act = Act(
-            action=action,
-            principal=access.principal,
-            token_id=access.token_id,
-            object={"topic": topic},
-            details={} if code else details,
-            address=session.address,
-            outcome="refused" if code else "done",
-            error_code=code or None,
-        )
-        await trail.recorded(act)
+    await record(session, action, {"topic": topic}, code, **details)
     return code, message
 
 
@@ -81,47 +72,63 @@ def _check(session: Session, permission: Permission, topic: str) -> None:
 
 
 async def create_topics(session: Session, version: int, request: Message) -> Message:
-    """Make topics; durable when answered."""
-    gateway = session.gateway
-    answers = []
-    for topic in request["topics"]:
-        name = topic["name"]
-        made: list[TopicView] = []
-
-        async def create(topic: Message = topic, made: list[TopicView] = made) -> None:
-            name = topic["name"]
-            _check(session, Permission.CREATE, name)
-            count = topic["num_partitions"]
-            if topic["assignments"]:
-                if sorted(one["partition_index"] for one in topic["assignments"]) != list(
-                    range(len(topic["assignments"]))
-                ) or any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
-                    raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
-                count = len(topic["assignments"])
-            elif topic["replication_factor"] not in (-1, 1):
-                raise _Refused(errors.INVALID_REPLICATION_FACTOR, "There is one node: the replication factor is 1.")
-            if count == -1:
-                count = gateway.config.partitions_default
-            if not 1 <= count <= gateway.limits.partitions_max:
-                limit = gateway.limits.partitions_max
-                raise _Refused(errors.INVALID_PARTITIONS, f"A topic has 1 to {limit} partitions.")
-            config = TopicConfig().changed(_changes((one["name"], one["value"]) for one in topic["configs"]))
-            if name in {view.name for view in gateway.routes_table.topics()}:
-                raise TopicExists(f"Topic {name} exists.")
-            if not request["validate_only"]:
-                made.append(await gateway.admin.create_topic(name, count, config))
-
-        code, message = await _outcome(
-            session, "topic.create", name, create, partitions=topic["num_partitions"], kafka=True
-        )
-        answer: Message = {"name": name, "error_code": code, "error_message": message}
-        if version >= 5:
-            answer["configs"] = None
-            if made:
-                answer |= {"num_partitions": made[0].partitions, "replication_factor": 1}
-                answer["configs"] = _as_created(made[0], session)
-        answers.append(answer)
+    """Make topics, many at a time so that they share writes; durable when answered."""
+    topics = request["topics"]
+    counts = Counter(topic["name"] for topic in topics)
+    answers: list[Message] = []
+    for first in range(0, len(topics), CREATED_TOGETHER_MAX):
+        begun = [
+            asyncio.create_task(
+                _create_topic(session, version, topic, counts[topic["name"]], validate_only=request["validate_only"])
+            )
+            async for topic in few_a_turn(topics[first : first + CREATED_TOGETHER_MAX], per_turn=ACTS_PER_TURN)
+        ]
+        answers += await asyncio.gather(*begun)
     return {"topics": answers}
+
+
+async def _create_topic(
+    session: Session, version: int, topic: Message, named_count: int, *, validate_only: bool
+) -> Message:
+    """Make one topic, which the request names so often; what is answered of it."""
+    gateway = session.gateway
+    name = topic["name"]
+    made: list[TopicView] = []
+
+    async def create() -> None:
+        _check(session, Permission.CREATE, name)
+        if named_count > 1:
+            raise _Refused(errors.INVALID_REQUEST, f"The request names topic {name} {named_count} times.")
+        count = topic["num_partitions"]
+        if topic["assignments"]:
+            if sorted(one["partition_index"] for one in topic["assignments"]) != list(
+                range(len(topic["assignments"]))
+            ) or any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
+                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
+            count = len(topic["assignments"])
+        elif topic["replication_factor"] not in (-1, 1):
+            raise _Refused(errors.INVALID_REPLICATION_FACTOR, "There is one node: the replication factor is 1.")
+        if count == -1:
+            count = gateway.config.partitions_default
+        if not 1 <= count <= gateway.limits.partitions_max:
+            limit = gateway.limits.partitions_max
+            raise _Refused(errors.INVALID_PARTITIONS, f"A topic has 1 to {limit} partitions.")
+        config = TopicConfig().changed(_changes((one["name"], one["value"]) for one in topic["configs"]))
+        if topic_id_of(gateway.routes_table, name) is not None:
+            raise TopicExists(f"Topic {name} exists.")
+        if not validate_only:
+            made.append(await gateway.admin.create_topic(name, count, config))
+
+    code, message = await _outcome(
+        session, "topic.create", name, create, partitions=topic["num_partitions"], kafka=True
+    )
+    answer: Message = {"name": name, "error_code": code, "error_message": message}
+    if version >= 5:
+        answer["configs"] = None
+        if made:
+            answer |= {"num_partitions": made[0].partitions, "replication_factor": 1}
+            answer["configs"] = _as_created(made[0], session)
+    return answer
 
 
 def _as_created(view: TopicView, session: Session) -> list[Message]:
@@ -132,10 +139,11 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    for name in request["topic_names"]:
+    async for name in few_a_turn(request["topic_names"], per_turn=ACTS_PER_TURN):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
+            session.gateway.routes_table.topic(name)  # one that is not there need not be looked for on disk
             await session.gateway.admin.delete_topic(name)
 
         code, message = await _outcome(session, "topic.delete", name, delete)
@@ -149,7 +157,7 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    for topic in request["topics"]:
+    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
@@ -178,12 +186,18 @@ def _changes(configs: Iterable[tuple[str, str | None]]) -> dict[str, int | str |
 
 async def incremental_alter_configs(session: Session, version: int, request: Message) -> Message:
     """Change settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _stepwise, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _stepwise, request) async for one in _resources(request)]}
 
 
 async def alter_configs(session: Session, version: int, request: Message) -> Message:
     """Replace all settings of topics; durable and in force when answered."""
-    return {"responses": [await _altered(session, one, _replaced, request) for one in request["resources"]]}
+    return {"responses": [await _altered(session, one, _replaced, request) async for one in _resources(request)]}
+
+
+def _resources(request: Message) -> AsyncIterator[Message]:
+    """What the request is about: what it names twice, as it names it last."""
+    named = {(one["resource_type"], one["resource_name"]): one for one in request["resources"]}
+    return few_a_turn(named.values(), per_turn=ACTS_PER_TURN)
 
 
 def _stepwise(resource: Message) -> dict[str, int | str | None]:
@@ -216,7 +230,8 @@ async def _altered(
         if not request["validate_only"]:
             await session.gateway.admin.configure_topic(name, changes)
 
-    code, message = await _outcome(session, "topic.alter", name, alter)
+    configs = {one["name"]: one["value"] for one in resource["configs"]}
+    code, message = await _outcome(session, "topic.alter", name, alter, configs=configs)
     return {
         "error_code": code,
         "error_message": message,
@@ -228,7 +243,7 @@ async def _altered(
 async def describe_configs(session: Session, version: int, request: Message) -> Message:
     """The settings of topics, and of the server as far as Kafka's tools ask for them."""
     results = []
-    for resource in request["resources"]:
+    async for resource in _resources(request):
         kind, name, wanted = resource["resource_type"], resource["resource_name"], resource["configuration_keys"]
         answer: Message = {"resource_type": kind, "resource_name": name, "error_message": None, "configs": []}
         try:

@@ -15,7 +15,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+import orjson
 from aiohttp import hdrs, web
 from msgspec import convert
 from msgspec.structs import asdict
@@ -23,7 +25,7 @@ from msgspec.structs import asdict
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
 from gateway.api.pages import page_of, read_place, write_place
-from gateway.api.render import delivered_as_json, settled_as_json
+from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.groups import (
@@ -45,6 +47,7 @@ from gateway.api.shapes.queries import (
     ListLeasesQuery,
     PointsQuery,
 )
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -88,7 +91,7 @@ RECEIVED_BYTES_MAX = 16 * MiB
 """Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
 
 RENDERED_A_TURN = 500
-"""Records of a receive between two turns of the event loop: 4 us each."""
+"""Records of a receive, or partitions of a lag, between two turns of the event loop: 4 us each."""
 
 GROUPS_A_TURN = 250
 """Groups looked at between two turns of the event loop."""
@@ -173,14 +176,16 @@ async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.
         return query.topic in (None, topic) and is_visible(request, topic)
 
     after = None if place is None else LeasePlace(*place)  # type: ignore[arg-type]  # of these types, as asked
-    found, total = gateway.groups.leases(group, after=after, limit=query.limit + 1, shows=shows)
+    found, total = gateway.groups.leases(
+        group, after=after, limit=query.limit + 1, shows=shows, held=gateway.leases.held(group)
+    )
     now_ms = gateway.clock.now_ms()
     rows = [
         answers.LeaseRow(
             topic=one.topic,
             partition=one.partition,
             offset=one.offset,
-            consumer=gateway.leases.holder(group, one.receipt) if one.is_leased and one.until_ms > now_ms else None,
+            consumer=one.consumer if one.is_leased and one.until_ms > now_ms else None,
             attempt=one.attempt,
             until_ms=one.until_ms,
             state="leased" if one.is_leased and one.until_ms > now_ms else "delayed",
@@ -234,12 +239,14 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Str
     if query.limit is not None or query.cursor is not None:
         return await _lag_page(gateway, request, query)
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
-    rows = [row for row in await gateway.groups.lag(group, asked) if is_visible(request, row.topic)]
+    lags = few_a_turn(await gateway.groups.lag(group, asked), per_turn=RENDERED_A_TURN)
+    rows = [row async for row in lags if is_visible(request, row.topic)]
+    shown = few_a_turn(rows, per_turn=RENDERED_A_TURN)
     body = answers.GroupLag(
         group=group,
         total_lag=sum(row.lag for row in rows),
         in_flight=sum(row.in_flight for row in rows),
-        partitions=[convert(row, answers.PartitionLag, from_attributes=True) for row in rows],
+        partitions=[convert(row, answers.PartitionLag, from_attributes=True) async for row in shown],
     )
     return await packed(request, json_answer(request, body))
 
@@ -333,7 +340,8 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if wants_raw:
         response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
     else:
-        response = json_answer(request, {"messages": shown, "backlog": received.backlog})
+        messages = orjson.Fragment(b"[%b]" % b",".join(shown))
+        response = json_answer(request, {"messages": messages, "backlog": received.backlog})
     if not allowance.hold(size_of(response)):
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
         raise no_room()
@@ -343,9 +351,10 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     return response
 
 
-async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[dict[str, object]]:
+async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[bytes]:
     """What was leased, rendered in turns of the event loop. Who is cancelled gives it back."""
-    shown: list[dict[str, object]] = []
+    shown: list[bytes] = []
+    id_of = partial(topic_id_of, gateway.routes_table)
     for first in range(0, len(messages), RENDERED_A_TURN):
         if first:
             try:
@@ -353,8 +362,7 @@ async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) ->
             except asyncio.CancelledError:
                 await gateway.groups.give_back(group, [message.receipt for message in messages])
                 raise
-        for message in messages[first : first + RENDERED_A_TURN]:
-            shown.append(delivered_as_json(message, topic_id_of(gateway.routes_table, message.topic)))
+        shown += delivered_as_list(messages[first : first + RENDERED_A_TURN], id_of)
     return shown
 
 
@@ -516,7 +524,7 @@ async def _settled(
     gateway: Gateway, request: web.Request, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
 ) -> web.Response:
     results = await settle(gateway.groups, gateway.clock, gateway.leases, _group_named(request), wanted)
-    return json_answer(request, {"results": [settled_as_json(result) for result in results]})
+    return json_answer(request, {"results": orjson.Fragment(settled_as_list(results))})
 
 
 def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> dict[str, object]:

@@ -21,7 +21,7 @@ from gateway.api.producer import Receipt
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.queries import SendLinesQuery
 from gateway.codec import cloudevents
-from gateway.codec.documents import Document, Lines, Unreadable
+from gateway.codec.documents import Document, Lines, Unreadable, single_line
 from gateway.codec.json_steps import parse_in_steps
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, parts, with_headers
@@ -33,6 +33,8 @@ from gateway.surfaces.http.conditions import refuse_condition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
+from gateway.surfaces.http.plain import ACKS, TOPIC
+from gateway.surfaces.http.plain_stream import PlainStream
 from gateway.surfaces.http.produce_stream import ProduceStream
 from gateway.surfaces.http.reading import BodyStream, give_back, in_turns, let_go, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
@@ -41,6 +43,7 @@ from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER
 
 QUERY = ("acks", "receipts")
+_STREAM_TYPES = (*LINES_TYPES, JSON_TYPE)
 
 
 class NativeLines:
@@ -95,7 +98,7 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         finally:
             give_back(gateway, counted)
         dialect: NativeLines = EventLines(view)
-    elif media in (*LINES_TYPES, JSON_TYPE):
+    elif media in _STREAM_TYPES:
         stream = BodyStream(request, timeout_ms=timeout_ms, charge=lambda count: charge_bytes(gateway, request, count))
         pieces = stream.pieces()
         dialect = NativeLines(view)
@@ -115,6 +118,19 @@ async def produce_lines(gateway: Gateway, request: web.Request, _: bytes) -> web
         identity=request_identity(request, view.topic_id, None),
         errors_only=query.receipts == "errors",
     ).run()
+
+
+def plain_lines(gateway: Gateway) -> PlainStream:
+    """Streams of one line, for the fast path."""
+    return PlainStream(
+        gateway,
+        "produce_lines",
+        rf"/mq/v1/topics/{TOPIC}/messages:batch{ACKS}",
+        document=single_line,
+        dialect=NativeLines,
+        content_type=LINES_TYPE,
+        media=_STREAM_TYPES,
+    )
 
 
 async def _lines_of_events(body: bytes, count_max: int) -> bytes:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 from aiohttp import hdrs, web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from gateway.api.shapes import answers
 from gateway.surfaces.http.answers import json_answer
@@ -27,7 +31,20 @@ async def readyz(gateway: Gateway, request: web.Request, _: bytes) -> web.Respon
 
 async def metrics(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """All counters in the Prometheus text format."""
-    return web.Response(body=generate_latest(gateway.metrics), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+    collected = _Collected(gateway.metrics.collect())
+    body = await asyncio.to_thread(generate_latest, collected)  # of 10,000 partitions' lag it takes 50 ms
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_LATEST})
+
+
+class _Collected(Collector):
+    """What was counted at one moment."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        return self._metrics
 
 
 async def limits(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

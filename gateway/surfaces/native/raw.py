@@ -20,8 +20,9 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from aiohttp import hdrs, web
-from multidict import CIMultiDict, istr
+from multidict import CIMultiDict, CIMultiDictProxy, istr
 
+from gateway.api.producer import Receipt
 from gateway.api.read import Fetched
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.queries import ReadRawQuery, SendRawQuery
@@ -81,7 +82,7 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
     query = read_query(SendRawQuery, request, gateway, headers=DELAY_HEADERS)
     topic = request.match_info["topic"]
     view = gateway.routes_table.topic(topic)
-    record = traced(_record_of(request, query, body), trace_headers(request))
+    record = traced(record_of(request.headers, query, body), trace_headers(request))
     identity = request_identity(request, view.topic_id, body)
     (receipt,) = await gateway.producer.produce(
         topic,
@@ -92,12 +93,17 @@ async def produce_raw(gateway: Gateway, request: web.Request, body: bytes) -> we
         identity=identity,
         expected_offset=expected_offset(request),
     )
-    answer = {"topic": topic, **receipt_as_json(receipt, view.topic_id), "timestamp": receipt.timestamp_ms}
+    answer = receipt_as_answer(topic, receipt, view.topic_id)
     response = json_answer(request, answer, status=201 if receipt.schedule_id is None else 202)
     response.headers[MQ_ACKS] = name_of_acks(receipt.acks)
     if identity is not None:
         mark_replayed(response.headers, [receipt])
     return response
+
+
+def receipt_as_answer(topic: str, receipt: Receipt, topic_id: int) -> dict[str, object]:
+    """What became of the record."""
+    return {"topic": topic, **receipt_as_json(receipt, topic_id), "timestamp": receipt.timestamp_ms}
 
 
 async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -182,11 +188,11 @@ def _written(value: bytes) -> str:
     return quote_from_bytes(value, safe=_VISIBLE + " ") if value == value.strip() else quote_from_bytes(value, _VISIBLE)
 
 
-def _record_of(request: web.Request, query: SendRawQuery, body: bytes) -> ProduceRecord:
-    """The record that a request describes. Raises RequestError."""
-    content_type = request.headers.get(hdrs.CONTENT_TYPE)
+def record_of(sent_headers: CIMultiDictProxy[str], query: SendRawQuery, body: bytes) -> ProduceRecord:
+    """The record that a request describes by its head and its body. Raises RequestError."""
+    content_type = sent_headers.get(hdrs.CONTENT_TYPE)
     media = (content_type or "").partition(";")[0].strip().lower()
-    sent = list(request.headers.items())
+    sent = list(sent_headers.items())
     headers = cloudevents.binary_headers(sent)
     key = query.key
     if media == cloudevents.STRUCTURED_TYPE:

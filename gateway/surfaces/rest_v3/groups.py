@@ -18,6 +18,7 @@ from gateway.api.shapes.v3 import (
     V3Lags,
     V3LagSummary,
 )
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView, PartitionLag
@@ -26,6 +27,8 @@ from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
 from gateway.surfaces.rest_v3.resources import BROKER_ID, Links, links
+
+ROWS_PER_TURN = 500
 
 _STATES: dict[GroupState, Literal["EMPTY", "STABLE", "PREPARING_REBALANCE"]] = {
     "empty": "EMPTY",
@@ -120,7 +123,7 @@ async def list_lags(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     """The lag of a group in every partition."""
     to = links(gateway, request)
     name = request.match_info["group"]
-    rows = [_lag_row(to, name, one) for one in await _lags(gateway, request)]
+    rows = [_lag_row(to, name, one) async for one in few_a_turn(await _lags(gateway, request), per_turn=ROWS_PER_TURN)]
     return json_answer(request, V3Lags(to.page("consumer-groups", name, "lags"), rows))
 
 
@@ -141,7 +144,7 @@ def _described(gateway: Gateway, request: web.Request) -> GroupDescription:
 async def _lags(gateway: Gateway, request: web.Request, topics: Sequence[str] | None = None) -> list[PartitionLag]:
     """The lags in topics that the caller may describe."""
     lags = await gateway.groups.lag(request.match_info["group"], topics)
-    return [one for one in lags if is_visible(request, one.topic)]
+    return [one async for one in few_a_turn(lags, per_turn=ROWS_PER_TURN) if is_visible(request, one.topic)]
 
 
 def _member(group: GroupDescription, request: web.Request) -> MemberView:

@@ -8,8 +8,10 @@ POST .../{topic}/records:batch   {"entries": [{"id": "1", ...}]}: 207 with `succ
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -18,7 +20,7 @@ from gateway.api.render import fate_as_json
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import NoQuery
 from gateway.api.shapes.v3 import ENTRIES_MAX, V3BatchBody
-from gateway.codec.documents import Document, Values
+from gateway.codec.documents import Document, Values, single_object
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
@@ -33,6 +35,8 @@ from gateway.surfaces.http.conditions import refuse_condition
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import request_identity
 from gateway.surfaces.http.media import JSON_TYPE
+from gateway.surfaces.http.plain import TOPIC
+from gateway.surfaces.http.plain_stream import PlainStream
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
 from gateway.surfaces.http.reading import BodyStream, in_turns, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer
@@ -105,6 +109,18 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
         trace=trace_headers(request),
         identity=request_identity(request, view.topic_id, None),
     ).run()
+
+
+def plain_records(gateway: Gateway) -> PlainStream:
+    """Streams of one record, for the fast path."""
+    return PlainStream(
+        gateway,
+        "v3_produce",
+        rf"(?:/kafka)?/v3/clusters/{re.escape(gateway.cluster_id)}/topics/{TOPIC}/records",
+        document=single_object,
+        dialect=partial(V3Records, gateway.cluster_id),
+        content_type=JSON_TYPE,
+    )
 
 
 async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:

@@ -16,7 +16,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import orjson
+
 from gateway.api.lease import AllLeases, Lease, Leases, settle
+from gateway.api.render import written_in_runs
 from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody
 from gateway.api.tasks import Tasks, is_set_within
@@ -229,7 +232,7 @@ class Queue:
             return await self._settled(command)
         invisible_ms = command.invisible_ms or self._command.invisible_ms
         if invisible_ms is None:
-            invisible_ms = self._groups.describe(self.group).config.invisible_ms
+            invisible_ms = self._groups.config(self.group).invisible_ms
         results = await self._settled(ExtendBody(receipts=command.receipts, invisible_ms=invisible_ms))
         self._changed.set()  # whoever waits for a lease to end may wait less
         return results
@@ -289,10 +292,14 @@ class Queue:
 
     async def _push(self, delivered: Sequence[Delivered], outbox: Outbox) -> None:
         """Send what was leased, as far as credit goes; what does not fit goes back."""
-        messages = [self._message(one) for one in delivered]
-        heads = split_lines([head for head, _ in messages])
         is_binary = self._form is Form.BINARY
-        sizes = [len(payload) for _, payload in messages] if is_binary else [len(head) for head in heads]
+        payloads: list[bytes] = []
+        if is_binary:
+            messages = [self._message(one) for one in delivered]
+            heads, payloads = split_lines([head for head, _ in messages]), [payload for _, payload in messages]
+        else:
+            heads = self._heads(delivered)
+        sizes = list(map(len, payloads if is_binary else heads))
         at = 0
         while at < len(delivered):
             self._next_bytes = sizes[at]
@@ -317,7 +324,7 @@ class Queue:
                 credit_bytes=left,
             )
             if is_binary:
-                frame = binary_frame(frame, b"".join([payload for _, payload in messages[at:end]]))
+                frame = binary_frame(frame, b"".join(payloads[at:end]))
             try:
                 await outbox.send(frame, is_binary=is_binary)
             except BaseException:
@@ -329,6 +336,27 @@ class Queue:
             if self._command.auto_ack:
                 self._acks.ask(receipts).add_done_callback(self._auto_acked)
             at = end
+
+    def _heads(self, delivered: Sequence[Delivered]) -> list[bytes]:
+        """Each as `_message` has it, as JSON text."""
+        with_lease = not self._command.auto_ack
+
+        def form_of(one: Delivered) -> bytes:
+            topic = one.topic.replace("%", "%%")  # a name needs no escapes in JSON
+            lease = f',"receipt":"%b","visible_until":{one.until_ms}' if with_lease else ""
+            return (
+                f'{{"topic":"{topic}","partition":{one.partition},"offset":%d,"timestamp":%d,'
+                f'"store_timestamp":{one.store_time_ms},"attempt":{one.attempt},"key":%b,"value":%b{lease}}}'
+            ).encode()
+
+        def fill(form: bytes, one: Delivered) -> bytes:
+            key, value, offset, timestamp_ms = one.key, one.value, one.offset, one.timestamp_ms
+            key, value = b"null" if key is None else key, b"null" if value is None else value
+            if with_lease:
+                return form % (offset, timestamp_ms, key, value, one.receipt.encode())
+            return form % (offset, timestamp_ms, key, value)
+
+        return written_in_runs(delivered, form_of, fill, lambda one: orjson.dumps(self._message(one)[0]))
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
         message: dict[str, object] = {

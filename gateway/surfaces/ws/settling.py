@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.api.render import settled_as_json
+import orjson
+
+from gateway.api.render import settled_as_list
 from gateway.errors import RequestError, invalid
 from gateway.surfaces.ws.commands import Ack, Settle, UpTo
 from gateway.surfaces.ws.queue import Queue
@@ -26,7 +28,7 @@ async def settle(command: Settle, subscription: Stream | Queue) -> dict[str, obj
     return {"results": await _results(command, subscription)}
 
 
-async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[str, object]]:
+async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[str, object]] | orjson.Fragment:
     """One a receipt or partition, in the order asked."""
     if isinstance(command, Ack) and command.up_to:
         if isinstance(subscription, Stream):
@@ -38,8 +40,8 @@ async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[s
         ]
     assert isinstance(subscription, Queue)
     if isinstance(command, Ack):
-        return [settled_as_json(settled) for settled in await subscription.ack(command.receipts)]
-    return [settled_as_json(settled) for settled in await subscription.settle(command)]
+        return orjson.Fragment(settled_as_list(await subscription.ack(command.receipts)))
+    return orjson.Fragment(settled_as_list(await subscription.settle(command)))
 
 
 def _up_to_result(up_to: UpTo, error: RequestError | None) -> dict[str, object]:

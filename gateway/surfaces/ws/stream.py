@@ -222,8 +222,7 @@ class Stream:
     async def _join(self) -> None:
         self._wish = self._wish_now()
         self._member_id, share = await self._groups.join(self.group, self._member_id, self._wish)
-        config = self._groups.describe(self.group).config
-        self._drain_ms = min(DRAIN_MS, config.drain_timeout_ms // 2)
+        self._drain_ms = min(DRAIN_MS, self._groups.config(self.group).drain_timeout_ms // 2)
         await self._heed(share)
 
     async def _follow(self) -> NoReturn:
@@ -245,11 +244,8 @@ class Stream:
                 ) from None
 
     async def _beat(self) -> NoReturn:
-        description = self._groups.describe(self.group)
-        timeouts = [
-            view.member.session_timeout_ms for view in description.members if view.member.member_id == self._member_id
-        ]
-        timeout_ms = timeouts[0] if timeouts else description.config.session_timeout_ms
+        member = self._groups.members(self.group).get(self._member().member_id)
+        timeout_ms = (member or self._groups.config(self.group)).session_timeout_ms
         while True:
             await asyncio.sleep(timeout_ms / HEARTBEATS_PER_SESSION / 1000)
             with suppress(UnknownMember, StaleGeneration):  # `_follow` is told the same, and does something about it
@@ -271,7 +267,8 @@ class Stream:
         await self._take(sorted(assigned.items()))
 
     async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
-        if sum(key not in self._owned for key, _ in assigned) > self._partitions_left():
+        new_count = sum(key not in self._owned for key, _ in assigned)
+        if new_count and new_count > self._partitions_left():
             raise too_many_partitions()
         taken: list[FedPartition] = []
         for key, topic_id in assigned:

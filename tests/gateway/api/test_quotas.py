@@ -10,15 +10,18 @@ import pytest
 
 from gateway.api.quotas import TopicQuota
 from gateway.errors import RequestError
-from gateway.routing.base import TopicView
+from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
+from store.clock import SystemClock
 from store.topics import Topic
+from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.main.test_wiring import config_of, serving
 
 
 def test_there_is_room_up_to_the_limits_and_what_is_coming_counts() -> None:
-    there: list[TopicView] = [Topic(16, "a", 2)]
-    quota = TopicQuota(Limits(topics_max=3, partitions_total_max=10), lambda: there)
+    there = RouteTable()
+    there.put(Topic(16, "a", 2), FakeBroker(SystemClock()))
+    quota = TopicQuota(Limits(topics_max=3, partitions_total_max=10), there)
     with quota.room_for(topics=1, partitions=4):
         with quota.room_for(topics=1, partitions=4):
             with pytest.raises(RequestError, match="3 topics") as refusal, quota.room_for(topics=1, partitions=0):

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -145,6 +146,20 @@ def test_a_backup_takes_tokens_along_is_private_and_is_restored(data: Path, tmp_
     assert "verified" in result.stdout
     assert run("verify", restored).exit_code == 0
     assert (restored / "auth" / "tokens.json").read_text() == "{}"
+    lines = [trail_of(directory) for directory in (data, out, restored)]
+    assert [[line["action"] for line in some] for some in lines] == [["backup.make"], [], ["backup.restore"]]
+    for line in (lines[0][0], lines[2][0]):
+        assert (line["object"], line["outcome"]) == ({"backup": str(out)}, "done")
+        assert line["principal"].startswith("os:")
+
+
+def trail_of(directory: Path) -> list[dict[str, Any]]:
+    """What the commands have said in the trail of a data directory."""
+    return [
+        orjson.loads(line)
+        for path in sorted((directory / "audit").glob("tokens-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def test_a_backup_writes_over_nothing_and_not_into_the_directory_itself(data: Path, tmp_path: Path) -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.documents import DEPTH_MAX, TOO_LONG, Document, Lines, Splitter, Values
+from gateway.codec.documents import (
+    DEPTH_MAX,
+    TOO_LONG,
+    Document,
+    Lines,
+    Splitter,
+    Values,
+    single_line,
+    single_object,
+)
 from gateway.surfaces.http.produce_stream import ProduceStream
 
 BYTES_MAX = 40
@@ -110,3 +120,34 @@ async def test_a_piece_of_brackets_is_cut_in_turns_of_the_event_loop() -> None:
     assert await stream._documents(piece) == [b"[]"] * (10 * Values.turn_bytes)
     running.cancel()
     assert turn_count >= len(piece) // Values.turn_bytes
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"\n", b" ", b"\r\n", b"\t", b"\v", b'{"a":"}"}', b'{"a":', b"1}", b"[1]", b"{}", b'"{"', b"1", b"x"]
+        ),
+        max_size=5,
+    )
+)
+@pytest.mark.parametrize(("single", "kind"), [(single_line, Lines), (single_object, Values)])
+def test_a_single_document_that_is_json_is_what_the_splitter_finds(
+    single: Callable[[bytes], bytes | None], kind: type[Lines] | type[Values], parts: list[bytes]
+) -> None:
+    body = b"".join(parts)
+    document = single(body)
+    if document is None:
+        return
+    try:
+        value = orjson.loads(document)
+    except orjson.JSONDecodeError:
+        return
+    [found] = cut(kind(bytes_max=1_000), body, [])
+    assert isinstance(found, bytes)
+    assert orjson.loads(found) == value
+
+
+@pytest.mark.parametrize("single", [single_line, single_object])
+def test_a_single_document_may_have_white_space_around_it(single: Callable[[bytes], bytes | None]) -> None:
+    assert single(b' {"a":1}\r\n') == b'{"a":1}'
+    assert single(b"\n") is None

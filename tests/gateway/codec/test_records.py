@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.records import Format, ProduceRecord, parse_envelope, parse_records, render_records
+from gateway.codec.records import (
+    Format,
+    ProduceRecord,
+    parse_envelope,
+    parse_records,
+    parse_single,
+    render_records,
+)
 from gateway.errors import DELAY_ILLEGAL, RECORD_PART_ILLEGAL, RECORD_TOO_LARGE, UNDECODABLE, RequestError
 from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
@@ -402,3 +409,32 @@ def test_ids_and_groups_have_limits(field: str, limit: int, others: dict[str, ob
         assert refusal.value.error_code == RECORD_PART_ILLEGAL
     (parsed,) = parse_records([{"value": 1, field: None, **others}], Format.JSON, raw_keys=False)
     assert getattr(parsed, field) is None
+
+
+PLAIN = ["1", "null", '"é"', '{"a":[1,{"b":null}]}', "1e5", "true"]
+
+
+@pytest.mark.parametrize("raw_keys", [True, False])
+@pytest.mark.parametrize("value", PLAIN)
+@pytest.mark.parametrize("key", [None, *PLAIN, f'"{"k" * KEY_BYTES_MAX}"', f'"{"k" * (KEY_BYTES_MAX + 1)}"'])
+def test_a_single_record_is_parsed_as_among_others(key: str | None, value: str, raw_keys: bool) -> None:
+    for fields in (f'"value":{value}', ""):
+        both = ",".join(field for field in (f'"key":{key}' if key is not None else "", fields) if field)
+        body = f'{{"records":[{{{both}}}]}}'.encode()
+        single = parse_single(body, raw_keys=raw_keys)
+        is_large = key is not None and len(key) - (2 if raw_keys else 0) > KEY_BYTES_MAX
+        assert (single is None) == is_large
+        if single is not None:
+            assert [single] == parse_envelope(body, Format.JSON, records_max=1, raw_keys=raw_keys)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"{}", b'{"records":[]}', b'{"records":1}', b'{"records":[1]}', b'{"records":[{},{}]}',
+        b'{"records":[{"value":1,"tag":"t"}]}', b'{"records":[{"oops":1}]}', b'{"records":[{}],"value_schema":"x"}',
+        b'{"records":[{"msg_id":"m"}]}',
+    ],
+)  # fmt: skip
+def test_whatever_else_a_body_holds_is_left_to_the_parser_of_envelopes(body: bytes) -> None:
+    assert parse_single(body, raw_keys=True) is None

@@ -15,7 +15,8 @@ from gateway.auth.policy import PolicyFiles
 from gateway.groups.protocol import Receive, TopicPartition
 from gateway.main import offline
 from gateway.main.admin import BROKER_NAME, LocalAdmin
-from gateway.main.wiring import build_gateway
+from gateway.main.wiring import build_gateway, build_recurring
+from gateway.recurring.service import RecurringSchedules
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable
 from gateway.settings.config import build
@@ -37,6 +38,7 @@ class Life(NamedTuple):
     gateway: Gateway
     store: Store
     timer: TimerService
+    recurring: RecurringSchedules
 
     async def pass_to(self, clock: FakeClock, at_ms: int) -> None:
         clock.set(at_ms)
@@ -66,13 +68,16 @@ async def life(root: Path, clock: FakeClock) -> AsyncIterator[Life]:
     admin = LocalAdmin(store, timer, config.limits, routes)
     gateway, groups = build_gateway(config, store, timer, admin, clock)
     await groups.start()
+    recurring = build_recurring(gateway, store, admin)
+    await recurring.start()
     running = asyncio.create_task(groups.run())
     try:
-        yield Life(gateway, store, timer)
+        yield Life(gateway, store, timer, recurring)
     finally:
         running.cancel()
         await asyncio.wait([running])
         await groups.close()
+        await recurring.close()
         await timer.close()
         await store.close()
 
@@ -95,6 +100,7 @@ async def check(running: Life, sample: Sample, root: Path) -> None:
     if sample.schedule_key is not None:
         topic_id = running.store.topic("orders").topic_id
         assert await running.timer.named(topic_id, sample.schedule_key.encode()) is not None
+    assert running.recurring.table.names() == ([] if sample.recurring is None else [sample.recurring])
     tokens = PolicyFiles(running.gateway.config.auth).load().tokens
     assert {token.principal: token.id for token in tokens.values()} == (
         {} if sample.token_id is None else {"ann": sample.token_id}

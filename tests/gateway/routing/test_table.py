@@ -31,6 +31,7 @@ def test_topics_are_listed_by_name_whatever_comes_grows_and_goes(steps: list[tup
                 del there[name]
         assert before == kept, "who goes through a list is not disturbed"
         assert table.topics() == [there[name] for name in sorted(there)]
+        assert (len(table), table.partition_count) == (len(there), sum(one.partitions for one in there.values()))
         assert [table.by_id(view.topic_id) for view in table.topics()] == table.topics()
         for name in NAMES:
             assert (name in table) == (name in there)

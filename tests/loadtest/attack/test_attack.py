@@ -40,8 +40,10 @@ def test_each_bound_is_one(worse: dict[str, float], word: str) -> None:
 
 def test_memory_that_was_promised_need_not_come_back_but_is_bounded() -> None:
     kept = replace(HELD, back_bytes=400 * MiB)
-    assert problems_of(kept, FULL, keeps="ten minutes") == []
-    assert problems_of(replace(kept, worst_bytes=600 * MiB), FULL, keeps="ten minutes")
+    promised = kept.back_bytes - kept.start_bytes - FULL.back_bytes
+    assert problems_of(kept, FULL, kept_bytes_max=promised) == []
+    assert problems_of(replace(kept, back_bytes=401 * MiB), FULL, kept_bytes_max=promised)
+    assert problems_of(replace(kept, worst_bytes=600 * MiB), FULL, kept_bytes_max=promised)
 
 
 def test_the_short_form_does_not_wait_for_quiet() -> None:

@@ -28,6 +28,13 @@ SHORT = {
     "subscribe": ("to 10,000 partitions",),
     "socket produce": ("objects as a frame", "objects as a value", "the largest batch"),
     "socket subscribe": ("tiny as json",),
+    "group_lag": ("the largest",),
+    "v3_lags": ("the largest",),
+    "kafka OffsetCommit": ("the most",),
+    "kafka DescribeConfigs": ("one topic again and again",),
+    "kafka Metadata": ("one topic again and again",),
+    "kafka DeleteTopics": ("that are not there",),
+    "kafka Produce": ("the most partitions of no topic",),
 }
 """Names of cases begin so."""
 

@@ -20,6 +20,9 @@ COMMITS = {
     "0cb795b": "killed",  # entries kept in the index snapshot
     "28b2abe": "killed",  # schedules name partitions, queues are stated
     "7d9d178": "killed",  # keys of topics, schedule keys: the last one of format 1
+    "2554d93": "killed",  # the first one of format 2
+    "9279cd7": "stopped",  # 0.2.0
+    "9a5804f": "killed",  # recurring schedules
 }
 """And how the server ended."""
 
@@ -52,6 +55,8 @@ class Sample(NamedTuple):
     """What the group `work` has not acknowledged."""
 
     token_id: str | None
+    recurring: str | None = None
+    """A recurring schedule that has not fired."""
 
 
 def unpack_version(commit: str, root: Path) -> Sample:

@@ -115,6 +115,9 @@ def _use(server: _Server, tree: Path, data: Path) -> dict[str, object]:
         asked = server.ask("GET", "/mq/v1/groups/stream/lag")
         assert isinstance(asked, dict)
         made["committed"] = next(row["committed"] for row in asked["partitions"] if row["partition"] == 0)
+    asked_for = {"topic": "orders", "cron": "0 0 1 1 *", "record": {"value": "yearly"}}
+    if server.ask("PUT", "/mq/v1/recurring/yearly", asked_for) is not None:
+        made["recurring"] = "yearly"
     token = subprocess.run(
         [sys.executable, "-m", "gateway", "token", "create", "ann", "--data", str(data), "--allow", "admin"],
         cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False,

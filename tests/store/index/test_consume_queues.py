@@ -159,7 +159,9 @@ def test_a_queue_that_never_held_a_record_is_empty(index: Open) -> None:
     queues = index()
     assert queues.topic_ids() == set()
     assert queues.bounds(Q) == Bounds(0, 0)
+    assert queues.max_offset(Q) == 0
     assert queues.runs(Q, 0, 0) == []
+    assert queues.topic_ids() == set(), "looking has made something"
     assert queues.checkpoint == 0
     assert waiting_bytes(queues) == 0
 

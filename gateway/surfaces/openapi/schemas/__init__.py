@@ -108,7 +108,7 @@ def _choices(limits: Limits) -> dict[str, Schema]:
             {"topics": ["orders"]},
             {"topic_pattern": "orders-.*"},
         ),
-        "Ack": with_example(either_of(groups.AckReceipts, groups.AckUpTo), {"receipts": ["r1.AQAAABAA"]}),
+        "Ack": with_example(either_of(groups.AckReceipts, groups.AckUpTo), {"receipts": ["r2.AgAAABAA.0"]}),
         "Move": with_example(
             either_of(schedules.MoveTo, schedules.MoveBy), {"delay_ms": 60_000}, {"deliver_at": "2026-01-31T09:30:00Z"}
         ),

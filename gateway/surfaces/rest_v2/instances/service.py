@@ -135,7 +135,7 @@ class Instances:
     async def create(self, group: str, name: str | None, settings: InstanceSettings) -> str:
         """Make an instance; its name. Durable on return. Raises RequestError 409/40902, 429/42950."""
         name = name or f"rest-consumer-{uuid.uuid4()}"
-        if (group, name) in self._lives or self._has_member(group, name):
+        if (group, name) in self._lives or name in self._groups.members(group):
             raise RequestError(
                 INSTANCE_EXISTS,
                 "Consumer with specified consumer ID already exists in the specified consumer group.",
@@ -571,19 +571,10 @@ class Instances:
         assert instance.generation is not None
         return MemberKey(instance.name, instance.generation)
 
-    def _has_member(self, group: str, name: str) -> bool:
-        try:
-            return any(view.member.member_id == name for view in self._groups.describe(group).members)
-        except UnknownGroup:
-            return False
-
     def _session_timeout_ms(self, group: str) -> int:
         """Longer than an idle instance lives, as far as the group allows: who is slow to poll is not dead."""
         wanted_ms = self._idle_timeout_ms + self._limits.timeout_ms_max + _SESSION_SLACK_MS
-        try:
-            config = self._groups.describe(group).config
-        except UnknownGroup:
-            return wanted_ms
+        config = self._groups.config(group)
         return min(max(wanted_ms, config.session_timeout_ms_min), config.session_timeout_ms_max)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from gateway.groups.coordinator.context import Changes, Stats, Turns
+from gateway.groups.coordinator.context import WOKEN_A_TURN, Changes, Stats, Turns
 from gateway.groups.machines.progress import PartitionKey
 from tests.gateway.groups.coordinator.world import wanting, world
 
@@ -60,6 +60,20 @@ async def test_a_change_wakes_those_who_listen_to_it_once() -> None:
     changes.all_happened()
     assert other.done()
     assert changes._waiting == {}
+
+
+async def test_of_many_who_wait_for_a_change_some_are_woken_in_each_turn() -> None:
+    changes = Changes()
+    loop = asyncio.get_running_loop()
+    waiting = [loop.create_future() for _ in range(2 * WOKEN_A_TURN + 1)]
+    for waiter in waiting:
+        changes.listen("g", waiter)
+    changes.happened("g")
+    counts = []
+    for _ in range(3):
+        counts.append(sum(waiter.done() for waiter in waiting))
+        await asyncio.sleep(0)
+    assert counts == [WOKEN_A_TURN, 2 * WOKEN_A_TURN, len(waiting)]
 
 
 def test_counting_can_begin_anew() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
+from gateway.groups.coordinator import receiving
 from gateway.groups.coordinator.search import SCAN_RECORDS
 from gateway.groups.machines.copies import retry_topic
 from gateway.groups.machines.errors import GroupActive
 from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.protocol import Delivered
 from store.errors import StoreError
 from tests.gateway.groups.coordinator.test_settling import G, receipts, receive, values
@@ -215,3 +218,27 @@ async def test_what_is_remembered_of_a_group_goes_with_it(is_settled: bool) -> N
             await made.groups.stream.topics_changed()
         assert groups._search._origins == {}
         assert (await made.groups.receive("other", wanting())).messages != ()
+
+
+async def test_a_receive_of_many_records_of_one_partition_takes_some_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+    sign_all = Signer.sign_all
+
+    def counted(self: Signer, group: str, some: Sequence[Receipt]) -> list[str]:
+        counts.append(len(some))
+        return sign_all(self, group, some)
+
+    monkeypatch.setattr(Signer, "sign_all", counted)
+    monkeypatch.setattr(receiving, "TAKEN_A_TURN", 100)
+    sent = [b"%d" % number for number in range(250)]
+    async with world(partitions=1) as made:
+        await made.send(*sent)
+        asked = [receive(made, max_messages=10_000, attempt_id="w") for _ in range(2)]
+        one, other = await asyncio.gather(*asked)
+        assert values(one) == values(other) == sent
+        assert receipts(one) == receipts(other)
+        assert max(counts) == 100
+        assert sum(counts) == 2 * len(sent)
+        assert await receive(made) == ()

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from gateway.groups.machines import receipts
 from gateway.groups.machines.errors import IllegalRequest
-from gateway.groups.machines.receipts import KEY_BYTES_MAX, KEY_BYTES_MIN, REMEMBERED_MAX, Receipt, Signer
+from gateway.groups.machines.receipts import (
+    KEY_BYTES_MAX,
+    KEY_BYTES_MIN,
+    REMEMBERED_MAX,
+    RUN_RECORDS_MAX,
+    Receipt,
+    Signer,
+)
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
@@ -33,22 +40,68 @@ def test_a_receipt_reads_back_after_a_restart(receipt: Receipt, group: str) -> N
 
 
 def test_the_text_form_is_fixed() -> None:
-    text = Signer([KEY]).sign("billing", RECEIPT)
-    assert text.startswith("r1.")
-    raw = base64.urlsafe_b64decode(text[3:] + "=")
-    assert raw[:37].hex() == (
-        "01" + "00000010" + "00000003" + "0000010000000000" + "00000002" + "0000019b76daa800" + "0000000000000007"
-    )
-    assert len(raw) == 53
+    texts = Signer([KEY]).sign_all("billing", [RECEIPT, RECEIPT._replace(offset=RECEIPT.offset + 1)])
+    signed = texts[0].rpartition(".")[0]
+    assert texts == [f"{signed}.0", f"{signed}.1"]
+    assert signed.startswith("r2.")
+    raw = base64.urlsafe_b64decode(signed[3:])
+    fields = "00000010" + "00000003" + "0000010000000000" + "00000002" + "0000019b76daa800" + "0000000000000007"
+    assert raw[:41].hex() == "02" + fields + "00000002"
+    assert len(raw) == 57
 
 
-@given(at=st.integers(0, 52), flip=st.integers(1, 255))
+OLD = "r1.AQAAABAAAAADAAABAAAAAAAAAAACAAABm3baqAAAAAAAAAAAByOqdwE1lz9V8jqm0qXR_Bk"
+"""What a server made of RECEIPT, by this key, when each record had a signature of its own."""
+
+
+def test_a_receipt_of_the_form_before_is_accepted_in_its_one_spelling() -> None:
+    signer = Signer([KEY])
+    for _ in range(2):
+        assert signer.check("billing", OLD) == RECEIPT
+    assert signer.check_all("shipping", [OLD]) == [None]
+    assert Signer([OTHER]).check_all("billing", [OLD, OLD + ".0", OLD[:-1]]) == [None] * 3
+    raw = bytearray(base64.urlsafe_b64decode(OLD[3:] + "="))
+    for at in range(len(raw)):
+        changed = bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        assert signer.check_all("billing", ["r1." + base64.urlsafe_b64encode(changed).rstrip(b"=").decode()]) == [None]
+    last = [OLD[:-1] + char for char in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"]
+    assert [text for text in last if signer.check_all("billing", [text]) != [None]] == [OLD]
+
+
+@given(at=st.integers(0, 56), flip=st.integers(1, 255))
 def test_a_receipt_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
     signer = Signer([KEY])
-    raw = bytearray(base64.urlsafe_b64decode(signer.sign("billing", RECEIPT)[3:] + "="))
+    signed, _, place = signer.sign("billing", RECEIPT).rpartition(".")
+    raw = bytearray(base64.urlsafe_b64decode(signed[3:]))
     raw[at] ^= flip
     with pytest.raises(IllegalRequest):
-        signer.check("billing", "r1." + base64.urlsafe_b64encode(raw).rstrip(b"=").decode())
+        signer.check("billing", f"r2.{base64.urlsafe_b64encode(raw).decode()}.{place}")
+
+
+def test_a_place_is_one_of_its_run_in_one_spelling() -> None:
+    texts = Signer([KEY]).sign_all("billing", [RECEIPT._replace(offset=n) for n in range(11)])
+    signed = texts[0].rpartition(".")[0]
+    for signer in (Signer([KEY]), Signer([KEY])):
+        for place in ("11", "999", "1000", "00", "01", "+1", "-1", "1 ", "", "x", "\u0661", "1.0", "1e0"):
+            assert signer.check_all("billing", [f"{signed}.{place}", texts[10]]) == [None, RECEIPT._replace(offset=10)]
+        assert signer.check_all("billing", [signed, f"{signed}.."]) == [None, None]
+
+
+@given(st.lists(st.builds(
+    Receipt, st.integers(16, 17), st.integers(0, 1), st.integers(0, 6), st.integers(1, 2), st.integers(5, 6),
+    st.integers(7, 8),
+), max_size=12))  # fmt: skip
+def test_receipts_of_any_order_and_kind_read_back_in_their_order(wanted: list[Receipt]) -> None:
+    texts = Signer([KEY]).sign_all("billing", wanted)
+    assert Signer([KEY]).check_all("billing", texts) == wanted
+
+
+def test_a_run_has_so_many_records_at_most() -> None:
+    wanted = [RECEIPT._replace(offset=n) for n in range(RUN_RECORDS_MAX + 1)]
+    texts = Signer([KEY]).sign_all("billing", wanted)
+    assert len({text.rpartition(".")[0] for text in texts[:RUN_RECORDS_MAX]}) == 1
+    assert texts[RUN_RECORDS_MAX].rpartition(".")[0] != texts[0].rpartition(".")[0]
+    assert Signer([KEY]).check_all("billing", texts) == wanted
 
 
 def test_a_receipt_is_worth_nothing_in_another_group_or_under_another_key() -> None:
@@ -67,7 +120,8 @@ def test_keys_can_be_changed_without_voiding_receipts() -> None:
 
 @given(st.text(max_size=90))
 def test_any_other_text_is_refused(text: str) -> None:
-    for candidate in (text, "r1." + text, "r1." + text[:71].ljust(71, "A"), "r1." + "é" * 71):
+    padded = [f"{prefix}{text[:chars].ljust(chars, 'A')}" for prefix, chars in (("r1.", 71), ("r2.", 76))]
+    for candidate in (text, "r1." + text, *padded, f"{padded[1]}.0", "r1." + "é" * 71, "r2." + "é" * 76 + ".0"):
         with pytest.raises(IllegalRequest):
             Signer([KEY]).check("billing", candidate)
 
@@ -93,18 +147,18 @@ def test_a_receipt_that_is_remembered_is_judged_as_one_that_is_not() -> None:
     assert [one and one.offset for one in signer.check_all("billing", texts[2:])] == [2, 3]
 
 
-def test_so_many_receipts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_runs_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert REMEMBERED_MAX >= 10_000
     monkeypatch.setattr(receipts, "REMEMBERED_MAX", 4)
     signer = Signer([KEY])
     hashed: list[int] = []
-    by_signature = signer._check_all
-    monkeypatch.setattr(signer, "_check_all", lambda group, texts: hashed.append(1) or by_signature(group, texts))
-    first = signer.sign_all("billing", [RECEIPT._replace(offset=n) for n in range(4)])
+    by_signature = signer._checked
+    monkeypatch.setattr(signer, "_checked", lambda *args: hashed.append(1) or by_signature(*args))
+    first = [signer.sign("billing", RECEIPT._replace(offset=2 * n)) for n in range(4)]
     assert signer.check("billing", first[0]).offset == 0
     assert not hashed, "four are remembered"
-    second = signer.sign_all("billing", [RECEIPT._replace(offset=n) for n in range(4, 6)])
-    assert signer.check("billing", first[1]).offset == 1
+    second = signer.sign("billing", RECEIPT._replace(offset=8))
+    assert signer.check("billing", first[1]).offset == 2
     assert len(hashed) == 1, "a fifth makes the signer forget"
-    assert signer.check("billing", second[0]).offset == 4
+    assert signer.check("billing", second).offset == 8
     assert len(hashed) == 1

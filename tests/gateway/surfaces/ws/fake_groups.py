@@ -14,6 +14,7 @@ from gateway.api.read import Consumer
 from gateway.codec.tags import TAG_HEADER
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import StaleGeneration, UnknownMember
+from gateway.groups.machines.membership import Member as GroupMember
 from gateway.groups.machines.membership import Share
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.strategies.base import Partition
@@ -60,8 +61,8 @@ class FakeGroups:
         self.routes = routes
         self.consumer = consumer
         self.now_ms = now_ms
-        self.config = GroupConfig()
-        self.members: dict[str, Member] = {}
+        self.settings = GroupConfig()
+        self.present: dict[str, Member] = {}
         self.offsets: dict[TopicPartition, int] = {}
         self.commits: list[list[OffsetCommit]] = []
         self.hold: asyncio.Event | None = None
@@ -84,21 +85,21 @@ class FakeGroups:
     def assign(self, member_id: str, *owned: tuple[str, int], revoking: Sequence[tuple[str, int]] = ()) -> None:
         """From here on the member has exactly these."""
         self.generation += 1
-        member = self.members[member_id]
+        member = self.present[member_id]
         member.share = Share(self.generation, self._named(owned), self._named(revoking), b"", False)
         self._tell(member)
 
     def revoke_topic(self, member_id: str, topic: str) -> None:
         """The group has heard that a topic is gone."""
         self.generation += 1
-        member = self.members[member_id]
+        member = self.present[member_id]
         kept = tuple(one for one in member.share.assigned if one.topic != topic)
         gone = tuple(one for one in member.share.assigned if one.topic == topic)
         member.share = Share(self.generation, kept, gone, b"", False)
         self._tell(member)
 
     def put_out(self, member_id: str) -> None:
-        self._tell(self.members.pop(member_id))
+        self._tell(self.present.pop(member_id))
 
     def wake(self) -> None:
         """There is something to receive."""
@@ -121,11 +122,17 @@ class FakeGroups:
         return []
 
     def describe(self, group: str) -> GroupDescription:
-        view = GroupView(group, "stable", self.generation, len(self.members), ())
-        return GroupDescription(view, self.config, ())
+        view = GroupView(group, "stable", self.generation, len(self.present), ())
+        return GroupDescription(view, self.settings, ())
+
+    def config(self, group: str) -> GroupConfig:
+        return self.settings
+
+    def members(self, group: str) -> Mapping[str, GroupMember]:
+        return {}
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
-        return self.config
+        return self.settings
 
     async def delete(self, group: str) -> None:
         raise NotImplementedError
@@ -145,7 +152,7 @@ class FakeGroups:
     ) -> tuple[str, Share]:
         if self.hold_join is not None:
             await self.hold_join.wait()
-        member_id = member_id or f"m{len(self.members) + 1}"
+        member_id = member_id or f"m{len(self.present) + 1}"
         self.generation += 1
         free = [
             (topic.name, number)
@@ -153,16 +160,16 @@ class FakeGroups:
             if subscription.matches(topic.name)
             for number in range(topic.partitions)
         ]
-        owned = self._named(free) if not self.members.keys() - {member_id} else ()
-        former = self.members.get(member_id)
+        owned = self._named(free) if not self.present.keys() - {member_id} else ()
+        former = self.present.get(member_id)
         member = Member(self.generation, Share(self.generation, owned, (), b"", False))
-        self.members[member_id] = member
+        self.present[member_id] = member
         if former is not None:
             self._tell(former)
         return member_id, member.share
 
     def heartbeat(self, group: str, member: MemberKey) -> Share:
-        known = self.members.get(member.member_id)
+        known = self.present.get(member.member_id)
         if known is None:
             raise UnknownMember(member.member_id)
         if member.generation < known.since:
@@ -170,7 +177,7 @@ class FakeGroups:
         return known.share
 
     async def share_changed(self, group: str, member_id: str, since: Share) -> Share:
-        while (member := self.members.get(member_id)) is not None:
+        while (member := self.present.get(member_id)) is not None:
             if member.share != since:
                 return member.share
             await member.changed.wait()
@@ -178,7 +185,7 @@ class FakeGroups:
 
     async def release(self, group: str, member: MemberKey, partitions: Sequence[TopicPartition]) -> Share:
         self.heartbeat(group, member)
-        known = self.members[member.member_id]
+        known = self.present[member.member_id]
         left = [one for one in known.share.revoking if (one.topic, one.partition) not in partitions]
         self.generation += 1
         known.share = Share(self.generation, known.share.assigned, tuple(left), b"", False)
@@ -187,7 +194,7 @@ class FakeGroups:
 
     async def leave(self, group: str, member: MemberKey) -> None:
         self.heartbeat(group, member)
-        del self.members[member.member_id]
+        del self.present[member.member_id]
 
     # The protocol: progress
 

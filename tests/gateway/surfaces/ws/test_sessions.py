@@ -115,7 +115,7 @@ async def test_a_session_that_is_taken_over_closes_the_former_socket_with_4009()
         assert former_closed.is_set()
         assert answer["subs"]["s"]["partitions"] == {"orders": [0]}
         await task
-    assert "m" in server.groups.members
+    assert "m" in server.groups.present
     await server.sessions.close()
 
 
@@ -124,8 +124,8 @@ async def test_a_member_stays_for_the_grace_and_is_gone_after_it() -> None:
     async with server.talk() as talk:
         session = (await talk.ask(HELLO))["session"]
         await talk.ask(subscribe(**STREAM))
-    assert (server.sessions.waiting_count, list(server.groups.members)) == (1, ["m"])
-    await until(lambda: not server.groups.members)
+    assert (server.sessions.waiting_count, list(server.groups.present)) == (1, ["m"])
+    await until(lambda: not server.groups.present)
     assert len(server.sessions) == 0
     async with server.talk() as talk:
         answer = await talk.ask(resume(session))
@@ -157,7 +157,7 @@ async def test_how_a_connection_ends_says_whether_its_session_waits(
         talk.closed_with = code
         talk.says_goodbye = says_goodbye
     assert (server.sessions.waiting_count == 1) is stays
-    assert ("m" in server.groups.members) is stays
+    assert ("m" in server.groups.present) is stays
     await server.sessions.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_stopping_server_keeps_members_and_leases_for_the_next_start() -
         await until(lambda: server.groups.leases)
         talk.closed_with = CloseCode.SHUTDOWN
     await server.sessions.close()
-    assert "m" in server.groups.members
+    assert "m" in server.groups.present
     assert server.groups.leases
 
 
@@ -179,7 +179,7 @@ async def test_who_never_said_hello_has_nothing_that_waits() -> None:
     server = Server({"orders": 1})
     async with server.talk() as talk:
         await talk.ask(subscribe(**STREAM))
-    assert (len(server.sessions), server.groups.members) == (0, {})
+    assert (len(server.sessions), server.groups.present) == (0, {})
 
 
 async def test_somebody_else_cannot_take_a_session_up() -> None:

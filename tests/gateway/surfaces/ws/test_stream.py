@@ -103,7 +103,7 @@ async def test_a_partition_that_was_lost_does_not_take_the_acks_of_others_with_i
         await talk.fill("orders", 5, partition=1)
         await joined(talk)
         await talk.messages(10)
-        member = talk.groups.members["m"]
+        member = talk.groups.present["m"]
         member.share = replace(member.share, assigned=member.share.assigned[:1])
         answer = await talk.answer({"id": 2, "op": "ack", "sub": "s", "cursor": "orders:0=3;orders:1=4"})
         assert [result["ok"] for result in answer["results"]] == [True, False]
@@ -123,9 +123,9 @@ async def test_a_revoked_partition_is_released_once_what_was_sent_is_acked() -> 
         await talk.fill("orders", 5, partition=1, first=5)
         await talk.quiet()  # nothing more of it
         await talk.answer(up_to(1, 3))
-        assert talk.groups.members["m"].share.revoking
+        assert talk.groups.present["m"].share.revoking
         await talk.answer(up_to(1, 4))
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        await until(lambda: not talk.groups.present["m"].share.revoking)
         assert talk.groups.offsets[P1] == 5
         await talk.fill("orders", 1, partition=0, first=5)
         assert (await talk.messages(1))[0]["partition"] == 0
@@ -140,7 +140,7 @@ async def test_release_says_that_nothing_more_is_acked() -> None:
         talk.groups.assign("m", revoking=[P0])
         await talk.heard("revoked")
         assert (await talk.ask({"id": 2, "op": "release", "sub": "s", "partitions": {"orders": [0]}}))["ok"]
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        await until(lambda: not talk.groups.present["m"].share.revoking)
         assert P0 not in talk.groups.offsets
 
 
@@ -154,7 +154,7 @@ async def test_a_client_that_does_not_finish_is_waited_for_until_the_time_is_ove
         await talk.messages(5)
         talk.groups.assign("m", revoking=[P0])
         assert (await talk.heard("revoked"))["drain_ms"] == 20
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        await until(lambda: not talk.groups.present["m"].share.revoking)
 
 
 async def test_every_revocation_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,8 @@ async def test_every_revocation_has_its_own_time(monkeypatch: pytest.MonkeyPatch
         talk.groups.assign("m", revoking=[P0])
         await talk.heard("revoked")
         await asyncio.sleep(0.15)  # the first is over now
-        assert talk.groups.members["m"].share.revoking
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        assert talk.groups.present["m"].share.revoking
+        await until(lambda: not talk.groups.present["m"].share.revoking)
 
 
 async def test_what_is_revoked_before_anything_was_sent_is_given_up_at_once() -> None:
@@ -181,7 +181,7 @@ async def test_what_is_revoked_before_anything_was_sent_is_given_up_at_once() ->
         await joined(talk)
         talk.groups.assign("m", P0, revoking=[("orders", 1)])
         assert (await talk.heard("revoked"))["partitions"] == {"orders": [1]}
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        await until(lambda: not talk.groups.present["m"].share.revoking)
 
 
 async def test_partitions_of_a_deleted_topic_are_lost_and_given_up() -> None:
@@ -193,7 +193,7 @@ async def test_partitions_of_a_deleted_topic_are_lost_and_given_up() -> None:
         talk.groups.revoke_topic("m", "other")
         revoked = await talk.heard("revoked")
         assert (revoked["partitions"], revoked.get("lost")) == ({"other": [0]}, True)
-        await until(lambda: not talk.groups.members["m"].share.revoking)
+        await until(lambda: not talk.groups.present["m"].share.revoking)
 
 
 async def test_a_pattern_leaves_what_its_client_may_not_read() -> None:
@@ -207,7 +207,7 @@ async def test_a_pattern_leaves_what_its_client_may_not_read() -> None:
     async with server.talk(OnlyGroups()) as talk:
         answer = await talk.ask(subscribe(**STREAM, pattern=".*"))
         assert (answer["ok"], answer["partitions"]) == (True, {})
-        assert list(server.groups.members)
+        assert list(server.groups.present)
     await server.sessions.close()
 
 
@@ -220,7 +220,7 @@ async def test_a_connection_that_is_lost_while_it_joins_leaves_no_member() -> No
         saying.cancel()
         await asyncio.sleep(0)
         server.groups.hold_join.set()
-    assert not server.groups.members
+    assert not server.groups.present
     await server.sessions.close()
 
 
@@ -234,7 +234,7 @@ async def test_as_many_partitions_as_may_be_and_one_more(fields: Frame, monkeypa
             assert answer["ok"] is is_taken
             if not is_taken:
                 assert answer["error_code"] == 42950
-                assert not talk.groups.members
+                assert not talk.groups.present
 
 
 async def test_a_revocation_that_is_taken_back_goes_on_where_it_was() -> None:
@@ -264,7 +264,7 @@ async def test_a_member_that_was_put_out_joins_again_by_itself() -> None:
         talk.groups.put_out("m")
         assert (await talk.heard("revoked"))["lost"]
         assert (await talk.heard("assigned"))["partitions"] == {"orders": [0]}
-        assert "m" in talk.groups.members
+        assert "m" in talk.groups.present
 
 
 async def test_another_process_of_the_same_name_ends_the_former_ones_subscription() -> None:
@@ -276,7 +276,7 @@ async def test_another_process_of_the_same_name_ends_the_former_ones_subscriptio
         assert error["lost"]
         error = await former.heard("error")
         assert (error["sub"], error["error_code"]) == ("s", 40959)
-        assert "m" in server.groups.members
+        assert "m" in server.groups.present
     await server.sessions.close()
 
 
@@ -288,7 +288,7 @@ async def test_unsubscribe_commits_what_was_acked_and_leaves() -> None:
         await talk.say(up_to(0, 2, id=None))
         assert (await talk.answer({"id": 2, "op": "unsubscribe", "sub": "s"}))["ok"]
         assert talk.groups.offsets[P0] == 3
-        assert not talk.groups.members
+        assert not talk.groups.present
 
 
 async def test_auto_ack_commits_what_was_handed_over() -> None:

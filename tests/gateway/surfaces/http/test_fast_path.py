@@ -1,57 +1,41 @@
-"""gateway/surfaces/rest_v2/fast_path.py and its part of connection.py: what takes the fast path is answered as it is
-without the fast path."""
+"""gateway/surfaces/http/fast_path.py, the forms of requests that it knows, and its part of connection.py: what takes
+the fast path is answered as it is without the fast path."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from multidict import CIMultiDict, CIMultiDictProxy
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
 from gateway.api.producer import Begun, Producer
-from gateway.codec.records import Format, ProduceRecord
+from gateway.codec.records import ProduceRecord
+from gateway.main.listener import fast_path_of
+from gateway.main.tls import ServerTls
+from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.connection import Connection, Reply
-from gateway.surfaces.http.context import Gateway, RouteStats
-from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.rest_v2.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, BODY_BYTES_MAX, FastPath, Plain
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
+from gateway.surfaces.http.plain import BODY_BYTES_MAX
+from loadtest.certificates import write_certificate
 from store.errors import DiskFull, StoreStopped
+from store.record_batch import Record, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import secured, served
+from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, request, warmed
 from tests.waiting import PATIENCE_S
-
-JSON = "application/vnd.kafka.json.v2+json"
-ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
-ORDINARY = "X-Unheard-Of: 1"  # no header of the fast path's list
-
-
-def request(
-    body: bytes = ONE,
-    *headers: str,
-    target: str = "/topics/orders",
-    content_type: str | None = JSON,
-    method: str = "POST",
-) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
-    lines += [f"Content-Type: {content_type}"] if content_type is not None else []
-    return "\r\n".join([*lines, *headers, "", ""]).encode() + body
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """The head and the body of the next answer."""
-    async with asyncio.timeout(PATIENCE_S):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = re.search(r"(?i)content-length: (\d+)", head)
-        assert length is not None
-        return head, await reader.readexactly(int(length[1]))
 
 
 async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
@@ -72,10 +56,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     bodies: list[bytes] = []
     take = FastPath.take
 
-    def noting(self: FastPath, meaning: Plain, body: bytes, reply: Reply) -> bool:
-        is_taken = take(self, meaning, body, reply)
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+        is_taken = take(self, meaning, data, start, reply)
         if is_taken:
-            bodies.append(body)
+            bodies.append(data[start:])
         return is_taken
 
     monkeypatch.setattr(FastPath, "take", noting)
@@ -93,6 +77,13 @@ def plain(head: str) -> str:
     return re.sub(r"(?m)^(Date|X-Request-Id): .*$", r"\1: ...", head)
 
 
+MESSAGES, LINES, V3 = (
+    "/mq/v1/topics/orders/messages", "/mq/v1/topics/orders/messages:batch", "/v3/clusters/unknown/topics/orders/records"
+)  # fmt: skip
+LINES_TYPE, BATCH_TYPE = "application/x-ndjson", "application/vnd.mq.batch"
+BATCH = bytes(encode([Record(b"k", b"v%d" % number, 5, [("h", b"1")]) for number in range(3)]))
+TAGGED = bytes(encode([Record(None, b"v", 5, [("mq-tag", b"t")])]))
+
 LANE = [
     request(),
     request(b'{"records":[{"value":"x"}]}', target="/topics/orders/partitions/3"),
@@ -105,6 +96,21 @@ LANE = [
     request(b'{"records":[{"value":1,"message_group":"g"}],"key_schema_id":null}'),
     request(ONE, "Accept: application/json", "X-Request-Id: mine"),
     request(ONE, "accept: */*", "USER-AGENT: x", "connection: keep-alive", "Authorization: Bearer x"),
+    request(ONE, "accept-language: *", "sec-fetch-mode: cors"),
+    request(b"x", target=MESSAGES, content_type=None),
+    request(b"{}", "X-Request-Id: mine", "Accept: */*", target=MESSAGES),
+    request(b"\x00\xff", target=f"{MESSAGES}?key=k%20%C3%BC&tag=t&partition=2&timestamp=7&acks=written"),
+    request(b"x", target=f"{MESSAGES}?message_group=g&tombstone=false", content_type="text/plain; charset=utf-8"),
+    request(b'{"key":"k","value":{"a":1}}\n', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"tag":"t","timestamp":5}', target=f"{LINES}?acks=written", content_type="application/json"),
+    request(b'\n{"key_b64":"aw==","value_text":"x"}\r\n\n', target=LINES, content_type="application/jsonl; x=y"),
+    request(b'{"value":null}', "X-Request-Id: mine", "Accept: image/png", target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":{"type":"JSON","data":{"a":"}"}}}', target=V3, content_type="application/json"),
+    request(b' {"key":{"type":"STRING","data":"k"},"value":{"type":"BINARY","data":"eA=="}}\n', target=f"/kafka{V3}"),
+    request(b'{"partition_id":1,"timestamp":"2026-01-01T00:00:00Z","tag":"t"}', target=V3, content_type=None),
+    request(BATCH, content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders/partitions/2?acks=written", content_type=BATCH_TYPE),
+    request(TAGGED, "Accept: application/json", content_type=BATCH_TYPE),
 ]
 """Plain requests."""
 
@@ -127,7 +133,37 @@ NOT_LANE = [
     request(target="/topics/orders?acks=never"),
     request(target="/topics/orders?acks=written&acks=flushed"),
     request(target="/topics/orders?format=text"),
-    request(b"\x00" * 61, content_type="application/vnd.mq.batch"),
+    request(b"\x00" * 61, content_type=BATCH_TYPE),
+    request(BATCH + BATCH, content_type=BATCH_TYPE),
+    request(BATCH[:-1], content_type=BATCH_TYPE),
+    request(BATCH[:-1] + b"x", content_type=BATCH_TYPE),
+    request(bytes(encode([Record(None, b"v", 5, [("mq-attempt", b"1")])])), content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders?delay_ms=60000", content_type=BATCH_TYPE),
+    request(BATCH, target="/topics/orders/partitions/4", content_type=BATCH_TYPE),
+    request(b"x", target=f"{MESSAGES}?delay_ms=60000"),
+    request(b"x", target=f"{MESSAGES}?msg_id=m"),
+    request(b"x", target=f"{MESSAGES}?selector=key"),
+    request(b"", target=f"{MESSAGES}?tombstone=true"),
+    request(b"x", target=f"{MESSAGES}?tombstone=true"),
+    request(b"x", target=f"{MESSAGES}?partition=4"),
+    request(b"x", target=f"{MESSAGES}?oops=1"),
+    request(b"x", target=f"{MESSAGES}?tag=a&tag=b"),
+    request(b"x", "Mq-Header-A: b", target=MESSAGES),
+    request(b"x", "Accept: image/png", target=MESSAGES),
+    request(b"{}", target=MESSAGES, content_type="application/cloudevents+json"),
+    request(b'{"value":1}\n{"value":2}\n', target=LINES, content_type=LINES_TYPE),
+    request(b"\n \n", target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"oops":2}', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1,"delay_ms":60000}', target=LINES, content_type=LINES_TYPE),
+    request(b'{"value":1}', target=f"{LINES}?receipts=errors", content_type=LINES_TYPE),
+    request(b'{"value":1}', target=LINES, content_type="text/plain"),
+    request(b'{"value":null}{"value":null}', target=V3),
+    request(b'{"value":null}x', target=V3),
+    request(b'{"value":{"type":"AVRO","data":1}}', target=V3),
+    request(b'{"value":null,"partition_id":4}', target=V3),
+    request(b'{"value":null}', target=V3.replace("unknown", "another")),
+    request(b'{"value":null}', target=V3.replace("orders", "none")),
+    request(b'{"value":null}', 'If-Match: "0"', target=V3),
     request(content_type="text/plain"),
     request(content_type=None),
     request(ONE, "Accept: image/png"),
@@ -152,11 +188,16 @@ async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: 
     assert len(taken) == 1
     assert plain(by_lane[0]) == plain(by_others[0])
     assert by_lane[1] == by_others[1]
-    assert by_lane[0].startswith("HTTP/1.1 200 OK\r\n")
+    assert by_lane[0].startswith(
+        "HTTP/1.1 201 Created\r\n"
+        if MESSAGES.encode() in sent and LINES.encode() not in sent
+        else "HTTP/1.1 200 OK\r\n"
+    )
     assert ("X-Request-Id: mine\r\n" in by_lane[0]) == (b"mine" in sent)
     assert broker.appends == other_broker.appends
     assert broker.acks == other_broker.acks
-    assert gateway.producer.record_counts == other_gateway.producer.record_counts == {"orders": 2}
+    assert gateway.producer.record_counts == other_gateway.producer.record_counts
+    assert gateway.producer.record_counts["orders"] == 1 + broker.appends[1].record_count
     assert gateway.producer.byte_count == other_gateway.producer.byte_count
     assert [stats.statuses for stats in gateway.stats.routes.values()] == [
         stats.statuses for stats in other_gateway.stats.routes.values()
@@ -241,20 +282,11 @@ class SlowBroker:
 
 @pytest.fixture
 async def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[Gateway, FakeBroker, SlowBroker]:
-    gateway, broker = await orders(keepalive_timeout_ms=200)
+    gateway, broker = await orders(keepalive_timeout_ms=200, shutdown_timeout_ms=1000)
     return gateway, broker, SlowBroker(broker, monkeypatch)
 
 
 Slow = tuple[Gateway, FakeBroker, SlowBroker]
-
-
-async def warmed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has had its first answer: the next request may take the fast path."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request(ONE, ORDINARY))
-    assert (await answer(reader))[0].startswith("HTTP/1.1 200")
-    await asyncio.sleep(0.01)
-    return reader, writer
 
 
 async def test_answers_keep_the_order_of_pipelined_requests(slow: Slow) -> None:
@@ -488,7 +520,7 @@ async def test_a_remembered_head_is_answered_as_one_that_was_parsed(sent: bytes,
     parsed: list[bytes] = []
     feed = Connection._parse
 
-    def noting(self: Connection, data: bytes) -> bytes | None:
+    def noting(self: Connection, data: bytes) -> bool:
         parsed.extend([data] if data else [])
         return feed(self, data)
 
@@ -496,9 +528,9 @@ async def test_a_remembered_head_is_answered_as_one_that_was_parsed(sent: bytes,
         patch.setattr(Connection, "_parse", noting)
         _, first, second = await asked(gateway, request(ONE, ORDINARY), sent, sent)
     assert len(taken) == 2
-    assert len(parsed) == (3 if b"X-Request-Id" in sent else 2)
+    assert len(parsed) == (3 if b"X-Request-Id" in sent or b"?key=" in sent else 2)
     assert plain(first[0]) == plain(second[0])
-    assert broker.appends[1].record_count == broker.appends[2].record_count == 1
+    assert broker.appends[1].record_count == broker.appends[2].record_count
 
 
 async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,11 +543,16 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         return begin(self, topic, records, **ways)
 
     monkeypatch.setattr(Producer, "begin", noting)
-    lane = FastPath(gateway, Origins((), None), RequestIds())
-    meaning = Plain("orders", 0, None, Format.JSON, b"t", CIMultiDictProxy(CIMultiDict()), RouteStats())
+    lane = fast_path_of(gateway, RequestIds())
+    loop = asyncio.get_running_loop()
+    parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
+    [(message, _)], _, _ = parser.feed_data(request(target="/topics/orders/partitions/0"))
+    assert isinstance(message, RawRequestMessage)
+    meaning = lane.read(message)
+    assert meaning is not None
     replies: list[bytes | None] = []
     for _ in range(BATCH_RECORDS_MAX + 1):
-        assert lane.take(meaning, ONE, replies.append)
+        assert lane.take(meaning, ONE, 0, replies.append)
     assert sizes == [BATCH_RECORDS_MAX]
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_RECORDS_MAX, 1]
@@ -524,7 +561,7 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(large) == BODY_BYTES_MAX
     sizes.clear()
     for _ in range(BATCH_BYTES_MAX // BODY_BYTES_MAX + 1):
-        assert lane.take(meaning, large, replies.append)
+        assert lane.take(meaning, large, 0, replies.append)
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_BYTES_MAX // BODY_BYTES_MAX, 1]
 
@@ -546,21 +583,26 @@ def _odd(random: Random) -> bytes:
     """A request that is odd in one or two ways, or in none."""
     body = random.choice(
         [ONE, b'{"records":[{"value":1}]}', b'{"records":[{"value":1},{"value":2}]}', b"{", b"", b'{"records":[1]}',
-         b'{"records":[{"value":1,"msg_id":"m%d"}]}' % random.randrange(9**9)]
+         b'{"records":[{"value":1,"msg_id":"m%d"}]}' % random.randrange(9**9), b'{"value":1}\n', b'{"value":1}\n\r\n{}',
+         b'{"value":{"type":"JSON","data":1}}', BATCH, BATCH + BATCH, BATCH[:-1]]
     )  # fmt: skip
     length = str(len(body) + random.choice([0] * 12 + [1, -1]))
     lines = [
-        random.choice(["POST /topics/orders HTTP/1.1"] * 8 + [
+        random.choice([f"POST {target} HTTP/1.1" for target in ("/topics/orders", MESSAGES, LINES, V3)] * 3 + [
             "POST /topics/orders/partitions/1 HTTP/1.1", "POST http://localhost/topics/orders HTTP/1.1",
             "POST /topics/%6frders HTTP/1.1", "POST /topics/orders HTTP/1.0", "post /topics/orders HTTP/1.1",
             "POST /topics/orders?acks=written HTTP/1.1", "POST  /topics/orders HTTP/1.1", "POST /topics/orders",
-            "GET /topics/orders HTTP/1.1", "POST /topics/orders?acks=x HTTP/1.1",
+            "GET /topics/orders HTTP/1.1", "POST /topics/orders?acks=x HTTP/1.1", f"POST {MESSAGES}?key=k HTTP/1.1",
+            f"POST {MESSAGES}?key=%ff&tag= HTTP/1.1", f"POST {LINES}?acks=written HTTP/1.1",
         ]),
         random.choice(["Host: localhost"] * 5 + ["host: localhost", "HOST: localhost", "Host : localhost"]),
-        random.choice([f"Content-Type: {JSON}"] * 5 + [f"content-type: {JSON}", "Content-Type: text/plain"]),
+        random.choice([f"Content-Type: {JSON}", f"Content-Type: {BATCH_TYPE}", f"Content-Type: {LINES_TYPE}"] * 3 + [
+            f"content-type: {JSON}", "Content-Type: text/plain", "Content-Type: application/json",
+        ]),
     ]  # fmt: skip
     lines += random.choice([[f"Content-Length: {length}"]] * 6 + [
         [f"content-length: {length}"], [f"CONTENT-LENGTH: {length}"], ["Content-Length: +5"], [],
+        [f"Content-Length: 0{length}"], [f"Content-Length: {length} "],
         [f"Content-Length: {length}", f"Content-Length: {length}"], [f"Content-Length: {length}", "Content-Length: 3"],
         [f"Content-Length: {length}", "Transfer-Encoding: chunked"], ["Transfer-Encoding: chunked"],
     ])  # fmt: skip
@@ -575,32 +617,47 @@ def _odd(random: Random) -> bytes:
 
 LAST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 QUIET_S = 6.0
+PAUSE_S = 0.01  # between pieces: so long that what was sent before has been answered, mostly
+
+
+class _Hearing(asyncio.Protocol):
+    """Keeps all that it hears: a reset at the end, after a refusal of what is no HTTP, takes nothing away."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.over = asyncio.Event()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.over.set()
 
 
 async def _all_answers(port: int, pieces: Sequence[bytes]) -> bytes:
     """All that comes back on a connection that is sent these pieces, then its end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    with suppress(OSError):
-        for piece in (*pieces, LAST):
-            writer.write(piece)
-            await writer.drain()
-    answered = b""
-    with suppress(OSError):
-        while True:  # until the end that LAST asks for; nothing more comes where it was taken for the rest of a body
-            async with asyncio.timeout(QUIET_S):
-                if not (part := await reader.read(65536)):
-                    break
-            answered += part
-    writer.transport.abort()
-    return re.sub(rb"(?m)^(Date|X-Request-Id|Content-Length): .*$|request_id\":\"[^\"]*\"", b"", answered)
+    loop = asyncio.get_running_loop()
+    transport, hearing = await loop.create_connection(_Hearing, "127.0.0.1", port)
+    # A connection's first request is never for the fast path.
+    for piece in (LAST.replace(b"close", b"keep-alive"), *pieces, LAST):
+        if not transport.is_closing():
+            transport.write(piece)
+            await asyncio.sleep(PAUSE_S)
+    with suppress(TimeoutError):  # where LAST was taken for the rest of a body
+        async with asyncio.timeout(QUIET_S):
+            await hearing.over.wait()
+    transport.abort()
+    return re.sub(rb"(?m)^(Date|X-Request-Id|Content-Length): .*$|request_id\":\"[^\"]*\"", b"", hearing.heard)
 
 
 async def test_odd_requests_are_answered_alike_with_the_lane_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine hundred requests, some in pieces, some pipelined: the same answers, the same records."""
     random = Random(23)
     conversations = []
-    for _ in range(200):
-        requests = [random.choice([request(), _odd(random)]) for _ in range(random.randrange(1, 9))]
+    for number in range(200):
+        usual = [request(), request(b"x", target=MESSAGES), request(BATCH, content_type=BATCH_TYPE)]
+        requests = [random.choice([random.choice(usual), _odd(random)]) for _ in range(random.randrange(1, 9))]
+        requests = [sent.replace(b"orders", b"o%05d" % number) for sent in requests]  # a topic of its own
         cut = random.choice([0, 0, 1])
         pieces: list[bytes] = []
         for sent in requests:
@@ -609,7 +666,17 @@ async def test_odd_requests_are_answered_alike_with_the_lane_and_without(monkeyp
         if random.random() < 0.2:
             pieces = [b"".join(pieces)]
         conversations.append(pieces)
+    taken, take = 0, FastPath.take
+
+    def counting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+        nonlocal taken
+        is_taken = take(self, meaning, data, start, reply)
+        taken += is_taken
+        return is_taken
+
+    monkeypatch.setattr(FastPath, "take", counting)
     fast = await _conversations(conversations)
+    assert taken > 20
     monkeypatch.setattr(FastPath, "read", lambda *_: None)
     slow_ = await _conversations(conversations)
     for pieces, by_lane, by_others in zip(conversations, fast, slow_, strict=True):
@@ -617,21 +684,22 @@ async def test_odd_requests_are_answered_alike_with_the_lane_and_without(monkeyp
 
 
 async def _conversations(all_pieces: Sequence[Sequence[bytes]]) -> list[tuple[bytes, list[Append]]]:
-    """All of them, some at a time: a machine that is busy makes none of them wait long."""
+    """What a connection for each of them gets, and what it stores in its own topic. Some at a time: a machine that is
+    busy makes none of them wait long."""
+    gateway, broker = fake_gateway(FakeClock())
+    topics = [await broker.create_topic(f"o{number:05}", 4) for number in range(len(all_pieces))]
     room = asyncio.Semaphore(50)
 
-    async def one(pieces: Sequence[bytes]) -> tuple[bytes, list[Append]]:
+    async def one(port: int, pieces: Sequence[bytes]) -> bytes:
         async with room:
-            return await _conversation(pieces)
+            return await _all_answers(port, pieces)
 
-    return await asyncio.gather(*map(one, all_pieces))
-
-
-async def _conversation(pieces: Sequence[bytes]) -> tuple[bytes, list[Append]]:
-    """What one connection to a server of its own gets, and what that stores."""
-    gateway, broker = await orders()
     async with served(gateway) as port:
-        return await _all_answers(port, pieces), list(broker.appends)
+        answers = await asyncio.gather(*(one(port, pieces) for pieces in all_pieces))
+    stored: dict[int, list[Append]] = {topic.topic_id: [] for topic in topics}
+    for append in broker.appends:
+        stored[append.queue.topic_id].append(append)
+    return list(zip(answers, stored.values(), strict=True))
 
 
 @pytest.mark.parametrize("begun", [b"POST /topics/none HTTP/1.1\r\nHost: localhost\r\nX-Begun: ", b"PO"])
@@ -651,3 +719,128 @@ async def test_a_remembered_request_inside_of_another_one_is_not_taken(begun: by
         assert len(taken) == 2
         writer.close()
     assert broker.stored_count == 3
+
+
+async def test_the_body_of_a_remembered_head_may_come_apart(
+    taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients send it that write head and body one after the other, and as large bodies come."""
+    gateway, broker = await orders()
+    parsed: list[bytes] = []
+    parse = Connection._parse
+
+    def noting(self: Connection, data: bytes) -> bool:
+        parsed.append(data)
+        return parse(self, data)
+
+    many = bytes(encode([Record(None, b"%d" % number * 300, 5) for number in range(300)]))
+    large = request(many, content_type=BATCH_TYPE)
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for sent in (request(), large):
+            writer.write(sent)
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "_parse", noting)
+            for sent in (request(), large):
+                body_at = sent.index(b"\r\n\r\n") + 4
+                for piece in (sent[:body_at], sent[body_at:-10], sent[-10:]):
+                    writer.write(piece)
+                    await asyncio.sleep(0.01)
+                assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        assert not parsed
+        assert taken[-2:] == [ONE, many]
+        writer.write(large[:-10])
+        await asyncio.sleep(0.02)
+        assert gateway.stats.receiving_bytes > len(large) // 2
+        writer.write(large[-10:] + request(target="/topics/none") + request())  # pipelined: for aiohttp
+        assert [(await answer(reader))[0][9:12] for _ in range(3)] == ["200", "404", "200"]
+        assert gateway.stats.receiving_bytes == 0
+        writer.close()
+    assert broker.stored_count == 1 + 2 + 3 * 300 + 1
+
+
+async def test_a_body_that_does_not_come_in_time_is_left_to_aiohttp(
+    taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, broker = await orders(body_timeout_ms=300)
+    monkeypatch.setattr("gateway.main.listener.LINGERING_S", 0.05)
+    monkeypatch.setattr("gateway.surfaces.http.connection.BODY_WAIT_S", 0.05)
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        for late_s, status in ((0.15, "200"), (1.0, "408")):
+            writer.write(request()[:-5])
+            await asyncio.sleep(late_s)
+            if status == "200":
+                writer.write(request()[-5:])
+            assert (await answer(reader))[0][9:12] == status
+        assert gateway.stats.receiving_bytes == 0
+        writer.transport.abort()
+    assert len(taken) == 1
+    assert broker.stored_count == 3
+
+
+async def test_bytes_of_a_body_that_comes_count_and_too_many_are_refused(taken: list[bytes]) -> None:
+    gateway, _ = await orders()
+    full = gateway.limits.receiving_bytes_max
+    async with served(gateway) as port:
+        for others, status in ((full - len(request()), "200"), (full, "503")):
+            reader, writer = await warmed(port)
+            writer.write(request())
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+            gateway.stats.receiving_bytes = others
+            for piece in (request()[:-5], request()[-5:]):
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            assert (await answer(reader))[0][9:12] == status
+            assert gateway.stats.receiving_bytes == others
+            writer.close()
+        reader, writer = await warmed(port)  # who leaves in the middle of a body takes its bytes along
+        gateway.stats.receiving_bytes = 0
+        writer.write(request()[:-5])
+        await asyncio.sleep(0.02)
+        assert gateway.stats.receiving_bytes == len(request()) - 5
+        writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while gateway.stats.receiving_bytes:  # noqa: ASYNC110 -- a plain counter
+                await asyncio.sleep(0.01)
+    assert len(taken) == 3
+
+
+async def test_lines_before_a_request_do_not_hide_where_its_body_ends(taken: list[bytes]) -> None:
+    """aiohttp passes over empty lines before a request; what follows them is one head and its body nevertheless."""
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        writer.write(request())
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        inner = request()
+        lines = f"POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 20}\r\nX-Pad: "
+        head = (lines + "x" * (len(inner) - len(lines) - 4) + "\r\n\r\n").encode()
+        assert len(head) == len(inner)  # so that what is left of its body is as long as a whole request
+        writer.write(b"\r\n\r\n" + head + b"x" * 20)
+        await asyncio.sleep(0.02)
+        writer.write(inner)
+        await asyncio.sleep(0.02)
+        writer.write(inner)
+        assert [(await answer(reader))[0][9:12] for _ in range(2)] == ["404", "200"]
+        writer.close()
+    assert broker.stored_count == 3
+    assert len(taken) == 2
+
+
+async def test_the_fast_path_is_open_over_tls(taken: list[bytes], tmp_path: Path) -> None:
+    gateway, _ = await orders()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = ServerTls(TlsConfig(cert_file=cert, key_file=key))
+    trusting = ssl.create_default_context(cafile=str(cert))
+    async with served(gateway, tls=tls) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        for sent in (request(ONE, ORDINARY), request(), request()):
+            writer.write(sent)
+            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert taken == [ONE, ONE]

@@ -1,0 +1,95 @@
+"""How a partition changes its place, as pure functions on its record. Moving it and taking it over are one act:
+
+    warm      make and check the target; read what it has to know already
+    intent    compare-and-set of `intent(record, to)`: a new epoch. Whoever sees it stops admitting
+    seal      the open segment's queue takes no more; its broker says where it ends, and says it again when asked again
+    open      the target's queue; its broker says at which offset it begins
+    commit    compare-and-set of `commit(...)` on the revision of the intent: old end, new segment, new owner
+    serve     when the commit is known (`tenure_of`). After an unknown outcome: read first
+
+    crash              state                                    then
+    before the intent  unchanged                                nothing
+    intent to seal     the old owner may write until sealed     any node begins again with a further intent
+    seal to commit     no writes, reads go on                   likewise, with any target
+    behind the commit  moved                                    the new owner serves, or is moved from in its turn
+
+Nothing is rolled back: to call a move off is another move. A move that was left is finished by another `intent` on it,
+whose epoch is higher, so nothing of the one that was left can be committed (the revision has changed).
+
+An embedded broker makes a queue for each epoch (`queue_id_for`) and never opens a sealed one again. So the queue is the
+fence: whoever believes in an older epoch appends to a queue that refuses him.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.cluster.record import SEGMENTS_MAX, PartitionRecord, PartitionState, SegmentRecord
+from store.limits import PARTITIONS_MAX
+
+
+class ChainFull(Exception):
+    """The partition has as many segments as a record can hold. It can move again when old ones have expired."""
+
+
+def queue_id_for(partition: int, epoch: int) -> int:
+    """The embedded queue in which a partition's segment of an epoch lies: the partition's own number in epoch 0, and
+    one that no other partition or epoch has later."""
+    return epoch * PARTITIONS_MAX + partition
+
+
+def intent(record: PartitionRecord, to: str) -> PartitionRecord:
+    """The record in which a move to broker `to` has begun, also when another one was begun and left. Raises
+    ChainFull."""
+    if len(record.segments) >= SEGMENTS_MAX:
+        raise ChainFull(f"{SEGMENTS_MAX} segments")
+    return replace(record, epoch=record.epoch + 1, state=PartitionState.SEALING, to=to)
+
+
+def commit(
+    record: PartitionRecord,
+    *,
+    end: int,
+    owner: str,
+    queue: tuple[int | str, int],
+    physical: int,
+    now_ms: int,
+) -> PartitionRecord:
+    """The record in which a move is done: the open segment of `record`, which is that of the intent, ends at physical
+    offset `end`; records go to `queue` of the intent's target from `physical` on. An old segment without any record
+    is left out. Raises ValueError."""
+    last = record.open_segment
+    if record.state is not PartitionState.SEALING or record.to is None:
+        raise ValueError("only a move that was begun can be committed")
+    if end < last.physical:
+        raise ValueError(f"the segment begins at {last.physical} and cannot end at {end}")
+    sealed = replace(last, end=end, to_ms=now_ms)
+    opened = SegmentRecord(
+        start=sealed.next_start, broker=record.to, queue=queue, physical=physical, epoch=record.epoch, from_ms=now_ms
+    )
+    before = record.segments[:-1] if end == last.physical else (*record.segments[:-1], sealed)
+    return replace(
+        record,
+        owner=owner,
+        state=PartitionState.NORMAL,
+        to=None,
+        verified=physical,
+        segments=(*before, opened),
+    )
+
+
+def tenure_of(record: PartitionRecord, node: str) -> int | None:
+    """The epoch in which a node may append now; None when it may not."""
+    return record.epoch if record.owner == node and record.state is PartitionState.NORMAL else None
+
+
+def trim(record: PartitionRecord, min_offsets: Sequence[int]) -> PartitionRecord:
+    """The record without the first segments all of whose records have expired; `min_offsets`: the first offset that
+    each segment's queue still has. Their queues may be deleted when this is committed."""
+    count = 0
+    for segment, min_offset in zip(record.segments[:-1], min_offsets, strict=False):
+        if segment.end is None or min_offset < segment.end:
+            break
+        count += 1
+    return replace(record, segments=record.segments[count:]) if count else record

@@ -1,0 +1,155 @@
+"""Moving partitions for real: the steps of gateway/cluster/move.py over metadata and brokers.
+
+Any node may run a move; all that it needs to know is in the metadata, so a move that was left is finished by beginning
+another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit: one fdatasync of
+the old broker and one change of metadata; the queue of the target is made before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gateway.brokers.base import Broker
+from gateway.cluster import move
+from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
+from gateway.cluster.record import PartitionRecord, SegmentRecord, decode, encode
+from gateway.routing.table import Chain, Segment
+from store.clock import Clock
+from store.types import QueueKey
+
+log = logging.getLogger(__name__)
+
+PARTITIONS = "partitions/"
+"""Where the records of partitions are, by topic id and number."""
+
+
+class MoveConflict(Exception):
+    """Another node has changed the partition's record meanwhile: look where it is now, and begin again if need be."""
+
+
+class UnknownBroker(Exception):
+    """Nobody here knows a broker of this name."""
+
+
+class Known(NamedTuple):
+    """A partition's record, and its revision: ABSENT for one that has never moved and has no key of its own."""
+
+    record: PartitionRecord
+    revision: int
+
+
+def key_of(topic_id: int, partition: int) -> str:
+    """The key of a partition's record."""
+    return f"{PARTITIONS}{topic_id}/{partition}"
+
+
+def first_record(topic_id: int, partition: int, broker: str) -> PartitionRecord:
+    """The record of a partition that has never moved: one queue, that of its number."""
+    return PartitionRecord(
+        epoch=0, owner=broker, segments=(SegmentRecord(start=0, broker=broker, queue=(topic_id, partition)),)
+    )
+
+
+def chain_of(record: PartitionRecord, broker_named: Callable[[str], Broker]) -> Chain:
+    """The chain by which a partition is read and written, of its record. Raises UnknownBroker."""
+    return tuple(
+        Segment(broker_named(segment.broker), _queue(segment), segment.start, segment.physical, segment.end)
+        for segment in record.segments
+    )
+
+
+def _queue(segment: SegmentRecord) -> QueueKey:
+    topic_id, queue_id = segment.queue
+    if not isinstance(topic_id, int):
+        raise UnknownBroker(f"broker {segment.broker} is none that embedded queues are moved to or from")
+    return QueueKey(topic_id, queue_id)
+
+
+class Mover:
+    """Moves partitions. `home` says on which broker a partition is that has never moved."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        broker_named: Callable[[str], Broker],
+        clock: Clock,
+        *,
+        home: Callable[[int, int], str],
+    ) -> None:
+        self._metadata = metadata
+        self._broker_named = broker_named
+        self._clock = clock
+        self._home = home
+
+    async def known(self, topic_id: int, partition: int) -> Known:
+        """The record of a partition as of now. Raises Unavailable, ValueError for one that is not understood."""
+        value = await self._metadata.get(key_of(topic_id, partition))
+        if value is None:
+            return Known(first_record(topic_id, partition, self._home(topic_id, partition)), ABSENT)
+        return Known(decode(value.data), value.revision)
+
+    async def move(self, topic_id: int, partition: int, to: str) -> Known:
+        """Move a partition to a broker, or take up a move of it that was left; its record when it is done. The answer
+        is durable. A partition that is there already, and not moving, stays.
+
+        Raises UnknownBroker, UnknownQueue, ChainFull, Unavailable before anything was changed; MoveConflict; and what
+        brokers and metadata raise. Behind the intent the partition then takes no records until a move is finished:
+        call this again, with any target.
+        """
+        known = await self.known(topic_id, partition)
+        if known.record.to is None and known.record.open_segment.broker == to:
+            return known
+        begun = move.intent(known.record, to)
+        target = self._broker_named(to)
+        source = self._broker_named(begun.open_segment.broker)
+        queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
+        await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
+        revision = await self._set(topic_id, partition, known.revision, begun)
+        sealed = _queue(begun.open_segment)
+        end = await source.seal_queue(sealed)
+        physical = (await target.bounds(queue)).max_offset
+        done = move.commit(
+            begun,
+            end=end,
+            owner=to,
+            queue=(queue.topic_id, queue.queue_id),
+            physical=physical,
+            now_ms=self._clock.now_ms(),
+        )
+        revision = await self._set(topic_id, partition, revision, done)
+        log.info(
+            "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",
+            topic_id, partition, to, done.epoch, done.open_segment.start,
+        )  # fmt: skip
+        return Known(done, revision)
+
+    async def trim(self, topic_id: int, partition: int) -> Known:
+        """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record
+        afterwards. Raises as `move`."""
+        known = await self.known(topic_id, partition)
+        bounds = [await self._broker_named(segment.broker).bounds(_queue(segment)) for segment in known.record.segments]
+        trimmed = move.trim(known.record, [each.min_offset for each in bounds])
+        if trimmed is known.record:
+            return known
+        revision = await self._set(topic_id, partition, known.revision, trimmed)
+        for segment in known.record.segments[: -len(trimmed.segments)]:
+            if segment.end is not None:
+                await self._broker_named(segment.broker).expire_queue(_queue(segment), segment.end)
+        return Known(trimmed, revision)
+
+    async def _set(self, topic_id: int, partition: int, revision: int, record: PartitionRecord) -> int:
+        """Write a record over the one of a revision; returns its own. When nobody knows what became of the change, the
+        record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
+        key = key_of(topic_id, partition)
+        try:
+            written = await self._metadata.compare_and_set({key: revision}, {key: encode(record)})
+        except OutcomeUnknown:
+            found = await self._metadata.get(key)
+            if found is None or found.data != encode(record):
+                raise
+            written = found.revision
+        if written is None:
+            raise MoveConflict(f"partition {partition} of topic id {topic_id} was changed by another node meanwhile")
+        return written

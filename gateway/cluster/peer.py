@@ -1,0 +1,276 @@
+"""Another node's embedded broker: `Broker` over HTTP, on TCP or a Unix socket. Its server is
+gateway/surfaces/peer/server.py.
+
+Batches pass as they are. Appends of many callers that wait go in one request, and one request is under way at a time:
+so their order is that of the calls, and they share the other node's fdatasync. Meanwhile the next one gathers.
+
+    the other node refused the connection    BrokerUnreachable: nothing was stored
+    the answer did not arrive                 AnswerLost for appends and schedules; what only reads, or may be done
+                                              twice, is BrokerUnreachable
+    a code that does not fit                  likewise; the log says so
+
+A queue of an embedded broker belongs to one epoch (gateway/cluster/move.py), so the queue that a call names says in
+which epoch its caller believes; the broker answers SealedQueue for one that is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import aiohttp
+
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.cluster import peer_wire
+from gateway.cluster.peer_auth import NotAuthentic, Secret, Stamp, check_code
+from gateway.cluster.peer_wire import Head
+from store.clock import Clock
+from store.errors import Overloaded, StoreError, UnknownQueue
+from store.limits import MiB
+from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, QueueKey, ReadResult
+
+log = logging.getLogger(__name__)
+
+PATH = "/peer/v1/"
+STAMP_HEADER, HEAD_CODE_HEADER, CODE_HEADER = "MQ-Stamp", "MQ-Head-Code", "MQ-Code"
+
+MESSAGE_BYTES_MAX = 8 * MiB
+"""Appends are gathered up to this size for one request; a single larger one goes alone."""
+
+WAITING_BYTES_MAX = 64 * MiB
+"""Bytes of appends that wait for one peer; beyond it they are refused."""
+
+CALL_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 2.0
+WATCH_WAIT_MS = 25_000
+RETRY_S = 0.2
+
+
+class _Call(NamedTuple):
+    """One call of `append`."""
+
+    appends: Sequence[Append]
+    acks: Acks
+    size: int
+    done: asyncio.Future[list[Appended]]
+
+
+class PeerBroker:
+    """`Broker` on another node; `address` is `http://host:port` or `unix:/path`. An async context manager."""
+
+    def __init__(self, name: str, address: str, secret: Secret, clock: Clock) -> None:
+        self._name = name
+        self._path = address.removeprefix("unix:") if address.startswith("unix:") else None
+        self._url = ("http://peer" if self._path else address.rstrip("/")) + PATH
+        self._secret = secret
+        self._clock = clock
+        self._sender = secrets.token_hex(8)
+        self._number = 0
+        self._waiting: deque[_Call] = deque()
+        self._waiting_bytes = 0
+        self._sending: asyncio.Task[None] | None = None
+        self._watching: set[asyncio.Task[None]] = set()
+        self._http: aiohttp.ClientSession
+
+    async def __aenter__(self) -> PeerBroker:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(self._path, limit=0) if self._path else aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._watching, *([self._sending] if self._sending is not None else ())]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for call in self._waiting:
+            _settle(call, BrokerUnreachable(f"broker {self._name} is left"))
+        self._waiting.clear()
+        await self._http.close()
+
+    @property
+    def name(self) -> str:
+        """See `Broker.name`."""
+        return self._name
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, operation: str, head: Head, batches: Sequence[Buffer] = (), *, wait_ms: int = 0
+    ) -> tuple[Head, memoryview]:
+        """The answer. Raises what the other node raises, BrokerUnreachable, AnswerLost."""
+        body = peer_wire.pack(head, batches)
+        self._number += 1
+        stamp = Stamp(self._sender, self._number, self._clock.now_ms())
+        head_code = self._secret.head_code(stamp, PATH + operation, len(body))
+        code = self._secret.request_code(head_code, body)
+        headers = {STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}
+        try:
+            async with (
+                asyncio.timeout(CALL_TIMEOUT_S + wait_ms / 1000),
+                self._http.post(self._url + operation, data=body, headers=headers) as response,
+            ):
+                answer = await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise BrokerUnreachable(f"broker {self._name}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise AnswerLost(f"broker {self._name}: {type(error).__name__} {error}") from error
+        try:
+            check_code(self._secret.answer_code(code, response.status, answer), response.headers.get(CODE_HEADER, ""))
+            answered, rest = peer_wire.unpack(answer)
+            if "error" in answered:
+                raise peer_wire.error_of(answered)
+        except (NotAuthentic, ValueError, TypeError, KeyError) as error:
+            log.error("broker does not answer as a node of this cluster broker=%s error=%s", self._name, error)
+            raise AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}") from error
+        return answered, rest
+
+    async def _look(self, operation: str, head: Head, *, wait_ms: int = 0) -> tuple[Head, memoryview]:
+        """As `_ask`, for what changes nothing, or nothing when it is done twice."""
+        try:
+            return await self._ask(operation, head, wait_ms=wait_ms)
+        except AnswerLost as error:
+            raise BrokerUnreachable(str(error)) from error
+
+    # ---- appends ---------------------------------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """See `Broker.append`."""
+        return await asyncio.shield(self.begin_append(appends, acks=acks))
+
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """See `Broker.begin_append`; what the other node refuses, the future says."""
+        size = sum(len(append.batch) for append in appends)
+        if self._waiting_bytes + size > WAITING_BYTES_MAX and self._waiting:
+            raise Overloaded(f"{self._waiting_bytes} bytes wait for broker {self._name}; at most {WAITING_BYTES_MAX}")
+        done: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Call(appends, acks, size, done))
+        self._waiting_bytes += size
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all(), name=f"appends to {self._name}")
+        return done
+
+    async def _send_all(self) -> None:
+        await asyncio.sleep(0)  # who else sends in this turn comes along
+        while self._waiting:
+            group: list[_Call] = []
+            size = 0
+            while self._waiting and (not group or size + self._waiting[0].size <= MESSAGE_BYTES_MAX):
+                group.append(self._waiting.popleft())
+                size += group[-1].size
+            try:
+                await self._send(group)
+            except StoreError as error:
+                for call in group:
+                    _settle(call, error)
+            except BaseException:
+                for call in group:
+                    _settle(call, AnswerLost(f"broker {self._name} is left before it answered"))
+                raise
+            finally:
+                self._waiting_bytes -= size
+
+    async def _send(self, group: Sequence[_Call]) -> None:
+        calls = [[int(call.acks), [peer_wire.append_head(append) for append in call.appends]] for call in group]
+        answered, _ = await self._ask(
+            "append", {"calls": calls}, [append.batch for call in group for append in call.appends]
+        )
+        for call, answer in zip(group, answered["calls"], strict=True):
+            if isinstance(answer, dict):
+                _settle(call, peer_wire.error_of(answer))
+            elif not call.done.done():
+                call.done.set_result([peer_wire.appended_of(fields) for fields in answer])
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`."""
+        head = {
+            "append": peer_wire.append_head(append),
+            "acks": int(acks),
+            "keys": [None if key is None else key.hex() for key in keys],
+        }
+        answered, _ = await self._ask("schedule", head, [append.batch])
+        return peer_wire.appended_of(answered["appended"])
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        wait_ms: int = 0,
+        end_offset: int | None = None,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        """See `Broker.read`."""
+        head = {"queue": queue, "offset": offset, "max_bytes": max_bytes, "wait_ms": wait_ms, "end": end_offset}
+        if tag_hashes is not None:
+            head["tags"] = sorted(tag_hashes)
+        return peer_wire.read_result(*await self._look("read", head, wait_ms=wait_ms))
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        """See `Broker.bounds`."""
+        answered, _ = await self._look("bounds", {"queue": queue})
+        return Bounds(*answered["bounds"])
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """See `Broker.offset_for_time`."""
+        head = {"queue": queue, "time_ms": time_ms, "boundary": boundary.value}
+        answered, _ = await self._look("offset_for_time", head)
+        return int(answered["offset"])
+
+    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+        """See `Broker.watch`. At first, and after the other node could not be reached, all queues are told."""
+        task = asyncio.create_task(self._watch(topic_id, wake), name=f"watch of {self._name}")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+        def call_off() -> None:
+            task.cancel()
+
+        return call_off
+
+    async def _watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> None:
+        token, number = "", 0
+        while True:
+            head = {"topic_id": topic_id, "token": token, "number": number, "wait_ms": WATCH_WAIT_MS}
+            try:
+                answered, _ = await self._look("changes", head, wait_ms=WATCH_WAIT_MS)
+            except UnknownQueue:
+                wake(())
+                return
+            except StoreError:
+                token = ""
+                await asyncio.sleep(RETRY_S)
+                continue
+            token, number = answered["token"], answered["number"]
+            if answered["queues"]:  # the first time all of them: some may have changed before it was asked
+                wake([QueueKey(topic_id, queue_id) for queue_id in answered["queues"]])
+
+    # ---- queues ----------------------------------------------------------------------------------------------------
+
+    async def create_queue(self, queue: QueueKey) -> None:
+        """See `Broker.create_queue`."""
+        await self._look("create_queue", {"queue": queue})
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        """See `Broker.seal_queue`."""
+        answered, _ = await self._look("seal_queue", {"queue": queue})
+        return int(answered["end"])
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """See `Broker.expire_queue`."""
+        await self._look("expire_queue", {"queue": queue, "before": before_offset})
+
+
+def _settle(call: _Call, error: StoreError) -> None:
+    if not call.done.done():
+        call.done.set_exception(error)

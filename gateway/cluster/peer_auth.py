@@ -1,0 +1,119 @@
+"""How two nodes know each other: both have the cluster's secret, and every request and answer carries a code that
+nobody can make without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
+speak over a private network or a Unix socket.
+
+    head      sender's id · number · time · path · size     number rises with each request of one process
+    request   the head's code · body                        a body is read only when its head is authentic
+    answer    the request's code · status · body            so an answer belongs to one request and no other
+
+A request that was recorded and is sent again is refused: its number was seen, or is too far behind, or its time is. So
+clocks of nodes may differ by CLOCK_SKEW_MS_MAX at most.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import blake2b
+from typing import NamedTuple
+
+from store.types import Buffer
+
+SECRET_BYTES_MIN = 16
+"""Of the file that holds the secret; 32 random ones are right."""
+
+CLOCK_SKEW_MS_MAX = 30_000
+WINDOW = 4096
+"""Requests of one process that may overtake each other."""
+
+SENDERS_MAX = 1_000
+"""Processes whose numbers are remembered: a node that was started again is another one."""
+
+_CODE_BYTES = 32
+
+
+class NotAuthentic(Exception):
+    """A request or an answer is not of a node of this cluster, or was sent before. The text is for the log."""
+
+
+class Stamp(NamedTuple):
+    """What a request says of itself beside path and body."""
+
+    sender: str
+    number: int
+    time_ms: int
+
+    @property
+    def text(self) -> str:
+        """As a header."""
+        return f"{self.sender} {self.number} {self.time_ms}"
+
+
+def parse_stamp(text: str) -> Stamp:
+    """Raises NotAuthentic."""
+    try:
+        sender, number, time_ms = text.split(" ")
+        return Stamp(sender, int(number), int(time_ms))
+    except ValueError:
+        raise NotAuthentic("a request without a stamp") from None
+
+
+class Secret:
+    """The cluster's secret. Raises ValueError for one that is too short."""
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ValueError(f"the cluster's secret has at least {SECRET_BYTES_MIN} bytes, not {len(secret)}")
+        self._key = blake2b(secret, digest_size=64).digest()  # secrets of any length
+
+    def head_code(self, stamp: Stamp, path: str, size: int) -> str:
+        """The code of a request's head; `size`: bytes of its body."""
+        return self._code(b"mq-head", f"{stamp.text} {path} {size}".encode(), b"")
+
+    def request_code(self, head_code: str, body: Buffer) -> str:
+        """The code of a whole request."""
+        return self._code(b"mq-request", head_code.encode(), body)
+
+    def answer_code(self, request_code: str, status: int, body: Buffer) -> str:
+        """The code of an answer."""
+        return self._code(b"mq-answer", f"{request_code} {status}".encode(), body)
+
+    def _code(self, kind: bytes, head: bytes, body: Buffer) -> str:
+        code = blake2b(len(head).to_bytes(4, "big") + head, key=self._key, digest_size=_CODE_BYTES, person=kind)
+        code.update(body)
+        return code.hexdigest()
+
+
+def check_code(expected: str, given: str) -> None:
+    """Raises NotAuthentic."""
+    if not hmac.compare_digest(expected.encode(), given.encode()):
+        raise NotAuthentic("the code is of another secret, or of something else that was said")
+
+
+class SeenRequests:
+    """Which requests were there already. Bounded: WINDOW numbers of SENDERS_MAX processes."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, tuple[int, int, int]] = {}  # highest number, bits of those below it, time of the last
+
+    def check(self, stamp: Stamp, now_ms: int) -> None:
+        """Note a request whose code was checked. Raises NotAuthentic when it was there before, or cannot be told."""
+        if abs(now_ms - stamp.time_ms) > CLOCK_SKEW_MS_MAX:
+            raise NotAuthentic(f"sent at {stamp.time_ms}, and it is {now_ms} here: set the clocks of the nodes")
+        highest, seen, _ = self._senders.get(stamp.sender, (-1, 0, 0))
+        if stamp.number > highest:
+            seen = (seen << (stamp.number - highest)) & ((1 << WINDOW) - 1) if stamp.number - highest < WINDOW else 0
+            highest = stamp.number
+        bit = 1 << (highest - stamp.number) if highest - stamp.number < WINDOW else 0
+        if not bit or seen & bit:
+            raise NotAuthentic(f"request {stamp.number} of {stamp.sender} was there before")
+        if stamp.sender not in self._senders and len(self._senders) >= SENDERS_MAX:
+            self._forget(now_ms)
+        self._senders[stamp.sender] = highest, seen | bit, now_ms
+
+    def _forget(self, now_ms: int) -> None:
+        """Forget who has been silent for so long that its requests are too old anyway; refuse when all are active."""
+        silent = [sender for sender, (_, _, last) in self._senders.items() if now_ms - last > 2 * CLOCK_SKEW_MS_MAX]
+        if not silent:
+            raise NotAuthentic(f"{SENDERS_MAX} processes have sent requests within a minute")
+        for sender in silent:
+            del self._senders[sender]

@@ -1,0 +1,264 @@
+"""What nodes say to each other, as bytes: a JSON head, then record batches as they are.
+
+    0         4                4 + length
+    +---------+----------------+---------+---------+---
+    |length   |head, JSON      |batch    |batch    |...
+    |u32      |                |         |         |
+    +---------+----------------+---------+---------+---
+
+The head names the size of each batch. Ids are hexadecimal in it. An error is {"error": its class, "args": [...]}.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from store import errors as store_errors
+from store.errors import AlreadyStored, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Buffer,
+    Delay,
+    Entry,
+    Identity,
+    Original,
+    ProducerSequence,
+    QueueKey,
+    ReadResult,
+    ReadStatus,
+    RecordNumbers,
+    RequestPart,
+    ScheduleKey,
+    Source,
+)
+from timer.errors import ScheduleKeyTaken, TimerBusy, TooManySchedules
+from timer.schedule import ScheduleId
+
+_LENGTH = struct.Struct(">I")
+Head = dict[str, Any]
+
+
+def pack(head: Head, batches: Sequence[Buffer] = ()) -> bytes:
+    """One message."""
+    encoded = orjson.dumps(head, default=_plain)
+    return b"".join([_LENGTH.pack(len(encoded)), encoded, *batches])
+
+
+def _plain(value: object) -> list[object]:
+    """orjson takes tuples, and none of a class of its own."""
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError
+
+
+def unpack(message: bytes) -> tuple[Head, memoryview]:
+    """The head, and the batches behind each other. Raises ValueError."""
+    if len(message) < _LENGTH.size:
+        raise ValueError("a message without a head")
+    end = _LENGTH.size + _LENGTH.unpack_from(message)[0]
+    head = orjson.loads(memoryview(message)[_LENGTH.size : end])
+    if len(message) < end or not isinstance(head, dict):
+        raise ValueError("a message without a head")
+    return head, memoryview(message)[end:]
+
+
+class Batches:
+    """Takes batches off the end of a message, one after the other."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self._rest = rest
+
+    def take(self, size: int) -> bytes:
+        """Raises ValueError when there is not so much."""
+        if not 0 <= size <= len(self._rest):
+            raise ValueError("a message that is cut off")
+        batch, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return batch
+
+
+# ---- appends -------------------------------------------------------------------------------------------------------
+
+
+def append_head(append: Append) -> Head:
+    """All of an append but its batch."""
+    head: Head = {"queue": append.queue, "size": len(append.batch), "count": append.record_count}
+    if append.json_values:
+        head["json"] = True
+    if append.tag_hashes:
+        head["tags"] = list(append.tag_hashes)
+    if append.delays:
+        head["delays"] = append.delays
+    if append.sources:
+        head["sources"] = append.sources
+    if append.expected_offset is not None:
+        head["expected"] = append.expected_offset
+    if (identity := append.identity) is not None:
+        request, producer, numbers = identity.request, identity.producer, identity.numbers
+        head["identity"] = {
+            "ids": [message_id.hex() for message_id in identity.message_ids],
+            "request": request and [request.request_id.hex(), request.fingerprint.hex(), list(request.request_indexes)],
+            "producer": producer and [producer.producer_id.hex(), producer.sequence],
+            "numbers": numbers and [numbers.producer_id.hex(), numbers.epoch, numbers.first, numbers.record_count],
+        }
+    return head
+
+
+def append_of(head: Head, batches: Batches) -> Append:
+    """The append of a head, its batch taken. Raises ValueError, TypeError, KeyError."""
+    identity: Identity | None = None
+    if (fields := head.get("identity")) is not None:
+        request, producer, numbers = fields["request"], fields["producer"], fields["numbers"]
+        identity = Identity(
+            message_ids=[bytes.fromhex(message_id) for message_id in fields["ids"]],
+            request=request and RequestPart(bytes.fromhex(request[0]), bytes.fromhex(request[1]), request[2]),
+            producer=producer and ProducerSequence(bytes.fromhex(producer[0]), producer[1]),
+            numbers=numbers and RecordNumbers(bytes.fromhex(numbers[0]), *numbers[1:]),
+        )
+    return Append(
+        queue=QueueKey(*head["queue"]),
+        batch=batches.take(head["size"]),
+        record_count=head["count"],
+        json_values=head.get("json", False),
+        tag_hashes=head.get("tags", ()),
+        delays=[Delay(*delay) for delay in head.get("delays", ())],
+        sources=[Source(*source) for source in head.get("sources", ())],
+        identity=identity,
+        expected_offset=head.get("expected"),
+    )
+
+
+def appended_of(fields: Sequence[int]) -> Appended:
+    """Where a batch was stored, of its JSON."""
+    position, base_offset, store_time_ms, acks = fields
+    return Appended(position, base_offset, store_time_ms, Acks(acks))
+
+
+# ---- reads ---------------------------------------------------------------------------------------------------------
+
+
+def read_message(result: ReadResult) -> bytes:
+    """The message of what a read found. What made entries recognisable as repeats, and delays, stay behind."""
+    entries = [
+        {
+            "position": entry.position,
+            "size": entry.size,
+            "queue": entry.queue,
+            "topic": entry.topic,
+            "base": entry.base_offset,
+            "count": entry.record_count,
+            "time": entry.store_time_ms,
+            "json": entry.json_values,
+            "bytes": len(entry.batch),
+            "tags": list(entry.tag_hashes),
+            "sources": list(entry.sources),
+        }
+        for entry in result.entries
+    ]
+    head = {
+        "status": result.status.value,
+        "min": result.min_offset,
+        "max": result.max_offset,
+        "next": result.next_offset,
+        "entries": entries,
+    }
+    return pack(head, [entry.batch for entry in result.entries])
+
+
+def read_result(head: Head, rest: memoryview) -> ReadResult:
+    """What a read found, of its message. Raises ValueError, TypeError, KeyError."""
+    batches = Batches(rest)
+    entries = [
+        Entry(
+            position=fields["position"],
+            size=fields["size"],
+            queue=QueueKey(*fields["queue"]),
+            topic=fields["topic"],
+            base_offset=fields["base"],
+            record_count=fields["count"],
+            store_time_ms=fields["time"],
+            json_values=fields["json"],
+            batch=batches.take(fields["bytes"]),
+            tag_hashes=fields["tags"],
+            sources=[Source(*source) for source in fields["sources"]],
+        )
+        for fields in head["entries"]
+    ]
+    return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def _original_fields(original: Original) -> list[object]:
+    return [original.queue, original.offset, original.position, original.store_time_ms, original.schedule]
+
+
+def _original(fields: Sequence[Any]) -> Original:
+    queue, offset, position, store_time_ms, schedule = fields
+    return Original(QueueKey(*queue), offset, position, store_time_ms, schedule and ScheduleKey(*schedule))
+
+
+def _indexed(pairs: Iterable[tuple[int, Any]]) -> list[list[Any]]:
+    return [[index, value] for index, value in pairs]
+
+
+_SPECIAL: dict[type[StoreError], tuple[Callable[[Any], list[Any]], Callable[[list[Any]], StoreError]]] = {
+    AlreadyStored: (
+        lambda error: [_indexed((i, _original_fields(o)) for i, o in found.items()) for found in error.originals],
+        lambda args: AlreadyStored([{index: _original(fields) for index, fields in found} for found in args]),
+    ),
+    OffsetMoved: (
+        lambda error: [error.expected_offset, error.next_offset],
+        lambda args: OffsetMoved(*args),
+    ),
+    TooManyIds: (
+        lambda error: [str(error), error.retry_after_ms],
+        lambda args: TooManyIds(*args),
+    ),
+    Corrupt: (
+        lambda error: [error.path, error.position, error.reason],
+        lambda args: Corrupt(*args),
+    ),
+    ScheduleKeyTaken: (
+        lambda error: [_indexed(error.taken.items())],
+        lambda args: ScheduleKeyTaken({index: taken and ScheduleId(*taken) for index, taken in args[0]}),
+    ),
+}
+"""Errors that say more than a text."""
+
+_PLAIN: dict[str, type[StoreError]] = {
+    error.__name__: error
+    for error in (*vars(store_errors).values(), TooManySchedules, TimerBusy)
+    if isinstance(error, type) and issubclass(error, StoreError) and error not in _SPECIAL
+}
+
+
+def error_head(error: StoreError) -> Head:
+    """The JSON of an error; of one that is not the store's or the timer's own, that of its nearest ancestor that is."""
+    for cls in type(error).__mro__:
+        if cls in _SPECIAL:
+            return {"error": cls.__name__, "args": _SPECIAL[cls][0](error)}
+        if cls.__name__ in _PLAIN:
+            return {"error": cls.__name__, "args": [str(error)]}
+    raise TypeError(f"{type(error).__name__} is no error of the store")
+
+
+def error_of(head: Head) -> StoreError:
+    """The error of its JSON; a plain StoreError for one that only a newer node knows. Raises ValueError, TypeError,
+    KeyError."""
+    name, args = head["error"], head["args"]
+    for cls, (_, make) in _SPECIAL.items():
+        if cls.__name__ == name:
+            return make(args)
+    return _PLAIN.get(name, StoreError)(*args)
+
+
+def malformed(error: Exception) -> MalformedBatch:
+    """What is answered for a message that is not understood."""
+    return MalformedBatch(f"a request of a node is not understood: {error!r}")

@@ -1,0 +1,301 @@
+"""The fast path: POSTs of one plain record, or of one raw batch, answered without aiohttp's tasks, requests and
+responses. All records of one turn of the event loop that go to the same partition are one batch, one append and one
+future.
+
+`Connection` shows each request to the fast path before aiohttp does anything with it. The fast path accepts only
+requests that the normal path would answer with success by the same steps: everything about the request is in the lists
+of its form (`plain.py`), its caller is known and allowed, its record is neither delayed nor has an id. Any other
+request goes to aiohttp untouched. When an append fails each request of it goes there too, and the normal path answers
+the errors. So this file makes no error answer, and a request with an unknown header is never taken.
+
+    read    head    -> what it asks for: once for equal heads (heads.py)
+    take    request -> rights, topic, record: each time; into the turn's batch
+    turn    batches -> one append each
+    answer  append  -> an answer each, as its handler and `application.py` give it, but for the date and request id
+
+Invariants
+    F1  a record is checked before it joins a batch: one bad record fails nobody else's
+    F2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
+    F3  records without a key of one turn and topic go to one partition, as those of one request do
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http_parser import RawRequestMessage
+from multidict import CIMultiDictProxy
+
+from gateway.api.producer import Begun, Receipt
+from gateway.auth.access import Permission
+from gateway.codec.records import ProduceRecord
+from gateway.errors import RequestError
+from gateway.surfaces.http.answers import REQUEST_ID, RequestIds
+from gateway.surfaces.http.connection import Reply
+from gateway.surfaces.http.context import Gateway, RouteStats
+from gateway.surfaces.http.heads import HeadMemo
+from gateway.surfaces.http.origins import Origins
+from gateway.surfaces.http.plain import Asked, BatchForm, Form, RecordForm, is_plain
+from gateway.surfaces.http.send_options import name_of_acks
+from store.limits import KiB
+from store.types import Acks, Appended, Buffer
+
+log = logging.getLogger(__name__)
+
+BATCH_RECORDS_MAX = 256
+BATCH_BYTES_MAX = 256 * KiB
+"""Records, and bytes of request bodies, of one batch: to answer so many takes a millisecond."""
+
+_NAMED = b"%bMq-Acks: %b\r\nContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
+_STREAMED = b"%bTransfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%x\r\n%%b\r\n0\r\n\r\n"
+
+
+class Plain(NamedTuple):
+    """What the head of a request for the fast path means, and where its answer is counted. `request_id`: the one that
+    its client has sent."""
+
+    asked: Asked
+    records: RecordForm | None
+    batches: BatchForm | None
+    bytes_max: int
+    headers: CIMultiDictProxy[str]
+    stats: RouteStats
+    request_id: str | None
+
+
+_Waiting = tuple[Plain, ProduceRecord, Any, Reply]
+"""A request whose record is in a batch; what its form has to know for the answer."""
+
+
+class _Batch:
+    """Records of one turn that go one way, and who waits for each."""
+
+    __slots__ = ("body_bytes", "records", "started_s", "waiting")
+
+    def __init__(self) -> None:
+        self.records: list[ProduceRecord] = []
+        self.waiting: list[_Waiting] = []
+        self.body_bytes = 0
+        self.started_s = perf_counter()  # the others have come in the same turn
+
+
+_Way = tuple[str, int | None, bool, Acks | None]
+"""Topic, partition (None: any), whether keys and values are JSON, level."""
+
+
+class FastPath:
+    """The fast path of one server, for these forms of requests."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        origins: Origins,
+        request_ids: RequestIds,
+        *,
+        records: Sequence[RecordForm],
+        batches: Sequence[BatchForm],
+    ) -> None:
+        self.heads: HeadMemo[Plain] = HeadMemo()
+        self._loop = asyncio.get_running_loop()
+        self._authenticator = gateway.authenticator
+        self._version = gateway.authenticator.version
+        self._asks = gateway.authenticator.is_required  # else everybody may do everything
+        self._check_origin = origins.check
+        self._producer = gateway.producer
+        self._topic_of = gateway.routes_table.topic
+        self._request_ids = request_ids
+        self._records, self._batch_forms = records, batches
+        self._stats = {
+            name: gateway.stats.routes.setdefault(name, RouteStats())
+            for form in (*records, *batches)
+            for name in form.routes
+        }
+        self._bytes_max = gateway.limits.body_bytes_max
+        self._batches: dict[_Way, _Batch] = {}  # of this turn
+        # Limits of rate and the log of requests are for the normal path.
+        self._is_open = gateway.rates is None and not gateway.config.access_log
+
+    def read(self, message: RawRequestMessage) -> Plain | None:
+        """See `connection.FastPath`."""
+        if not (self._is_open and is_plain(message)):
+            return None
+        try:
+            self._check_origin(message.headers)  # of these headers the same always
+            for records in self._records:
+                if (asked := records.read(message)) is not None:
+                    return self._plain(message, asked, records, records, None)
+            for batches in self._batch_forms:
+                if (asked := batches.read(message)) is not None:
+                    return self._plain(message, asked, batches, None, batches)
+        except RequestError:  # for the normal path to answer
+            pass
+        return None
+
+    def _plain(
+        self,
+        message: RawRequestMessage,
+        asked: Asked,
+        form: Form,
+        records: RecordForm | None,
+        batches: BatchForm | None,
+    ) -> Plain:
+        bytes_max = min(form.bytes_max, self._bytes_max)
+        headers = message.headers
+        request_id = self._request_ids.sent_in(headers)
+        return Plain(asked, records, batches, bytes_max, headers, self._stats[asked.route], request_id)
+
+    def is_repeatable(self, meaning: Plain) -> bool:
+        """See `connection.FastPath`. Ids of requests differ."""
+        return meaning.asked.is_repeatable and REQUEST_ID not in meaning.headers and self._allows(meaning)
+
+    def principal_of(self, meaning: Plain) -> str | None:
+        """See `connection.FastPath`."""
+        access = self._authenticator.known_access(meaning.headers)
+        return None if access is None else access.principal
+
+    def bytes_max(self, meaning: Plain) -> int:
+        """See `connection.FastPath`."""
+        return meaning.bytes_max
+
+    def _allows(self, plain: Plain) -> bool:
+        """Whether its caller is known and may send."""
+        access = self._authenticator.known_access(plain.headers)
+        return access is not None and access.allows(Permission.SEND, topic=plain.asked.topic)
+
+    def take(self, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+        """See `connection.FastPath`."""
+        asked, form, batches, bytes_max, _, _, _ = meaning
+        body_bytes = len(data) - start
+        if body_bytes > bytes_max:
+            return False
+        if self._asks:
+            if self._version != self._authenticator.version:  # some token may have been revoked
+                self._version = self._authenticator.version
+                self.heads.clear()
+            if not self._allows(meaning):
+                return False
+        topic, partition, acks = asked[:3]
+        try:
+            if form is None:
+                assert batches is not None
+                self._begin_batch(meaning, batches, memoryview(data)[start:], reply)
+                return True
+            view = self._topic_of(topic)
+            sent = form.sent(asked, data[start:], view)
+            if sent is None:
+                return False
+            record, json_values, detail = sent
+            place = self._producer.place(view, record, partition)
+        except Exception:  # nothing was stored: the normal path meets the same error, and answers it
+            return False
+        if place is None:
+            return False
+        self._join((topic, place[0], json_values, acks), record, (meaning, record, detail, reply), body_bytes)
+        return True
+
+    # ------------------------------------------------------------------------------------------------ records
+
+    def _join(self, way: _Way, record: ProduceRecord, waiting: _Waiting, body_bytes: int) -> None:
+        batches = self._batches
+        batch = batches.get(way)
+        if batch is None:
+            if not batches:
+                self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
+            batches[way] = batch = _Batch()
+        elif len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + body_bytes > BATCH_BYTES_MAX:
+            self._begin(way, batch)
+            batches[way] = batch = _Batch()
+        batch.records.append(record)
+        batch.waiting.append(waiting)
+        batch.body_bytes += body_bytes
+
+    def _end_turn(self) -> None:
+        batches, self._batches = self._batches, {}
+        for way, batch in batches.items():
+            self._begin(way, batch)
+
+    def _begin(self, way: _Way, batch: _Batch) -> None:
+        topic, partition, json_values, acks = way
+        try:
+            begun = self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
+        except Exception:  # nothing was stored; see `take`
+            self._give_back(batch.waiting)
+            return
+        begun.outcome.add_done_callback(partial(self._answer, batch, begun))
+
+    def _give_back(self, waiting: Sequence[_Waiting]) -> None:
+        for _, _, _, reply in waiting:
+            self._loop.call_soon(reply, None)
+
+    def _answer(self, batch: _Batch, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> None:
+        if outcome.cancelled() or outcome.exception() is not None:
+            self._give_back(batch.waiting)
+            return
+        offset, reached = self._producer.finish(begun)
+        partition, now_ms = begun.partition, begun.now_ms
+        elapsed_s = perf_counter() - batch.started_s
+        known: Plain | None = None
+        template = b""
+        new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
+        for own_offset, (plain, record, detail, reply) in enumerate(batch.waiting, offset):
+            if plain is not known:  # equal heads have one meaning
+                known, template = plain, _template(plain.asked, reached)
+            time_ms = record.timestamp_ms
+            if time_ms is None:
+                time_ms = now_ms
+            receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
+            assert plain.records is not None
+            self._reply(plain, template, plain.records.answer(plain.asked, record, detail, receipt), reply, elapsed_s)
+
+    # -------------------------------------------------------------------------------------------- raw batches
+
+    def _begin_batch(self, plain: Plain, form: BatchForm, batch: Buffer, reply: Reply) -> None:
+        """Raises what refuses the batch."""
+        started_s = perf_counter()
+        topic, partition, acks = plain.asked[:3]
+        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
+        begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, reply, started_s))
+
+    def _answer_batch(
+        self,
+        plain: Plain,
+        form: BatchForm,
+        begun: Begun,
+        reply: Reply,
+        started_s: float,
+        outcome: asyncio.Future[list[Appended]],
+    ) -> None:
+        if outcome.cancelled() or outcome.exception() is not None:
+            reply(None)
+            return
+        receipt = self._producer.finish_batch(begun)
+        template = _template(plain.asked, receipt.acks)
+        self._reply(plain, template, form.answer(receipt), reply, perf_counter() - started_s)
+
+    # ------------------------------------------------------------------------------------------------ answers
+
+    def _reply(self, plain: Plain, template: bytes, body: bytes, reply: Reply, elapsed_s: float) -> None:
+        asked, _, _, _, _, stats, sent_id = plain
+        stats.answered(asked.status, elapsed_s)
+        request_id = (self._request_ids.new() if sent_id is None else sent_id).encode()
+        try:
+            if asked.is_streamed:
+                reply(template % (request_id, len(body), body))
+            else:
+                reply(template % (len(body), request_id, body))
+        except Exception:  # of one connection; the others wait for their answers
+            log.exception("an answer of the fast path failed")
+
+
+def _template(asked: Asked, reached: Acks) -> bytes:
+    """The answers to equal heads, but for id and body."""
+    date = rfc822_formatted_time().encode()
+    if asked.is_streamed:
+        return _STREAMED % (asked.head, date)
+    return _NAMED % (asked.head, name_of_acks(reached).encode(), date)

@@ -1,0 +1,114 @@
+"""What the surfaces tell the fast path (`fast_path.py`) of their plain requests: which they are, how their records are
+read, and what is answered. The answers are, byte for byte, those of their handlers; a test of each compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from aiohttp import HttpVersion11
+from aiohttp.http_parser import RawRequestMessage
+
+from gateway.api.producer import BatchReceipt, Receipt
+from gateway.codec.records import ProduceRecord
+from gateway.routing.base import TopicView
+from store.limits import KiB
+from store.types import Acks
+
+BODY_BYTES_MAX = 16 * KiB
+"""Of a request with one record. Larger ones take the normal path; what the fast path saves would not show."""
+
+_PLAIN = (
+    "Host", "User-Agent", "Content-Type", "Content-Length", "Accept", "Accept-Encoding", "Accept-Language",
+    "Authorization", "Connection", "X-Request-Id", "Cache-Control", "Pragma", "Sec-Fetch-Mode",
+)  # fmt: skip
+PLAIN_HEADERS = frozenset(form.encode() for name in _PLAIN for form in (name, name.lower(), name.upper()))
+"""Headers whose meaning the fast path knows, as clients write them."""
+
+TOPIC = "([A-Za-z0-9._-]{1,255})"
+"""A topic in the pattern of a target, as nearly all are written: nothing escaped."""
+
+ACKS = r"(?:\?acks=(written|flushed))?"
+
+
+class Asked(NamedTuple):
+    """What the head of a plain request asks for."""
+
+    topic: str
+    partition: int | None
+    acks: Acks | None
+    route: str
+    """The name under which it is counted."""
+
+    head: bytes
+    """What its answer begins with: status, type."""
+
+    detail: Any = None
+    """What its form has to know further."""
+
+    status: int = 200
+    is_streamed: bool = False
+    """Whether the answer is one chunk, of a stream that does not name the level reached."""
+
+    is_repeatable: bool = True
+    """Whether equal heads are to be expected, so that it is worth remembering."""
+
+
+Sent = tuple[ProduceRecord, bool, Any]
+"""The record of a request, whether its key and value are JSON (as `store.types.Append` has it), and what its answer has
+to know further."""
+
+
+class Form(Protocol):
+    """The plain requests of one route, or of some that are alike."""
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """The names of the routes."""
+        ...
+
+    @property
+    def bytes_max(self) -> int:
+        """Of a body."""
+        ...
+
+    def read(self, message: RawRequestMessage) -> Asked | None:
+        """What a head with plain headers asks for; None when it is not for this form. Raises RequestError for one that
+        is to be refused."""
+        ...
+
+
+class RecordForm(Form, Protocol):
+    """Of requests with one record: those of one turn that go one way are one batch."""
+
+    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
+        """The record of a body; None when there is not exactly one, or only the handler knows what to do with it.
+        Raises RequestError for one that is to be refused."""
+        ...
+
+    def answer(self, asked: Asked, record: ProduceRecord, detail: Any, receipt: Receipt) -> bytes:
+        """The body of the answer; `detail` is of `sent`."""
+        ...
+
+
+class BatchForm(Form, Protocol):
+    """Of requests whose body is one raw batch."""
+
+    def answer(self, receipt: BatchReceipt) -> bytes:
+        """The body of the answer."""
+        ...
+
+
+def is_plain(message: RawRequestMessage) -> bool:
+    """Whether nothing about a head is of interest but its target and the values of plain headers."""
+    return (
+        message.method == "POST"
+        and message.version == HttpVersion11
+        and not (message.should_close or message.upgrade or message.chunked)
+        and PLAIN_HEADERS.issuperset([name for name, _ in message.raw_headers])
+    )
+
+
+def head_of(status: str, content_type: str) -> bytes:
+    """What an answer begins with."""
+    return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n".encode()

@@ -1,0 +1,218 @@
+"""This node's broker, for the other nodes: the server of gateway/cluster/peer.py. It belongs on a listener that clients
+do not reach; whoever does not know the cluster's secret is answered 401 and nothing else.
+
+One route, `POST /peer/v1/<operation>`. The body is read when its head has proved to be of a node of the cluster: a
+stranger takes no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from aiohttp import web
+
+from gateway.brokers.base import Broker
+from gateway.cluster import peer_wire
+from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
+from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, check_code, parse_stamp
+from gateway.cluster.peer_wire import Batches, Head
+from store.clock import Clock
+from store.errors import StoreError, UnknownQueue
+from store.limits import MiB
+from store.types import Acks, Append, Appended, Boundary, QueueKey
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = MESSAGE_BYTES_MAX + 64 * MiB
+"""The largest single append, and a head."""
+
+WAIT_MS_MAX = 60_000
+FORGET_S = 60.0
+"""Changes of a topic that nobody has asked for this long are not noted any more."""
+
+
+class PeerService:
+    """Answers operations. `queues_of` names all queues of a topic."""
+
+    def __init__(
+        self, broker: Broker, secret: Secret, clock: Clock, *, queues_of: Callable[[int], Sequence[QueueKey]]
+    ) -> None:
+        self._broker = broker
+        self._secret = secret
+        self._clock = clock
+        self._queues_of = queues_of
+        self._seen = SeenRequests()
+        self._changes: dict[int, _TopicChanges] = {}
+        self.refused_count = 0
+        self._operations: dict[str, Callable[[Head, Batches], Awaitable[bytes]]] = {
+            "append": self._append,
+            "schedule": self._schedule,
+            "read": self._read,
+            "bounds": self._bounds,
+            "offset_for_time": self._offset_for_time,
+            "changes": self._changed,
+            "create_queue": self._create_queue,
+            "seal_queue": self._seal_queue,
+            "expire_queue": self._expire_queue,
+        }
+
+    def application(self) -> web.Application:
+        """The application of the internal listener."""
+        made = web.Application(client_max_size=BODY_BYTES_MAX)
+        made.router.add_post(PATH + "{operation}", self._answer)
+        made.on_cleanup.append(self._close)
+        return made
+
+    async def _close(self, _: web.Application) -> None:
+        for changes in self._changes.values():
+            changes.close()
+        self._changes.clear()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        try:
+            stamp = parse_stamp(request.headers.get(STAMP_HEADER, ""))
+            head_code = self._secret.head_code(stamp, request.path, request.content_length or 0)
+            check_code(head_code, request.headers.get(HEAD_CODE_HEADER, ""))
+            self._seen.check(stamp, self._clock.now_ms())
+            body = await request.read()
+            code = self._secret.request_code(head_code, body)
+            check_code(code, request.headers.get(CODE_HEADER, ""))
+        except NotAuthentic as error:
+            self.refused_count += 1
+            log.warning("a request that is not of this cluster was refused peer=%s error=%s", request.remote, error)
+            return web.Response(status=401)
+        answer = await self._done(request.match_info["operation"], body)
+        return web.Response(body=answer, headers={CODE_HEADER: self._secret.answer_code(code, 200, answer)})
+
+    async def _done(self, name: str, body: bytes) -> bytes:
+        try:
+            head, rest = peer_wire.unpack(body)
+            return await self._operations[name](head, Batches(rest))
+        except StoreError as error:
+            return peer_wire.pack(peer_wire.error_head(error))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            log.error("a node asks for what is not understood operation=%s error=%r", name, error)
+            return peer_wire.pack(peer_wire.error_head(peer_wire.malformed(error)))
+
+    async def _append(self, head: Head, batches: Batches) -> bytes:
+        """Every call by itself; all are begun, in their order, before any is waited for."""
+        calls = [
+            (Acks(acks), [peer_wire.append_of(append, batches) for append in appends])
+            for acks, appends in head["calls"]
+        ]
+        begun = [self._begun(appends, acks) for acks, appends in calls]
+        return peer_wire.pack({"calls": [await _outcome(each) for each in begun]})
+
+    def _begun(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]] | StoreError:
+        try:
+            return self._broker.begin_append(appends, acks=acks)
+        except StoreError as error:
+            return error
+
+    async def _schedule(self, head: Head, batches: Batches) -> bytes:
+        append = peer_wire.append_of(head["append"], batches)
+        keys = [None if key is None else bytes.fromhex(key) for key in head["keys"]]
+        return peer_wire.pack({"appended": await self._broker.schedule(append, acks=Acks(head["acks"]), keys=keys)})
+
+    async def _read(self, head: Head, _: Batches) -> bytes:
+        tags = head.get("tags")
+        return peer_wire.read_message(
+            await self._broker.read(
+                QueueKey(*head["queue"]),
+                head["offset"],
+                max_bytes=min(head["max_bytes"], MESSAGE_BYTES_MAX),
+                wait_ms=min(head["wait_ms"], WAIT_MS_MAX),
+                end_offset=head["end"],
+                tag_hashes=None if tags is None else frozenset(tags),
+            )
+        )
+
+    async def _bounds(self, head: Head, _: Batches) -> bytes:
+        return peer_wire.pack({"bounds": await self._broker.bounds(QueueKey(*head["queue"]))})
+
+    async def _offset_for_time(self, head: Head, _: Batches) -> bytes:
+        queue, boundary = QueueKey(*head["queue"]), Boundary(head["boundary"])
+        return peer_wire.pack({"offset": await self._broker.offset_for_time(queue, head["time_ms"], boundary)})
+
+    async def _create_queue(self, head: Head, _: Batches) -> bytes:
+        await self._broker.create_queue(QueueKey(*head["queue"]))
+        return peer_wire.pack({})
+
+    async def _seal_queue(self, head: Head, _: Batches) -> bytes:
+        return peer_wire.pack({"end": await self._broker.seal_queue(QueueKey(*head["queue"]))})
+
+    async def _expire_queue(self, head: Head, _: Batches) -> bytes:
+        await self._broker.expire_queue(QueueKey(*head["queue"]), head["before"])
+        return peer_wire.pack({})
+
+    async def _changed(self, head: Head, _: Batches) -> bytes:
+        """Which queues of a topic have got records since a number, waiting for the first; all of them for who has no
+        number of ours. Raises UnknownQueue when the topic is gone."""
+        topic_id = int(head["topic_id"])
+        queues = self._queues_of(topic_id)
+        now_s = asyncio.get_running_loop().time()
+        for idle in [each for each in self._changes.values() if not each.waiting and now_s - each.asked_s > FORGET_S]:
+            idle.close()
+            del self._changes[idle.topic_id]
+        if (changes := self._changes.get(topic_id)) is None:
+            changes = self._changes[topic_id] = _TopicChanges(self._broker, topic_id)
+        if head["token"] != changes.token:
+            changed = [queue.queue_id for queue in queues]
+        else:
+            await changes.wait(head["number"], min(head["wait_ms"], WAIT_MS_MAX) / 1000)
+            if changes.is_gone:
+                raise UnknownQueue(f"topic id {topic_id} does not exist")
+            changed = changes.since(head["number"])
+        changes.asked_s = asyncio.get_running_loop().time()
+        return peer_wire.pack({"token": changes.token, "number": changes.number, "queues": changed})
+
+
+class _TopicChanges:
+    """Which queues of one topic got records when."""
+
+    def __init__(self, broker: Broker, topic_id: int) -> None:
+        self.topic_id = topic_id
+        self.token = secrets.token_hex(4)
+        self.number = 0
+        self.is_gone = False
+        self.waiting = 0
+        self.asked_s = 0.0
+        self._last: dict[int, int] = {}  # queue id → number of its last change
+        self._wake = asyncio.Event()
+        self.close = broker.watch(topic_id, self._note)
+
+    def _note(self, queues: Collection[QueueKey]) -> None:
+        self.is_gone = self.is_gone or not queues
+        self.number += 1
+        for queue in queues:
+            self._last[queue.queue_id] = self.number
+        self._wake.set()
+        self._wake = asyncio.Event()
+
+    async def wait(self, number: int, timeout_s: float) -> None:
+        """Return when there is more than `number`, or after a time."""
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.number <= number and not self.is_gone:
+                    await self._wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting -= 1
+
+    def since(self, number: int) -> list[int]:
+        """Queue ids."""
+        return [queue_id for queue_id, last in self._last.items() if last > number]
+
+
+async def _outcome(begun: asyncio.Future[list[Appended]] | StoreError) -> list[Appended] | Head:
+    if isinstance(begun, StoreError):
+        return peer_wire.error_head(begun)
+    try:
+        return await begun
+    except StoreError as error:
+        return peer_wire.error_head(error)

@@ -1,0 +1,82 @@
+"""Plain requests of the REST Proxy's v2 API, for the fast path: one JSON record, or one raw batch."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import orjson
+from aiohttp import hdrs
+from aiohttp.http_parser import RawRequestMessage
+
+from gateway.api.producer import BatchReceipt, Receipt
+from gateway.api.render import batch_receipt_as_json
+from gateway.codec.records import Format, ProduceRecord, parse_envelope, parse_single
+from gateway.routing.base import TopicView
+from gateway.settings.limits import Limits
+from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
+from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Sent, head_of
+from gateway.surfaces.http.send_options import acks_named
+from store.limits import MiB
+
+BATCH_BODY_BYTES_MAX = 1 * MiB
+"""Of a raw batch that is checked in one turn of the event loop."""
+
+_TARGET = re.compile(rf"/topics/{TOPIC}(?:/partitions/([0-9]{{1,9}}))?{ACKS}", re.ASCII)
+_BODY = (
+    b'{"offsets":[{"partition":%d,"offset":%d,"error_code":null,"error":null}],'
+    b'"key_schema_id":null,"value_schema_id":null}'
+)
+_ROUTES = ("produce", "produce_partition")
+
+
+def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
+    match = _TARGET.fullmatch(message.path)
+    if match is None:
+        return None
+    fmt = sent_format(message.headers.get(hdrs.CONTENT_TYPE, ""))
+    if (fmt is None) is not is_batch:
+        return None
+    content_type = json_type(message.headers.get(hdrs.ACCEPT, "*/*"), V2_TYPE)
+    topic, number, acks = match.groups()
+    partition = None if number is None else int(number)
+    return Asked(
+        topic, partition, acks_named(acks), _ROUTES[partition is not None], head_of("200 OK", content_type), fmt
+    )
+
+
+class V2Records:
+    """JSON records in three formats; see `plain.RecordForm`."""
+
+    routes = _ROUTES
+    bytes_max = BODY_BYTES_MAX
+    read = staticmethod(partial(_read, is_batch=False))
+
+    def __init__(self, limits: Limits) -> None:
+        self._records_max = limits.records_per_request_max
+
+    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
+        """See `plain.RecordForm`."""
+        fmt: Format = asked.detail
+        if fmt is Format.JSON:
+            record = parse_single(body, raw_keys=view.raw_keys)
+            if record is not None:
+                return record, True, None
+        records = parse_envelope(body, fmt, records_max=self._records_max, raw_keys=view.raw_keys)
+        return (records[0], fmt is Format.JSON, None) if len(records) == 1 else None
+
+    def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
+        """See `plain.RecordForm`."""
+        return _BODY % receipt[:2]
+
+
+class V2Batches:
+    """Raw batches; see `plain.BatchForm`."""
+
+    routes = _ROUTES
+    bytes_max = BATCH_BODY_BYTES_MAX
+    read = staticmethod(partial(_read, is_batch=True))
+
+    def answer(self, receipt: BatchReceipt) -> bytes:
+        """See `plain.BatchForm`."""
+        return orjson.dumps({"offsets": [batch_receipt_as_json(receipt)]})

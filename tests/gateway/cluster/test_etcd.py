@@ -1,0 +1,154 @@
+"""etcd's own ways to fail: restarts, compaction, leases that go although they are renewed, wrong passwords.
+
+Covers gateway.cluster.etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from gateway.cluster import etcd as etcd_module
+from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
+from gateway.cluster.metadata import ABSENT, Changes, Listing, MetadataError, OutcomeUnknown, Unavailable, Value
+from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata, free_port, ready
+from tests.waiting import PATIENCE_S, until
+
+
+async def change(store: EtcdMetadata, key: str, data: bytes) -> int:
+    found = await store.get(key)
+    revision = await store.compare_and_set({key: ABSENT if found is None else found.revision}, {key: data})
+    assert revision is not None
+    return revision
+
+
+async def test_a_watch_goes_on_over_a_restart_without_a_gap(etcd: EtcdServer) -> None:
+    async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store, aclosing(store.watch("")) as watch:
+        assert isinstance(await anext(watch), Listing)
+        for number in range(2):
+            revision = await change(store, "a", str(number).encode())
+            assert await anext(watch) == Changes(revision, {"a": Value(str(number).encode(), revision)})
+            etcd.stop()
+            etcd.start()
+            await ready(store)
+
+
+async def test_a_watch_lists_all_keys_again_when_what_it_missed_is_compacted(etcd: EtcdServer) -> None:
+    async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store, aclosing(store.watch("")) as watch:
+        await anext(watch)
+        await change(store, "a", b"1")
+        await anext(watch)
+        etcd.stop()
+        etcd.start()
+        async with etcd_metadata(etcd) as other:  # while the watch is not read, what it missed is compacted away
+            other._config = replace(other._config, prefix=store._config.prefix)
+            await change(other, "a", b"2")
+            revision = await change(other, "b", b"3")
+            await other._call("/v3/kv/compaction", {"revision": str(revision)})
+            seen: Listing | Changes = await anext(watch)
+            while not (isinstance(seen, Listing) or "b" in seen.values):
+                seen = await anext(watch)
+            assert isinstance(seen, Listing)
+            assert seen.values["b"] == Value(b"3", revision)
+            assert seen.values["a"].data == b"2"
+
+
+async def test_a_silent_watch_is_opened_again(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_module, "WATCH_SILENT_S", 0.1)
+    opened = 0
+    plain = EtcdMetadata._watched
+
+    def counted(self: EtcdMetadata, prefix: str, revision: int) -> AsyncGenerator[Changes | None, None]:
+        nonlocal opened
+        opened += 1
+        return plain(self, prefix, revision)  # type: ignore[return-value]
+
+    monkeypatch.setattr(EtcdMetadata, "_watched", counted)
+    async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store, aclosing(store.watch("")) as watch:
+        await anext(watch)
+        waiting = asyncio.ensure_future(anext(watch))
+        await until(lambda: opened > 2, pause_s=0.01)
+        revision = await change(store, "a", b"1")
+        assert await waiting == Changes(revision, {"a": Value(b"1", revision)})
+
+
+async def test_a_lease_that_is_lost_is_replaced_and_the_key_written_again(etcd: EtcdServer) -> None:
+    async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store, aclosing(store.watch("")) as watch:
+        await anext(watch)
+        async with store.session("nodes/n1", b"1", ttl_ms=1000) as session:
+            await anext(watch)
+            leases = (await store._call("/v3/lease/leases", {}))["leases"]
+            for lease in leases:
+                await store._call("/v3/lease/revoke", {"ID": lease["ID"]})
+            assert (await anext(watch)).values == {"nodes/n1": None}
+            assert (await anext(watch)).values["nodes/n1"] is not None
+            await until(lambda: session.is_held, pause_s=0.01)
+            assert session.loss_count == 1
+
+
+async def test_a_session_is_not_held_while_etcd_is_away(etcd: EtcdServer) -> None:
+    async with etcd_metadata(etcd) as store, store.session("nodes/n1", b"1", ttl_ms=1000) as session:
+        async with asyncio.timeout(PATIENCE_S):
+            etcd.stop()
+            await until(lambda: not session.is_held, pause_s=0.01)
+            with pytest.raises(Unavailable):
+                await store.get("nodes/n1")
+            etcd.start()
+            await until(lambda: session.is_held, pause_s=0.01)
+            found = await store.get("nodes/n1")
+            assert found is not None
+            assert found.data == b"1"
+
+
+async def test_a_wrong_password_is_said(etcd: EtcdServer) -> None:
+    async with etcd_metadata(etcd) as store, EtcdMetadata(replace(store._config, password="wrong")) as stranger:
+        with pytest.raises(MetadataError, match="let root in"):
+            await stranger.get("a")
+        with pytest.raises(MetadataError, match="let root in"):
+            await anext(stranger.watch(""))
+
+
+async def test_a_token_that_has_expired_is_renewed(etcd: EtcdServer) -> None:
+    async with etcd_metadata(etcd) as store:
+        store._token = "no such token"
+        assert await change(store, "a", b"1")
+        store._token = "no such token"
+        async with asyncio.timeout(PATIENCE_S), aclosing(store.watch("")) as watch:
+            assert isinstance(await anext(watch), Listing)
+
+
+async def test_a_change_whose_answer_is_lost_is_of_unknown_outcome() -> None:
+    asked = 0
+
+    async def drop(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await request.read()
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", drop)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    endpoints = [f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{port}"]
+    async with EtcdMetadata(EtcdConfig(endpoints=endpoints)) as store:
+        with pytest.raises(OutcomeUnknown):
+            await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
+        assert asked == 1, "it is not sent twice"
+        with pytest.raises(Unavailable) as refused:
+            await store.get("a")
+        assert not isinstance(refused.value, OutcomeUnknown)
+    await runner.cleanup()
+    async with EtcdMetadata(EtcdConfig(endpoints=endpoints)) as store:
+        with pytest.raises(Unavailable) as refused:
+            await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
+        assert not isinstance(refused.value, OutcomeUnknown), "nobody was reached"

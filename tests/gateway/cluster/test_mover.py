@@ -1,0 +1,319 @@
+"""Moves between real stores: while records are sent and read, when movers stop half way, when the power fails.
+
+Covers gateway.cluster.mover and gateway.cluster.follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from gateway.cluster.memory import MemoryMetadata
+from gateway.cluster.metadata import OutcomeUnknown, Value
+from gateway.cluster.mover import MoveConflict, UnknownBroker, key_of
+from gateway.cluster.record import PartitionState, encode
+from store import record_batch
+from store.errors import UnknownQueue
+from store.types import Boundary
+from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, settle
+from tests.store.kit import abandon
+from tests.waiting import PATIENCE_S, WOKEN_S, until
+
+RUNS = 8
+
+
+@asynccontextmanager
+async def cluster(partitions: int = 1, *, is_remote: bool = False) -> AsyncIterator[Cluster]:
+    made = Cluster(partitions, is_remote=is_remote)
+    await made.start()
+    try:
+        yield made
+    except BaseException:
+        await abandon()  # whatever failed: nothing is left that waits
+        raise
+    await made.stop()
+
+
+async def test_offsets_go_on_over_moves_and_every_node_reads_the_same() -> None:
+    async with cluster() as made:
+        sent = []
+        for number, to in enumerate(("n2", "n3", "n1", "n1")):
+            for step in range(3):
+                sent.append(f"{number}.{step}".encode())
+                assert await made.send("n1", sent[-1]) == len(sent) - 1
+            made.clock.step(1000)
+            await made.nodes["n3"].mover.move(made.topic.topic_id, 0, to)
+            await settle()
+            for name in NAMES:
+                assert made.nodes[name].routes.broker_name(TOPIC, 0) == to
+                assert await made.read_all(name) == sent
+        chain = made.nodes["n2"].routes.chain(TOPIC, 0)
+        assert [segment.broker.name for segment in chain] == ["n1", "n2", "n3", "n1"], "to where it is, it stays"
+        reader = made.nodes["n2"].reader
+        now_ms = made.clock.now_ms()
+        for back_ms, offset in ((4000, 0), (3000, 3), (2000, 6), (1000, 9)):
+            assert await reader.offset_for_time(TOPIC, 0, now_ms - back_ms, Boundary.LOWER) == offset
+
+
+async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
+    async with cluster(partitions=2) as made, asyncio.timeout(WOKEN_S):
+        node = made.nodes["n2"]
+        reading = asyncio.create_task(node.reader.read(TOPIC, 0, 0, max_bytes=1000, wait_ms=60_000))
+        woken = asyncio.Event()
+        watch = node.watcher.watch_topic(TOPIC, woken.set)
+        await settle()
+        await node.mover.move(made.topic.topic_id, 0, "n3")
+        await settle()
+        watch.changed()
+        woken.clear()
+        await made.send("n1", b"1")
+        assert [entry.record_count for entry in (await reading).entries] == [1]
+        await woken.wait()
+        assert watch.changed() == [0]
+        watch.close()
+
+
+async def test_a_move_that_was_left_anywhere_is_taken_up_with_any_target() -> None:
+    """Cut off before each of its calls in turn, and finished by another node."""
+    for left_at in range(8):
+        async with cluster() as made:
+            await made.send("n1", b"before")
+            calls = 0
+            mover = made.nodes["n2"].mover
+
+            def counted(name: str, cluster: Cluster = made, left_at: int = left_at) -> object:
+                nonlocal calls
+                calls += 1
+                if calls > left_at:
+                    raise RuntimeError("the mover dies")
+                return cluster.broker_named(name)
+
+            mover._broker_named = _dying(counted)  # type: ignore[assignment]
+            try:
+                await mover.move(made.topic.topic_id, 0, "n2")
+            except RuntimeError:
+                pass
+            else:
+                assert calls <= left_at
+            known = await made.nodes["n3"].mover.known(made.topic.topic_id, 0)
+            is_left = known.record.state is PartitionState.SEALING
+            done = await made.nodes["n3"].mover.move(made.topic.topic_id, 0, "n3")
+            assert done.record.state is PartitionState.NORMAL
+            assert done.record.epoch == known.record.epoch + 1, is_left
+            await settle()
+            assert await made.send("n1", b"behind") == 1
+            assert await made.read_all("n2") == [b"before", b"behind"]
+
+
+def _dying(named: object) -> object:
+    """Brokers each of whose calls is counted."""
+
+    class Counted:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, call: str) -> object:
+            return getattr(named(self._name), call)  # type: ignore[operator]
+
+    return Counted
+
+
+async def test_records_on_their_way_come_before_the_move_or_are_refused() -> None:
+    async with cluster() as made:
+        await made.pause("n3")
+        before = [asyncio.create_task(made.send("n3", b"%d" % number)) for number in range(5)]
+        await asyncio.sleep(0)  # they are accepted, and not written yet
+        done = await made.nodes["n2"].mover.move(made.topic.topic_id, 0, "n2")
+        assert await asyncio.gather(*before) == [0, 1, 2, 3, 4]
+        assert done.record.open_segment.start == 5
+        late = asyncio.create_task(made.send("n3", b"late"))
+        await settle(50)
+        assert not late.done(), "n3 does not know yet where to"
+        made.resume("n3")
+        assert await late == 5
+        assert await made.read_all("n1") == [b"0", b"1", b"2", b"3", b"4", b"late"]
+
+
+async def test_of_two_who_move_at_once_one_wins_and_the_other_is_told() -> None:
+    async with cluster() as made:
+        moves = [made.nodes[name].mover.move(made.topic.topic_id, 0, name) for name in ("n2", "n3")]
+        results = await asyncio.gather(*moves, return_exceptions=True)
+        assert [type(result) for result in results if isinstance(result, Exception)] in ([MoveConflict], [])
+        await settle()
+        assert await made.send("n1", b"1") == 0
+        assert await made.read_all("n2") == [b"1"]
+
+
+async def test_a_move_to_nowhere_changes_nothing() -> None:
+    async with cluster() as made:
+        mover = made.nodes["n1"].mover
+        with pytest.raises(UnknownBroker):
+            await mover.move(made.topic.topic_id, 0, "n9")
+        with pytest.raises(UnknownQueue):
+            await mover.move(999, 0, "n2")
+        assert not (await made.metadata.list("")).values
+
+
+async def test_a_segment_that_has_expired_is_taken_off_the_chain() -> None:
+    async with cluster() as made:
+        mover, topic_id = made.nodes["n1"].mover, made.topic.topic_id
+        for value, to in ((b"a", "n2"), (b"b", "n3")):
+            await made.send("n1", value)
+            await mover.move(topic_id, 0, to)
+            await settle()
+        await made.send("n1", b"c")
+        before = await mover.known(topic_id, 0)
+        assert await mover.trim(topic_id, 0) == before
+        first = before.record.segments[0]
+        await made.nodes["n1"].broker.expire_queue(made.nodes["n1"].routes.chain(TOPIC, 0)[0].queue, 1)
+        trimmed = await mover.trim(topic_id, 0)
+        assert trimmed.record.segments == before.record.segments[1:]
+        assert first.broker == "n1"
+        await settle()
+        assert await made.nodes["n2"].reader.bounds(TOPIC, 0) == (1, 3)
+        assert await made.read_all("n2") == [b"b", b"c"]
+
+
+class Doubtful(MemoryMetadata):
+    """Says of some changes that nobody knows their outcome; `is_made` says what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[bool] = []
+
+    async def compare_and_set(self, expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:
+        is_made = self.answers.pop(0) if self.answers else None
+        if is_made is None:
+            return await super().compare_and_set(expected, changes)
+        if is_made:
+            await super().compare_and_set(expected, changes)
+        raise OutcomeUnknown("the answer was lost")
+
+
+@pytest.mark.parametrize("lost_at", [0, 1])
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_after_an_unknown_outcome_the_record_is_read(lost_at: int, is_made: bool) -> None:
+    async with cluster() as made:
+        metadata = Doubtful()
+        mover = made.nodes["n2"].mover
+        mover._metadata = metadata
+        if lost_at:
+            metadata.answers = [True, is_made]
+        else:
+            metadata.answers = [is_made]
+        if is_made:
+            done = await mover.move(made.topic.topic_id, 0, "n2")
+            found = await metadata.get(key_of(made.topic.topic_id, 0))
+            assert found == Value(encode(done.record), done.revision)
+        else:
+            with pytest.raises(OutcomeUnknown):
+                await mover.move(made.topic.topic_id, 0, "n2")
+            done = await mover.move(made.topic.topic_id, 0, "n2")
+        assert done.record.state is PartitionState.NORMAL
+
+
+async def test_a_record_that_is_not_understood_leaves_the_chain_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as made:
+        before = made.nodes["n2"].routes.chain(TOPIC, 0)
+        key = key_of(made.topic.topic_id, 0)
+        await made.metadata.compare_and_set({key: 0}, {key: b'{"v":2}'})
+        await settle()
+        assert made.nodes["n2"].routes.chain(TOPIC, 0) == before
+        assert "place not applied" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+async def test_records_stay_in_order_once_and_all_while_partitions_move_and_the_power_fails(seed: int) -> None:
+    random = Random(seed)
+    async with cluster() as made:
+        acknowledged: dict[int, bytes] = {}
+        unsure: set[bytes] = set()
+        moves = 0
+
+        async def send(count: int) -> None:
+            for number in range(count):
+                value = b"%d-%d-%d" % (random.randrange(1 << 40), number, count)
+                unsure.add(value)
+                offset = await made.send(random.choice(NAMES), value)
+                assert acknowledged.setdefault(offset, value) == value
+                unsure.discard(value)
+
+        async def move() -> None:
+            nonlocal moves
+            try:
+                await made.nodes[random.choice(NAMES)].mover.move(made.topic.topic_id, 0, random.choice(NAMES))
+                moves += 1
+            except MOVE_ERRORS:
+                pass
+
+        for _ in range(6):
+            stale = random.choice(NAMES)
+            await made.pause(stale)  # it sends to where the partition was
+            work = [asyncio.create_task(send(4)) for _ in range(3)] + [asyncio.create_task(move()) for _ in range(3)]
+            await settle(random.randrange(120))
+            if random.random() < 0.5:
+                random.choice(work[3:]).cancel()  # a mover stops half way
+            await settle(random.randrange(120))
+            made.resume(stale)
+            if random.random() < 0.4:
+                await made.crash(random)
+            else:
+                await asyncio.wait(work[3:])
+                await move()  # what was left is finished
+                await asyncio.wait(work)
+            for task in work:
+                if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                    raise error
+            await move()
+            await settle()
+        await made.send("n1", b"last")
+        found = await made.read_all(random.choice(NAMES))
+        assert len(set(found)) == len(found), "a record twice"
+        assert {offset: found[offset] for offset in acknowledged} == acknowledged
+        assert set(found) - set(acknowledged.values()) - {b"last"} <= unsure
+        assert moves > 3
+
+
+async def test_partitions_move_between_nodes_over_http_while_all_send_and_read() -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster(partitions=2, is_remote=True) as made:
+        acknowledged: dict[tuple[int, int], bytes] = {}
+        is_over = False
+
+        async def send(via: str, partition: int) -> None:
+            number = 0
+            while not is_over:
+                value = f"{via}-{partition}-{number}".encode()
+                offset = await made.send(via, value, partition)
+                assert acknowledged.setdefault((partition, offset), value) == value
+                number += 1
+
+        async def follow(via: str, partition: int, found: list[bytes]) -> None:
+            reader = made.nodes[via].reader
+            while not is_over or len(found) < (await reader.bounds(TOPIC, partition)).max_offset:
+                read = await reader.read(TOPIC, partition, len(found), max_bytes=2000, wait_ms=100)
+                for entry in read.entries:
+                    records = list(record_batch.decode(entry.batch))
+                    found += [record.value or b"" for record in records if record.offset >= len(found)]
+
+        followed: dict[tuple[str, int], list[bytes]] = {(via, part): [] for via in NAMES for part in (0, 1)}
+        async with asyncio.TaskGroup() as work:
+            for via, partition in followed:
+                work.create_task(send(via, partition))
+                work.create_task(follow(via, partition, followed[via, partition]))
+            for to in ("n2", "n3", "n1", "n3", "n2"):
+                for partition in (0, 1):
+                    await made.nodes[to].mover.move(made.topic.topic_id, partition, to)
+                count = len(acknowledged)
+                await until(lambda count=count: len(acknowledged) > count + 20, pause_s=0.001)  # type: ignore[misc]
+            is_over = True
+        for partition in (0, 1):
+            theirs = {offset: value for (part, offset), value in acknowledged.items() if part == partition}
+            everything = [theirs[offset] for offset in range(len(theirs))]
+            for via in NAMES:
+                assert followed[via, partition] == everything
+                own = [value for value in everything if value.startswith(via.encode())]
+                assert own == [f"{via}-{partition}-{number}".encode() for number in range(len(own))], "in order"

@@ -1,0 +1,93 @@
+"""Messages between nodes survive their encoding, every error of the store and the timer included.
+
+Covers gateway.cluster.peer_wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from gateway.brokers.base import BrokerUnreachable
+from gateway.cluster import peer_wire
+from gateway.cluster.peer_wire import Batches
+from store.errors import (
+    AlreadyStored,
+    Corrupt,
+    OffsetMoved,
+    Overloaded,
+    SealedQueue,
+    SequenceGap,
+    StoreError,
+    TooManyIds,
+    UnknownQueue,
+)
+from store.types import (
+    Append,
+    Delay,
+    Identity,
+    Original,
+    ProducerSequence,
+    QueueKey,
+    RecordNumbers,
+    RequestPart,
+    ScheduleKey,
+    Source,
+)
+from timer.errors import ScheduleKeyTaken, TooManySchedules
+from timer.schedule import ScheduleId
+
+QUEUE = QueueKey(16, 3)
+PLAIN = Append(queue=QUEUE, batch=b"batch", record_count=1)
+FULL = Append(
+    queue=QUEUE, batch=b"more", record_count=2, json_values=True, tag_hashes=[-(2**63), 7], delays=[Delay(5, 16, 3)],
+    sources=[Source(1, 2)], expected_offset=9,
+    identity=Identity(
+        message_ids=[b"\x00" * 16], request=RequestPart(b"r" * 16, b"f" * 8, [0, 2]),
+        producer=ProducerSequence(b"p" * 16, 4), numbers=RecordNumbers(b"n" * 16, 1, 2, 3),
+    ),
+)  # fmt: skip
+
+
+def test_appends_survive_with_all_that_they_may_have() -> None:
+    message = peer_wire.pack({"appends": list(map(peer_wire.append_head, (PLAIN, FULL)))}, [PLAIN.batch, FULL.batch])
+    head, rest = peer_wire.unpack(message)
+    batches = Batches(rest)
+    first, second = (peer_wire.append_of(append, batches) for append in head["appends"])
+    assert asdict(second) == asdict(FULL)
+    assert (first.queue, first.batch, first.record_count, first.identity) == (QUEUE, b"batch", 1, None)
+    assert [*first.tag_hashes, *first.delays, *first.sources] == []
+    assert not first.json_values
+    with pytest.raises(ValueError, match="cut off"):
+        batches.take(1)
+    with pytest.raises(ValueError, match="cut off"):
+        Batches(memoryview(b"abc")).take(-1)
+
+
+@pytest.mark.parametrize("message", [b"", b"\0\0\0", b"\0\0\0\1", b"\0\0\0\2[]", b"\0\0\0\1{", b"\xff\xff\xff\xff{}"])
+def test_a_message_that_is_not_understood_is_refused(message: bytes) -> None:
+    with pytest.raises(ValueError):
+        peer_wire.unpack(message)
+
+
+ERRORS = [
+    UnknownQueue("no such queue"), SealedQueue("sealed"), SequenceGap("gap"), TooManySchedules("full"),
+    OffsetMoved(3, 5), TooManyIds("many", 700), Corrupt("a/b", 7, "rot"),
+    AlreadyStored([{0: Original(QUEUE, 5, 6, 7)}, {}, {1: Original(QUEUE, None, 1, 2, ScheduleKey(1, 2, 3))}]),
+    ScheduleKeyTaken({0: ScheduleId(1, 2, 3), 4: None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_survive(error: StoreError) -> None:
+    head, _ = peer_wire.unpack(peer_wire.pack(peer_wire.error_head(error)))
+    found = peer_wire.error_of(head)
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert vars(found) == vars(error)
+
+
+def test_errors_of_one_side_alone_arrive_as_the_nearest_that_both_know() -> None:
+    assert type(peer_wire.error_of(peer_wire.error_head(BrokerUnreachable("gone")))) is Overloaded
+    later = peer_wire.error_of({"error": "OfALaterVersion", "args": ["what it says"]})
+    assert (type(later), str(later)) == (StoreError, "what it says")

@@ -1,0 +1,293 @@
+"""A broker over a real store, asked by another node: over TCP and over a Unix socket it is what it is at home.
+
+Covers gateway.surfaces.peer.server and gateway.cluster.peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.brokers.local import LocalBroker
+from gateway.cluster import peer as peer_module
+from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, PATH, STAMP_HEADER, PeerBroker
+from gateway.cluster.peer_auth import Secret, parse_stamp
+from gateway.surfaces.peer.server import PeerService
+from store import Store, record_batch
+from store.errors import (
+    AlreadyStored,
+    IllegalTopic,
+    MalformedBatch,
+    Overloaded,
+    RecordTooLarge,
+    SealedQueue,
+    UnknownQueue,
+)
+from store.limits import PARTITIONS_MAX
+from store.record_batch import Record
+from store.topics import TIMER_QUEUE, Topic
+from store.types import (
+    Acks,
+    Append,
+    Boundary,
+    Delay,
+    Identity,
+    QueueKey,
+    ReadStatus,
+)
+from tests.clock import FakeClock
+from tests.gateway.cluster.etcd_server import free_port
+from tests.gateway.groups.coordinator.world import PlainTimer
+from tests.simdisk import SimDisk
+from tests.store.kit import append_of, open_store
+from tests.waiting import PATIENCE_S, WOKEN_S, until
+
+SECRET = Secret(b"sixteen bytes!!!")
+
+
+class World:
+    """A node with one topic of two partitions, and a peer that asks it."""
+
+    def __init__(self, store: Store, local: LocalBroker, peer: PeerBroker, service: PeerService, topic: Topic) -> None:
+        self.store, self.local, self.peer, self.service, self.topic = store, local, peer, service, topic
+        self.queue = QueueKey(topic.topic_id, 0)
+
+
+@asynccontextmanager
+async def world(
+    directory: Path, *, is_unix: bool = False, secret: Secret = SECRET, skew_ms: int = 0
+) -> AsyncIterator[World]:
+    clock = FakeClock()
+    async with AsyncExitStack() as stack:
+        store = await open_store(SimDisk(), clock=clock)
+        stack.push_async_callback(store.close)
+        local = LocalBroker(
+            store, PlainTimer(store, clock), name="n1", on_topic=lambda _: None, on_deleted=lambda _: None
+        )
+        topic = await local.create_topic("orders", 2)
+        service = PeerService(local, SECRET, clock, queues_of=store.queues_of)
+        runner = web.AppRunner(service.application())
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        port, path = free_port(), str(directory / "peer.sock")
+        await (web.UnixSite(runner, path) if is_unix else web.TCPSite(runner, "127.0.0.1", port)).start()
+        theirs = FakeClock()
+        theirs.step(skew_ms)
+        address = f"unix:{path}" if is_unix else f"http://127.0.0.1:{port}"
+        peer = await stack.enter_async_context(PeerBroker("n1", address, secret, theirs))
+        yield World(store, local, peer, service, topic)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+async def made(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(tmp_path, is_unix=request.param == "unix") as one:
+        yield one
+
+
+async def test_records_are_appended_and_read_as_at_home(made: World) -> None:
+    [first] = await made.peer.append([append_of(made.queue, [b"a", b"b"])], acks=Acks.FLUSHED)
+    assert (first.base_offset, first.acks) == (0, Acks.FLUSHED)
+    tagged = append_of(made.queue, [b"c"])
+    tagged.tag_hashes, tagged.json_values = [7], True
+    other = append_of(QueueKey(made.topic.topic_id, 1), [b"x"])
+    both = await made.peer.append([tagged, other], acks=Acks.WRITTEN)
+    assert [each.base_offset for each in both] == [2, 0]
+    for offset, tags in ((0, None), (1, None), (3, None), (4, None), (0, frozenset([7])), (0, frozenset([8]))):
+        theirs = await made.peer.read(made.queue, offset, max_bytes=10_000, tag_hashes=tags)
+        ours = await made.local.read(made.queue, offset, max_bytes=10_000, tag_hashes=tags)
+        assert theirs._replace(entries=[]) == ours._replace(entries=[])
+        assert len(theirs.entries) == len(ours.entries)
+        for their, our in zip(theirs.entries, ours.entries, strict=True):
+            assert bytes(their.batch) == bytes(our.batch)
+            for name in ("position", "size", "queue", "topic", "base_offset", "record_count", "store_time_ms",
+                         "json_values"):  # fmt: skip
+                assert getattr(their, name) == getattr(our, name)
+            assert list(their.tag_hashes) == list(our.tag_hashes)
+    assert (await made.peer.read(made.queue, 0, max_bytes=1, end_offset=1)).entries[0].next_offset == 2
+    assert await made.peer.bounds(made.queue) == await made.local.bounds(made.queue) == (0, 3)
+    time_ms = FakeClock().now_ms()
+    assert await made.peer.offset_for_time(made.queue, time_ms, Boundary.UPPER) == 2
+    assert made.peer.name == "n1"
+
+
+async def test_appends_of_one_turn_share_a_request_and_keep_their_order(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_module, "MESSAGE_BYTES_MAX", 1500)
+    asked: list[str] = []
+    plain = PeerBroker._ask
+
+    async def counted(self: PeerBroker, operation: str, *arguments: object, **named: object) -> object:
+        asked.append(operation)
+        return await plain(self, operation, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PeerBroker, "_ask", counted)
+    begun = [made.peer.begin_append([append_of(made.queue, [bytes(400)])], acks=Acks.FLUSHED) for _ in range(10)]
+    unknown = made.peer.begin_append([append_of(QueueKey(999, 0), [b""])], acks=Acks.FLUSHED)
+    behind = made.peer.begin_append([append_of(made.queue, [b""])], acks=Acks.FLUSHED)
+    assert [(await each)[0].base_offset for each in begun] == list(range(10))
+    with pytest.raises(UnknownQueue):
+        await unknown
+    assert (await behind)[0].base_offset == 10, "what is refused takes nobody along"
+    assert len(asked) == 4
+    large = await made.peer.append([append_of(made.queue, [bytes(3000)])], acks=Acks.FLUSHED)
+    assert large[0].base_offset == 11
+
+
+async def test_errors_arrive_as_what_they_are(made: World) -> None:
+    identity = Identity(message_ids=[b"i" * 16])
+    known = append_of(made.queue, [b"a"])
+    known.identity = identity
+    await made.peer.append([known], acks=Acks.FLUSHED)
+    again = append_of(made.queue, [b"a"])
+    again.identity = identity
+    with pytest.raises(AlreadyStored) as stored:
+        await made.peer.append([again], acks=Acks.FLUSHED)
+    assert stored.value.originals[0][0].offset == 0
+    with pytest.raises(RecordTooLarge):
+        await made.peer.append([append_of(made.queue, [bytes(300_000)])], acks=Acks.FLUSHED)
+    with pytest.raises(UnknownQueue):
+        await made.peer.read(QueueKey(999, 0), 0, max_bytes=1)
+    with pytest.raises(IllegalTopic):
+        await made.peer.create_queue(QueueKey(made.topic.topic_id, 5))
+
+
+async def test_a_queue_is_made_sealed_and_given_up_from_afar(made: World) -> None:
+    queue = QueueKey(made.topic.topic_id, PARTITIONS_MAX)
+    await made.peer.create_queue(queue)
+    await made.peer.create_queue(queue)
+    await made.peer.append([append_of(queue, [b"a"])], acks=Acks.FLUSHED)
+    assert await made.peer.seal_queue(queue) == await made.peer.seal_queue(queue) == 1
+    with pytest.raises(SealedQueue):
+        await made.peer.append([append_of(queue, [b"b"])], acks=Acks.FLUSHED)
+    await made.peer.expire_queue(queue, 1)
+    assert await made.peer.bounds(queue) == (1, 1)
+
+
+async def test_a_delayed_record_is_accepted(made: World) -> None:
+    batch = record_batch.encode([Record(None, b"later", 0)])
+    due_ms = FakeClock().now_ms() + 1000
+    append = Append(queue=TIMER_QUEUE, batch=batch, record_count=1, delays=[Delay(due_ms, made.topic.topic_id, 0)])
+    appended = await made.peer.schedule(append, acks=Acks.FLUSHED, keys=[None])
+    [entry] = (await made.store.read(TIMER_QUEUE, 0, max_bytes=1000)).entries
+    assert entry.position == appended.position
+    assert list(entry.delays) == [Delay(due_ms, made.topic.topic_id, 0)]
+
+
+async def test_who_waits_afar_is_woken(made: World) -> None:
+    async with asyncio.timeout(WOKEN_S):
+        reading = asyncio.create_task(made.peer.read(made.queue, 0, max_bytes=1000, wait_ms=60_000))
+        seen: list[Collection[QueueKey]] = []
+        forget = made.peer.watch(made.topic.topic_id, seen.append)
+        await until(lambda: seen, pause_s=0.001)
+        assert sorted(seen.pop()) == [made.queue, QueueKey(made.topic.topic_id, 1)], "some may have changed before"
+        await made.local.append([append_of(made.queue, [b"a"])], acks=Acks.FLUSHED)
+        assert (await reading).status is ReadStatus.FOUND
+        await until(lambda: seen, pause_s=0.001)
+        assert seen == [[made.queue]]
+        await made.local.delete_topic("orders")
+        await until(lambda: seen[-1] == (), pause_s=0.001)
+        forget()
+
+
+async def test_strangers_are_told_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, secret=Secret(b"another secret of 16")) as other:
+        with pytest.raises(AnswerLost):
+            await other.peer.append([append_of(other.queue, [b"a"])], acks=Acks.FLUSHED)
+        with pytest.raises(BrokerUnreachable):
+            await other.peer.bounds(other.queue)
+        assert await other.local.bounds(other.queue) == (0, 0)
+        assert other.service.refused_count == 2
+        async with aiohttp.ClientSession() as http, http.post(other.peer._url + "bounds", data=b"{}") as answer:
+            assert (answer.status, await answer.read()) == (401, b"")
+
+
+async def test_a_request_that_was_recorded_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as made, aiohttp.ClientSession() as http:
+        recorded: list[tuple[str, bytes, dict[str, str]]] = []
+        post = made.peer._http.post
+
+        def record(url: str, *, data: bytes, headers: dict[str, str]) -> object:
+            recorded.append((url, data, headers))
+            return post(url, data=data, headers=headers)
+
+        made.peer._http.post = record  # type: ignore[assignment,method-assign]
+        await made.peer.append([append_of(made.queue, [b"a"])], acks=Acks.FLUSHED)
+        [(url, data, headers)] = recorded
+        stamp = parse_stamp(headers[STAMP_HEADER])._replace(number=2)
+        head_code = SECRET.head_code(stamp, PATH + "append", len(data))
+        code = SECRET.request_code(head_code, data)
+        for said, body in (
+            (headers, data),
+            ({**headers, STAMP_HEADER: stamp.text}, data),
+            ({STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}, data[:-1] + b"!"),
+            ({STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}, data + b"!"),
+            ({}, data),
+        ):
+            async with http.post(url, data=body, headers=said) as answer:
+                assert answer.status == 401
+        assert await made.local.bounds(made.queue) == (0, 1)
+
+
+async def test_clocks_that_differ_too_much_are_refused(tmp_path: Path) -> None:
+    async with world(tmp_path, skew_ms=30_000) as near:
+        assert await near.peer.bounds(near.queue) == (0, 0)
+    (tmp_path / "far").mkdir()
+    async with world(tmp_path / "far", skew_ms=30_001) as far:
+        with pytest.raises(BrokerUnreachable):
+            await far.peer.bounds(far.queue)
+
+
+async def test_a_request_that_is_not_understood_is_said_so(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        for operation, head in (("bounds", {}), ("nothing", {}), ("append", {"calls": [[9, []]]})):
+            with pytest.raises(MalformedBatch):
+                await made.peer._ask(operation, head)
+
+
+async def test_a_node_that_is_not_there_has_stored_nothing_and_one_that_goes_away_may_have() -> None:
+    async with PeerBroker("n1", f"http://127.0.0.1:{free_port()}", SECRET, FakeClock()) as peer:
+        with pytest.raises(BrokerUnreachable):
+            await peer.append([append_of(QueueKey(16, 0), [b"a"])], acks=Acks.FLUSHED)
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.close()
+
+    server = await asyncio.start_server(drop, "127.0.0.1", port := free_port())
+    async with server, PeerBroker("n1", f"http://127.0.0.1:{port}", SECRET, FakeClock()) as peer:
+        with pytest.raises(AnswerLost):
+            await peer.append([append_of(QueueKey(16, 0), [b"a"])], acks=Acks.FLUSHED)
+        with pytest.raises(BrokerUnreachable):
+            await peer.bounds(QueueKey(16, 0))
+
+
+async def test_what_waits_for_a_peer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path) as made:
+        size = len(append_of(made.queue, [bytes(100)]).batch)
+        monkeypatch.setattr(peer_module, "WAITING_BYTES_MAX", 3 * size)
+        begun = [made.peer.begin_append([append_of(made.queue, [bytes(100)])], acks=Acks.FLUSHED) for _ in range(3)]
+        with pytest.raises(Overloaded):
+            made.peer.begin_append([append_of(made.queue, [bytes(100)])], acks=Acks.FLUSHED)
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*begun)
+        await until(lambda: made.peer._waiting_bytes == 0)
+        await made.peer.append([append_of(made.queue, [bytes(100)])], acks=Acks.FLUSHED)
+
+
+async def test_leaving_a_peer_ends_what_waits(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        begun = made.peer.begin_append([append_of(made.queue, [b"a"])], acks=Acks.FLUSHED)
+        made.peer.watch(made.topic.topic_id, lambda _: None)
+        await asyncio.sleep(0)
+        await made.peer.__aexit__()
+        with pytest.raises((AnswerLost, BrokerUnreachable)):
+            await begun
+        assert not made.peer._watching
