@@ -36,7 +36,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
-    "gateway.groups.coordinator.dead_letters": "gateway/groups/coordinator/test_settling.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.groups.coordinator.goes": "gateway/groups/coordinator/test_stream.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
