@@ -46,7 +46,7 @@ try {
   const sending = (async () => {
     for (let turn = 0; isSending; turn++) {
       const wave = 1 + Math.sin(turn / 40) + random() * 0.4;
-      await api.send(pick(names.slice(0, 8)), Array.from({ length: Math.round(30 * wave) }, order));
+      await api.send(pick(names.slice(0, 8)), Array.from({ length: 1 + Math.round(30 * wave) }, order));
       if (turn % 2 === 0) {
         const { messages } = await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 40, consumer: "worker-1" });
         if (messages.length > 0) await api.call("POST", "/mq/v1/groups/billing/messages:ack", { receipts: messages.map(({ receipt }) => receipt) });
