@@ -36,14 +36,9 @@ class Acl:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def principals(self) -> frozenset[str]:
-        """Those that rules name."""
-        return frozenset(self._rights)
-
-    def own_rights(self, principal: str) -> Rights:
-        """What the rules that name this principal say."""
-        return self._rights.get(principal, Rights())
+    def rules(self) -> Mapping[str, Rights]:
+        """All rules, by principal; of "*", those that hold for every one."""
+        return self._rights
 
     def rights_of(self, principal: str, scopes: Iterable[Scope] = ()) -> Rights:
         """What a principal may do that brings these scopes of its own."""

@@ -141,8 +141,8 @@ def check_grant(granted: Rights, maker: Rights) -> None:
 
 def check_rules(before: Acl, after: Acl, maker: Rights) -> None:
     """Raises TooMuch unless its maker has all that a change of rules gives to anybody."""
-    for principal in before.principals | after.principals:
-        old, new = before.own_rights(principal), after.own_rights(principal)
+    for principal in before.rules().keys() | after.rules().keys():
+        old, new = before.rules().get(principal, Rights()), after.rules().get(principal, Rights())
         known = set(old.allow)
         given = [scope for scope in new.allow if scope not in known]
         kept = set(new.deny)

@@ -18,27 +18,39 @@ from typing import Any
 import aiohttp
 import aiokafka
 import confluent_kafka
+import jwt as pyjwt
 import kafka as kafka_python
 import pytest
 import pytest_asyncio
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
+from gateway.auth.config import AuthConfig
+from gateway.auth.tokens import change_tokens, mint
+from gateway.surfaces.kafka.apis import OFFSET_DELETE
+from loadtest.certificates import write_certificate
 from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import VERSION as JAVA_VERSION
 from loadtest.peers.kafka import Kafka as ApacheKafka
 from loadtest.peers.peer import Unavailable
-from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
+from loadtest.peers.servers import free_port
+from tests.e2e.kafka_wire import wire
+from tests.e2e.server import DIES_WITH_US, Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Kafka:
@@ -110,8 +122,9 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
 
 
 @asynccontextmanager
-async def _serving(directory: Path) -> AsyncIterator[Kafka]:
-    port = _free_port()
+async def serving(directory: Path) -> AsyncIterator[Kafka]:
+    """A server of its own."""
+    port = free_port()
     server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port)})
     await server.start()
     try:
@@ -123,15 +136,15 @@ async def _serving(directory: Path) -> AsyncIterator[Kafka]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka]:
     """Shared: every test has topics and groups of its own."""
-    async with _serving(tmp_path_factory.mktemp("kafka")) as serving:
-        yield serving
+    async with serving(tmp_path_factory.mktemp("kafka")) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def own_kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
     """For a test that kills it."""
-    async with _serving(tmp_path) as serving:
-        yield serving
+    async with serving(tmp_path) as made:
+        yield made
 
 
 async def test_every_codec_goes_in_and_comes_out_the_same_for_kafka_and_for_http(kafka: Kafka) -> None:
@@ -192,6 +205,7 @@ while True:
 """
 
 
+@pytest.mark.matrix
 async def test_a_leaving_member_s_partitions_go_to_the_others(kafka: Kafka) -> None:
     await kafka.create("left", 6)
 
@@ -232,6 +246,7 @@ async def test_a_killed_member_s_partitions_go_to_the_others_when_its_session_en
     await asyncio.to_thread(run)
 
 
+@pytest.mark.matrix
 async def test_cooperative_members_hand_over_without_giving_up_the_rest(kafka: Kafka) -> None:
     await kafka.create("handed", 6)
     settings = {"partition_assignment_strategy": "cooperative-sticky"}
@@ -291,7 +306,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(own_kafka:
 
     sent = 0
     for round_ in range(3):
-        until = time.monotonic() + 0.7
+        until = time.monotonic() + 0.4
         while time.monotonic() < until:
             producer.produce("kept", value=str(sent).encode(), on_delivery=on_delivery)
             sent += 1
@@ -351,6 +366,99 @@ async def test_admin_requests(kafka: Kafka) -> None:
             refused.result(WAIT_S)
 
     await asyncio.to_thread(run)
+
+
+async def test_offsets_are_taken_back_but_not_where_a_member_consumes(kafka: Kafka) -> None:
+    await kafka.create("taken", 2)
+    await kafka.create("left-alone", 1)
+
+    def offsets_of(topic: str) -> dict[int, int]:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "forgetful"})
+        wanted = [confluent_kafka.TopicPartition(topic, number) for number in range(2 if topic == "taken" else 1)]
+        found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=WAIT_S)}
+        consumer.close()
+        return found
+
+    def commit() -> None:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "forgetful"})
+        wanted = [("taken", 0, 3), ("taken", 1, 4), ("left-alone", 0, 5)]
+        offsets = [confluent_kafka.TopicPartition(*one) for one in wanted]
+        consumer.commit(offsets=offsets, asynchronous=False)
+        consumer.close()
+
+    await asyncio.to_thread(commit)
+    asked = {
+        "group_id": "forgetful",
+        "topics": [
+            {"name": "taken", "partitions": [{"partition_index": number} for number in (0, 7)]},
+            {"name": "left-alone", "partitions": [{"partition_index": 0}]},
+        ],
+    }
+    async with wire(kafka.address) as client:
+        with kafka.consumer("forgetful", "left-alone") as consumer:
+            await asyncio.to_thread(_assigned, [consumer], 1)
+            answer = await client.ask(OFFSET_DELETE, 0, asked)
+        assert [[one["error_code"] for one in topic["partitions"]] for topic in answer["topics"]] == [[0, 3], [86]]
+        unknown = await client.ask(OFFSET_DELETE, 0, asked | {"group_id": "nobody"})
+        assert unknown["error_code"] == 69
+    invalid = confluent_kafka.OFFSET_INVALID
+    assert await asyncio.to_thread(offsets_of, "taken") == {0: invalid, 1: 4}
+    assert await asyncio.to_thread(offsets_of, "left-alone") == {0: 5}
+
+
+async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> None:
+    await kafka.create("later", 1, mq_headers="true")
+    await kafka.create("sooner", 1)
+
+    plain = kafka.producer(linger_ms=0)
+    numbered = kafka.producer(linger_ms=0, enable_idempotence=True, compression_type="zstd")
+
+    def produced(topic: str, headers: list[tuple[str, bytes]], producer: Any = plain) -> tuple[str | None, int | None]:
+        found: list[tuple[str | None, int | None]] = []
+
+        def on_delivery(error: Any, message: Any) -> None:
+            found.append((None if error is None else error.name(), message.offset()))
+
+        producer.produce(topic, b"v", b"k", headers=headers, on_delivery=on_delivery)
+        assert producer.flush(WAIT_S) == 0
+        return found[0]
+
+    def run() -> None:
+        delay, at = "mq-delay-ms", "mq-deliver-at"
+        for producer in (plain, numbered):
+            assert produced("sooner", [], producer)[0] is None
+        began_ms = time.time() * 1000
+        assert produced("later", [(delay, b"1500"), ("mq-tag", b"red"), ("own", b"kept")]) == (None, None)
+        due = str(int(began_ms) + 1700).encode()
+        assert produced("later", [(at, due)], numbered) == (None, None)
+        assert produced("later", [("own", b"now")], numbered) == (None, 0)
+        assert produced("later", [(at, b"2001-01-01T00:00:00Z")]) == (None, 1)  # due already: an ordinary send
+        for headers in (
+            [(delay, b"-1")], [(delay, b"1s")], [(delay, b"1"), (at, b"5")], [(at, b"soon")], [(delay, b"9" * 18)],
+            [("mq-schedule-id", b"x")],
+        ):  # fmt: skip
+            assert produced("later", headers)[0] == "INVALID_RECORD", headers
+        assert produced("sooner", [(delay, b"700")])[0] == "INVALID_RECORD"
+        with kafka.consumer("later", "later") as consumer:
+            found = []
+            while len(found) < 4:
+                message = consumer.poll(WAIT_S)
+                assert message is not None
+                found.append((time.time() * 1000 - began_ms, dict(message.headers() or ())))
+        (_, now), (_, past), (first_ms, first), (second_ms, second) = found
+        assert (now, past) == ({"own": b"now"}, {})
+        assert (first["own"], first["mq-tag"]) == (b"kept", b"red")
+        assert first_ms >= 1500
+        assert second_ms >= 1700
+        assert second[at] == due
+        assert delay not in first
+
+    await asyncio.to_thread(run)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{kafka.server.url}/mq/v1/topics/later") as answer,
+    ):
+        assert (await answer.json())["mq_headers"] is True
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat here: .ci/setup installs it where it may")
@@ -465,21 +573,95 @@ async def test_apache_kafka_s_own_tools(kafka: Kafka) -> None:
     assert {row[5] for row in rows} == {"0"}  # the lag
 
 
+def _token(data: Path, principal: str, *scopes: str) -> str:
+    data.mkdir(exist_ok=True)
+    token, record = mint(principal, scopes, now_ms=int(time.time() * 1000))
+    change_tokens(AuthConfig(data=data).tokens_path, lambda tokens: tokens.update({record.id: record}))
+    return token
+
+
+async def test_tls_with_passwords_and_jwts_on_two_listeners(tmp_path: Path) -> None:
+    data, cert, key = tmp_path / "data", tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    secret = b"s" * 32
+    (tmp_path / "jwt").write_bytes(secret)
+    password = _token(data, "ann", "admin")
+    inside, outside = free_port(), free_port()
+    listeners = f"INSIDE://127.0.0.1:{inside},OUTSIDE://127.0.0.1:{outside}"
+    server = Server(
+        data,
+        {
+            "MQ_AUTH_ENABLED": "true", "MQ_TLS_CERT_FILE": str(cert), "MQ_TLS_KEY_FILE": str(key),
+            "MQ_AUTH_JWT_ISSUER": "us", "MQ_AUTH_JWT_AUDIENCE": "mq", "MQ_AUTH_JWT_KEY_FILE": str(tmp_path / "jwt"),
+            "MQ_AUTH_JWT_ALGORITHM": "HS256", "MQ_KAFKA_LISTENERS": listeners,
+            "MQ_KAFKA_ADVERTISED": f"OUTSIDE://localhost:{outside}",
+        },
+    )  # fmt: skip
+    await server.start()
+    signed_count = 0
+
+    def jwt(scope: str, valid_s: int = 60) -> str:
+        return pyjwt.encode(
+            {"iss": "us", "aud": "mq", "sub": "bob", "exp": int(time.time()) + valid_s, "scope": scope}, secret, "HS256"
+        )
+
+    def settings(port: int, **more: object) -> dict[str, object]:
+        own = {name.replace("_", "."): value for name, value in more.items()}
+        return {"bootstrap.servers": f"127.0.0.1:{port}", "ssl.ca.location": str(cert), "log_level": 0, **own}
+
+    def by_password(port: int) -> dict[str, object]:
+        return settings(
+            port, security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="x", sasl_password=password
+        )
+
+    def by_jwt(port: int, scope: str) -> dict[str, object]:
+        def signed(_: object) -> tuple[str, float]:
+            nonlocal signed_count
+            signed_count += 1
+            return jwt(scope), time.time() + 60
+
+        return settings(port, security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER") | {"oauth_cb": signed}
+
+    def sent(given: dict[str, object], topic: str, timeout_ms: int = 5000) -> str | None:
+        errors: list[str | None] = []
+
+        def on_delivery(error: Any, _: object) -> None:
+            errors.append(None if error is None else error.name())
+
+        producer = confluent_kafka.Producer({**given, "message.timeout.ms": timeout_ms})
+        producer.produce(topic, b"x", on_delivery=on_delivery)
+        producer.flush(WAIT_S)
+        [error] = errors
+        return error
+
+    def run() -> None:
+        administrator: Any = AdminClient(by_password(inside))
+        for topic in administrator.create_topics([NewTopic("orders", 1, 1), NewTopic("bills", 1, 1)]).values():
+            topic.result(WAIT_S)
+        # What a client is told to connect to next depends on the listener that it has come by.
+        for port, advertised in ((inside, f"127.0.0.1:{inside}"), (outside, f"localhost:{outside}")):
+            [node] = AdminClient(by_password(port)).list_topics(timeout=WAIT_S).brokers.values()
+            assert f"{node.host}:{node.port}" == advertised
+        bob = by_jwt(outside, "mq:writer:topic:orders")
+        assert sent(bob, "orders") is None
+        assert sent(bob, "bills") == "TOPIC_AUTHORIZATION_FAILED"
+        assert signed_count >= 2
+        assert sent(by_jwt(outside, "mq:admin") | {"oauth_cb": lambda _: ("e30.e30.e30", time.time() + 60)}, "orders",
+                    1500) == "_MSG_TIMED_OUT"  # fmt: skip
+        plaintext = settings(inside, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN", sasl_username="x",
+                             sasl_password=password)  # fmt: skip
+        assert sent(plaintext, "orders", 1500) == "_MSG_TIMED_OUT"
+
+    try:
+        await asyncio.to_thread(run)
+    finally:
+        await server.end()
+
+
 async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    data.mkdir()
-
-    async def token(principal: str, *scopes: str) -> str:
-        allowed = [part for scope in scopes for part in ("--allow", scope)]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gateway", "token", "create", principal, "--data", str(data), *allowed, "--json",
-            stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY,
-        )  # fmt: skip
-        out, _ = await process.communicate()
-        return str(json.loads(out)["token"])
-
-    admin, writer = await token("ann", "admin"), await token("bill", "writer:topic:orders")
-    port = _free_port()
+    admin, writer = _token(data, "ann", "admin"), _token(data, "bill", "writer:topic:orders")
+    port = free_port()
     server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true"})
     await server.start()
 
@@ -517,6 +699,22 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
         message = reader.poll(WAIT_S)
         assert message.error().name() == "GROUP_AUTHORIZATION_FAILED"
         reader.close()
+        anything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        bills = [rule for rule in administrator.describe_acls(anything).result(WAIT_S) if rule.principal == "User:bill"]
+        assert {(rule.restype, rule.name, rule.operation, rule.permission_type) for rule in bills} == {
+            (ResourceType.TOPIC, "orders", operation, AclPermissionType.ALLOW)
+            for operation in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.WRITE)
+        }
+        rule = AclBinding(
+            ResourceType.TOPIC, "bills", ResourcePatternType.LITERAL, "User:bill", "*", AclOperation.READ,
+            AclPermissionType.ALLOW,
+        )  # fmt: skip
+        [refused] = administrator.create_acls([rule]).values()
+        with pytest.raises(confluent_kafka.KafkaException, match="mq token"):
+            refused.result(WAIT_S)
+        assert AdminClient(settings(writer)).describe_acls(anything).result(WAIT_S) == []
 
     try:
         await asyncio.to_thread(run)
