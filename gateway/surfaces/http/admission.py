@@ -6,7 +6,7 @@
        in the path
     4  has not had too many requests or bytes                    429   auth/rates.py
 
-A public route asks for the first only. A socket may be opened by somebody who has not said who they are: a browser
+A public route asks for the first only. A socket may be opened without credentials: a browser
 cannot say it earlier; the socket then asks for it. Whatever else is named, in bodies and queries, the handler checks.
 """
 
@@ -48,7 +48,7 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
         grant(request, access)  # before anything is refused: the logs and the trail say who it was
         if access is NOBODY:
             if permission is not Permission.SOCKET or request.method == hdrs.METH_POST:
-                raise unauthenticated("Say who you are: send a token (Authorization: Bearer ...).")
+                raise unauthenticated("Credentials are missing: send a token (Authorization: Bearer ...).")
         elif access is not OPEN:
             names = request.match_info
             access.check(
@@ -63,9 +63,9 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
 
 
 def check_version(request: web.BaseRequest) -> None:
-    """End the connection of somebody who speaks HTTP/0.9, in which there is no status to refuse with.
+    """End a connection of HTTP/0.9, which has no status to refuse with.
 
-    aiohttp reads it nevertheless. Raises RequestError, which nobody hears.
+    aiohttp reads it nevertheless. Raises RequestError; the connection is aborted first, so the client never sees it.
     """
     if request.version < HttpVersion10:
         if request.transport is not None:
