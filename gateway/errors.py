@@ -1,4 +1,4 @@
-"""What a caller is told when a request cannot be done, in words of no protocol: a code, a message, whether to retry.
+"""The error of a request, independent of any protocol: a code, a message, whether to retry.
 
 Codes are published and never change their meaning. They are the numbers that REST Proxy clients know; a surface that
 has statuses of its own maps codes to them once (`gateway/surfaces/http/statuses.py`). `gateway/api/errors.py` makes

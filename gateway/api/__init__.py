@@ -1,1 +1,1 @@
-"""What callers may ask, in words of no protocol."""
+"""What callers may ask, independent of any protocol."""

@@ -1,4 +1,4 @@
-"""What callers are shown, in words of no protocol: the part that all surfaces have in common.
+"""What callers are shown, independent of any protocol: the part that all surfaces have in common.
 
 A surface adds what is its own: REST Proxy v2 and v3 have further fields in a receipt. `rest_v2/fast_path.py` and
 `rendered_columns` in `rest_v2/produce.py` write the bytes of plain receipts by hand, since a dictionary a record would

@@ -220,9 +220,9 @@ def refused_socket(url: str, status: int) -> CliError:
     """A WebSocket's handshake was answered with this status."""
     match status:
         case 401:
-            return CliError(f"{url} asks who you are{_HINTS[40101]}")
+            return CliError(f"{url} needs credentials{_HINTS[40101]}")
         case 403:
-            return CliError(f"{url} does not let you in{_HINTS[40301]}")
+            return CliError(f"{url} refuses these credentials{_HINTS[40301]}")
         case _ if status >= 500 or status == 429:
             return CliError(f"{url} refused the WebSocket with {status}; its log says why")
         case _:

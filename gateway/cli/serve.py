@@ -43,7 +43,7 @@ def serve(
     ] = False,
     insecure_no_auth: Annotated[
         bool,
-        typer.Option("--insecure-no-auth", help="Listen beyond this machine although nobody is asked who they are."),
+        typer.Option("--insecure-no-auth", help="Listen beyond this machine although authentication is disabled."),
     ] = False,
 ) -> None:
     """Run a server until Ctrl-C or SIGTERM.

@@ -242,7 +242,7 @@ class _Tail:
                 await socket.send_str(orjson.dumps(last).decode())
         code = socket.close_code
         if code is not None and code >= 4000 and code not in RECONNECT_CLOSE_CODES:
-            raise CliError(f"the server closed the socket for good with code {code}")
+            raise CliError(f"the server closed the socket with code {code}, which forbids to connect again")
         return False, "the server is stopping" if code == 4001 else f"close code {code}"
 
     async def _ack(self, socket: aiohttp.ClientWebSocketResponse, printed: Sequence[Message], is_last: bool) -> None:

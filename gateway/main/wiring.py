@@ -207,7 +207,7 @@ async def run(
 def _warn_of_exposure(config: GatewayConfig) -> None:
     """Say in the log what the settings allow and somebody may not have meant."""
     if not config.auth.enabled and config.auth.tokens_path.exists():
-        log.warning("tokens are there and nobody is asked for one: auth.enabled is off")
+        log.warning("there are tokens, but authentication is disabled: auth.enabled is off")
     if config.auth.enabled and not config.is_loopback and not config.tls.is_on:
         log.warning("tokens pass unencrypted beyond this machine: set tls.cert_file, or let a proxy speak TLS")
 

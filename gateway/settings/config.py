@@ -143,13 +143,13 @@ class GatewayConfig:
             raise ConfigError("auth.enabled and insecure_no_auth contradict each other: choose one")
         if not (self.auth.enabled or self.insecure_no_auth or self.is_loopback):
             raise ConfigError(
-                f"host {self.host} can be reached from other machines, and nobody is asked who they are: "
+                f"host {self.host} can be reached from other machines, and authentication is disabled: "
                 "use 127.0.0.1, or auth.enabled, or set insecure_no_auth when that is what you want"
             )
         exposed = [one.host for one in self.kafka_listeners if not _is_loopback(one.host)]
         if exposed and not (self.auth.enabled or self.insecure_no_auth):
             raise ConfigError(
-                f"kafka.listeners: {exposed[0]} can be reached from other machines, and nobody is asked who they are: "
+                f"kafka.listeners: {exposed[0]} can be reached from other machines, and authentication is disabled: "
                 "use auth.enabled, or set insecure_no_auth when that is what you want"
             )
         for origin in self.allowed_origins:

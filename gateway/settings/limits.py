@@ -175,7 +175,7 @@ class Limits:
     """The same of all groups together."""
 
     requests_per_s_max: int = 0
-    """Requests of one principal, or of one address where nobody is asked who they are. 0: any number."""
+    """Requests of one principal, or of one address where authentication is disabled. 0: any number."""
 
     request_bytes_per_s_max: int = 0
     """Bytes of request bodies, likewise."""

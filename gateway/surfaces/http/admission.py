@@ -48,7 +48,7 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
         grant(request, access)  # before anything is refused: the logs and the trail say who it was
         if access is NOBODY:
             if permission is not Permission.SOCKET or request.method == hdrs.METH_POST:
-                raise unauthenticated("Say who you are: send a token (Authorization: Bearer ...).")
+                raise unauthenticated("Credentials are missing: send a token (Authorization: Bearer ...).")
         elif access is not OPEN:
             names = request.match_info
             access.check(

@@ -6,7 +6,7 @@ has listed its origin. Programs send no Origin, and are not concerned. `localhos
 here: a page of one may use the server under another, on the same port.
 
 A page may also have its own name point to 127.0.0.1 and so pass for this server's (DNS rebinding); the Host it sends is
-then that name. A server that asks nobody who they are, and therefore listens to this machine alone, answers only to
+then that name. A server without authentication, which therefore listens on loopback only, answers only to
 Hosts that such a name cannot be: addresses, localhost, and what the operator named.
 """
 
@@ -74,7 +74,7 @@ class Origins:
             self._log_refused(origin, host)
             raise RequestError(
                 FORBIDDEN,
-                f"This server does not answer to the name {host[:200]!r}: it asks nobody who they are, and serves "
+                f"This server does not answer to the name {host[:200]!r}: authentication is disabled, so it serves "
                 "localhost alone. Use http://127.0.0.1, or enable authentication.",
             )
         if origin is not None and not self.allows(origin, host or ""):

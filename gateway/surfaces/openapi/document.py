@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of a server: its route table, in words and schemas. Pure, but for what it is given.
 
-What every route has is put in here: `X-Request-Id`; 401, 403 and 429 where somebody is asked who they are; 400, 406,
+What every route has is put in here: `X-Request-Id`; 401, 403 and 429 where credentials are needed; 400, 406,
 408, 413 and 415 where there is a body or a type to agree on; 503 while the server starts. `/kafka/v3/…` is `/v3/…`
 at another address, so the document has it once, with two servers.
 """

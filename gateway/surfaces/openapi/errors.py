@@ -26,7 +26,7 @@ MEANINGS: dict[int, str] = {
     40001: "`fetch.min.bytes` is out of range.",
     40002: "The topic exists already, or a setting cannot be that.",
     40050: "Not a cursor, or not one of this topic; in a result: not a receipt of this group.",
-    40101: "Say who you are, or the credentials are not good (any more).",
+    40101: "Credentials are missing, invalid or expired.",
     40301: "The right is missing that the message names; or a page of this origin, or this host name, is not served.",
     40401: "No such topic.",
     40402: "No such partition.",

@@ -120,12 +120,12 @@ class _Page:
     def _who(self) -> str:
         schemes = self._openapi["components"].get("securitySchemes")
         if not schemes:
-            return "<p>This server asks nobody who they are.</p>"
+            return "<p>Authentication is disabled.</p>"
         rows = "".join(
             f"<tr><td><code>{escape(_scheme(one))}</code></td><td>{_inline(one.get('description', ''))}</td></tr>"
             for one in schemes.values()
         )
-        return f"<p>This server asks who you are. One of:</p>{_table(rows)}"
+        return f"<p>Credentials are needed. One of:</p>{_table(rows)}"
 
     # ------------------------------------------------------------------------------------------------ routes
 

@@ -135,7 +135,7 @@ def _record(target: Target, value: bytes) -> ProduceRecord:
 
 def _read(shape: type[AnyShape], query: Mapping[str, str], gateway: Gateway, access: Access) -> AnyShape:
     if access is NOBODY:
-        raise RequestError(UNAUTHENTICATED, "Say who you are: by header, by ticket, or by subprotocol.")
+        raise RequestError(UNAUTHENTICATED, "Credentials are missing: send them by header, ticket or subprotocol.")
     texts = {name: text for name, text in query.items() if name not in _TICKETS}
     return load_texts(shape, texts, gateway.limits)
 
