@@ -164,7 +164,7 @@ class AllLeases:
             self._by_group.pop(group, None)
 
     def settled(self, group: str, results: Sequence[Settled]) -> None:
-        """Receipts were settled, or found over. Each is some one consumer's, or nobody's."""
+        """Receipts were settled, or found over. Each belongs to one consumer at most."""
         if results and group in self._pollers:
             results = self._pollers[group].settled(results)
         for leases in self._by_group.get(group, ()):

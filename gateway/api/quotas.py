@@ -1,4 +1,5 @@
-"""How many topics and partitions there may be: each costs memory for ever, and whoever may create could create on.
+"""How many topics and partitions there may be: each costs memory for good, and a right to create has no end
+of its own.
 
 What is being created counts already, so requests at the same moment do not pass the limit together. The server's own
 topics (%RETRY%..., %DLQ%...) count, and are not refused: there are as many as groups may be.

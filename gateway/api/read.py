@@ -4,8 +4,8 @@ through here, in logical offsets.
 A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
 it knows about queues.
 
-A read never waits. Whoever has come to the end of partitions is woken by `watch` (one call for one end) or `watching`
-(several ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and
+A read never waits. A caller at the end of partitions is woken by `watch` (one call for one end) or `watching` (several
+ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and
 a server that shuts down are the surface's: it knows what it owes its client. What a wake-up says is only that reading
 is worth another try, so a partition that is gone or fails wakes too, and the read says why.
 """
@@ -52,7 +52,7 @@ OffsetSpec = int | str | AtTime
 
 
 class Consumer:
-    """Reads partitions of the topics in a route table. `tail_watcher` is shared with whoever else waits."""
+    """Reads partitions of the topics in a route table. `tail_watcher` is shared with all others who wait."""
 
     def __init__(self, routes: Routes, tail_watcher: TailWatcher | None = None) -> None:
         self._routes = routes
@@ -139,7 +139,7 @@ class Consumer:
 
     async def check_epoch(self, topic: TopicView, epoch: str | None) -> None:
         """Offsets are good for the topic they came from, not for a later one of the same name. `epoch`: that topic's
-        id, None when nobody knows. Raises RequestError 409/40953 with the bounds of the topic there is now."""
+        id, None when it is not known. Raises RequestError 409/40953 with the bounds of the topic there is now."""
         if epoch in (None, str(topic.topic_id)):
             return
         bounds = [await self.bounds(topic.name, partition) for partition in range(topic.partitions)]

@@ -1,4 +1,4 @@
-"""Creating, changing and deleting topics: what surfaces ask of whoever owns the broker."""
+"""Creating, changing and deleting topics: what surfaces ask of the owner of the broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TopicAdmin(Protocol):
 
 
 async def delete_before(routes: Routes, topic: str, partition: int, offset: int) -> None:
-    """Give up the records of a partition before an offset, for good: nobody is shown them any more, and their bytes go
+    """Give up the records of a partition before an offset, for good: they are not shown any more, and their bytes go
     with the log's files. Durable on return. Raises UnknownQueue."""
     for segment in routes.chain(topic, partition):
         before_offset = segment.to_physical(offset)

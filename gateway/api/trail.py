@@ -1,4 +1,4 @@
-"""The trail of admin actions: handed over by whoever answers them, written behind their backs.
+"""The trail of admin actions: handed over by the handlers that answer them, written in the background.
 
 Nothing waits for the disk but the answers to the actions themselves (ring `actions`): one that has been answered is in
 the trail durably, unless the trail could not be written. The other rings are durable within GATHER_S. A disk that is
@@ -26,7 +26,7 @@ SERVER = "server"
 """The principal of what the server does by itself."""
 
 GATHER_S = 1.0
-"""How long what nobody waits for is gathered before it is written."""
+"""How long lines that no caller waits for are gathered before they are written."""
 
 ANSWER_WAIT_S = 2.0
 """How long an answer waits for its line at most: a disk that hangs must not keep an operator from acting."""

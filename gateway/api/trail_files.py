@@ -9,7 +9,7 @@
 
 A ring has so many files of so many bytes at most; the oldest goes. There are several, so that what fills one takes
 nothing out of another. Each has one writer at a time: the server, which holds the lock of the data directory, or for
-`tokens` whoever holds the lock of the directory.
+`tokens` the process that holds the lock of the directory.
 
 Invariants
     T1  what `Ring.append` returned from is durable, and whole lines
@@ -60,7 +60,7 @@ class Act:
 
     principal: str
     outcome: Outcome
-    """`unknown`: whoever asked had gone, or the server stopped, before there was an answer."""
+    """`unknown`: the caller had disconnected, or the server stopped, before there was an answer."""
 
     object: dict[str, str] = field(default_factory=dict)
     """What it was to be done to, by kind: `{"topic": "orders"}`."""

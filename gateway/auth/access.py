@@ -1,4 +1,4 @@
-"""What the caller of one request or socket may do: the seam between every surface and whoever decides.
+"""What the caller of one request or socket may do: the seam between every surface and what decides.
 
 A route's row says which permission it asks for, and the wrapper of all routes asks it for the topic or group in the
 path. What is named elsewhere (topics in a body, a socket's commands) the handler asks for itself, before it does
@@ -40,7 +40,7 @@ class Access(Protocol):
 
     @property
     def token_id(self) -> str | None:
-        """The id of the static token it has proved to be somebody by; None: by something else, or not at all."""
+        """The id of the static token that authenticated it; None: another credential did, or none."""
         ...
 
     @property
@@ -106,7 +106,7 @@ class _Everything:
 
 
 class _Nothing:
-    """Nothing is allowed: somebody who has not said who they are yet."""
+    """Nothing is allowed: a caller that is not authenticated yet."""
 
     principal = "nobody"
     token_id = None

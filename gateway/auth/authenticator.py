@@ -2,7 +2,7 @@
 
 What has been accepted is remembered under the SHA-256 of the credential, so a JWT's signature is checked once; memory
 holds no token. The rights behind a remembered credential are looked up again whenever the policy has changed, so a
-revoked token ends at the next question, and `watch` tells whoever keeps a connection open.
+revoked token ends at the next check of rights, and `watch` tells the owners of open connections.
 
 Failures cost the address they come from (`backoff.py`), and a line in the log now and then.
 """
@@ -54,7 +54,7 @@ class Authenticator(Protocol):
         ...
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
-        """The rights of a request; NOBODY when it names nobody. Raises RequestError 401, or 429 after many failures."""
+        """The rights of a request; NOBODY without credentials. Raises RequestError 401, or 429 after many failures."""
         ...
 
     def known_access(self, headers: Headers) -> Access | None:
@@ -95,7 +95,7 @@ class Anybody:
 
 
 class _Identity(NamedTuple):
-    """Who somebody has proved to be. `expires_ms`: epoch ms."""
+    """An authenticated principal. `expires_ms`: epoch ms."""
 
     principal: str
     expires_ms: int | None
@@ -196,7 +196,7 @@ class PolicyAuthenticator:
         return ticket
 
     def rights_of(self, identity: _Identity) -> Rights | None:
-        """What somebody may do now; None when the proof no longer counts: the token is revoked, the key is gone."""
+        """What a principal may do now; None when its credential is not valid any more (token revoked, key removed)."""
         policy = self._policy
         scopes = identity.jwt_scopes
         if identity.token_id is not None:
@@ -371,5 +371,5 @@ def _remember(callers: dict[bytes, _Caller], key: bytes, caller: _Caller) -> Non
 
 
 def unauthenticated(message: str) -> RequestError:
-    """The refusal of somebody who has not said, or not proved, who they are."""
+    """The refusal of a caller whose credentials are missing or not valid."""
     return RequestError(UNAUTHENTICATED, message)

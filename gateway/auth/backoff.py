@@ -4,7 +4,7 @@ The first few (`free_failures`) cost nothing: people mistype. Each one after tha
 as the one before, from FIRST_WAIT_MS to WAIT_MS_MAX. An address that has been quiet for FORGET_MS starts afresh.
 
 This is for what a wrong guess costs (checking a signature, a line in a log), not against guessing: 256 random bits
-are not guessed. So whoever holds a valid static token gets in at any time, even from behind the proxy of an attacker.
+are not guessed. So a valid static token is accepted at any time, even from behind the proxy of an attacker.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ TICKET_SUBPROTOCOL = "mq.ticket."
 
 
 class Credential(NamedTuple):
-    """A text that says who somebody is: a token, or a ticket."""
+    """A credential: a token, or a ticket."""
 
     text: str
     is_ticket: bool = False

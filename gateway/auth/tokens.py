@@ -220,7 +220,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def give_to_owner(path: Path, *, like: Path) -> None:
-    """Give what root makes to whoever owns the place it is in: the server, which is to read it."""
+    """Give a file that root makes to the owner of its directory: the server, which is to read it."""
     if os.geteuid() == 0:
         owner = like.stat()
         os.chown(path, owner.st_uid, owner.st_gid)

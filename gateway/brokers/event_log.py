@@ -11,7 +11,7 @@ object a line, that lead an empty state to the one at the snapshot's offset. It 
 stop; until it is saved, retention keeps the entries behind the last one.
 
     crash                         what a restart finds
-    before the append             nothing: nobody was answered
+    before the append             nothing: no caller was answered
     during the append             all of the entry or, cut off as a torn tail, nothing
     after it, before `apply`      the event: it is applied at start; the caller, who got no answer, may do it again
     during a snapshot             the other slot, and the log behind it, which retention had to keep
@@ -20,7 +20,7 @@ stop; until it is saved, retention keeps the entries behind the last one.
 Invariants
     E1  memory is the events of the log before `_next_offset`, applied in order; nothing else changes it
     E2  a refused append (full disk, overload) changes nothing in memory, and is answered as what it is
-    E3  what was appended is applied, whoever is cancelled meanwhile
+    E3  what was appended is applied, also when its caller is cancelled meanwhile
     E4  a snapshot is saved only when the log is durable up to its offset
 """
 

@@ -21,7 +21,7 @@ class Scheduling(Protocol):
 
 
 class LocalBroker:
-    """`Broker` over a store and a timer. Whoever keeps routes is told of each topic that was made or grown (`on_topic`)
+    """`Broker` over a store and a timer. The route table is told of each topic that was made or grown (`on_topic`)
     or deleted (`on_deleted`) before the change is answered."""
 
     def __init__(

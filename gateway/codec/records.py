@@ -500,7 +500,7 @@ _ENCODERS: dict[Format, Callable[[list[object]], Encoded]] = {
 
 
 def unrecognized(name: str) -> RequestError:
-    """The answer to a field nobody knows (R2)."""
+    """The answer to an unknown field (R2)."""
     return invalid(f"Unrecognized field: {name}")
 
 

@@ -1,8 +1,8 @@
 """How long single turns of the event loop last, and what the loop was doing when one lasted too long.
 
-A turn is what the loop does between two looks at its sockets and timers; while it lasts nobody is served. uvloop turns
-in C and has no hook for it, and a wrapper around every callback would cost each request some of them. Two observers see
-enough:
+A turn is what the loop does between two looks at its sockets and timers; while it lasts no request is served. uvloop
+turns in C and has no hook for it, and a wrapper around every callback would cost each request some of them. Two
+observers see enough:
 
     beat      a timer of the loop, every BEAT_S. One that comes late says how long the turn before it lasted. It reads
               the CPU clock of its thread as well: `work` is a turn that used the CPU for so long, `wait` one that was

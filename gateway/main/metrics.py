@@ -1,4 +1,4 @@
-"""The Prometheus collector: reads the plain integers that the parts keep, when somebody asks."""
+"""The Prometheus collector: reads the plain integers that the parts keep, at each scrape."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 BEAT_S = 10.0
-"""How often the manager hears of the process where it sets no interval itself."""
+"""How often the manager is notified where it sets no interval itself."""
 
 EXTENSION_BEATS = 6
 """How many beats a start may last longer, said anew with each."""

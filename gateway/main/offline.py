@@ -77,7 +77,7 @@ def dump(path: Path) -> Iterator[dict[str, object]]:
     if number not in ("0", "1") or name not in _DUMPED:
         raise ValueError(f"{path} is not a cluster, groups, recurring, cluster-metadata or receipt-key file")
     if name == RECEIPT_KEY:
-        raise PermissionError(f"{path} is a secret: whoever has it can forge receipts, so it is not printed")
+        raise PermissionError(f"{path} is a secret with which receipts can be forged, so it is not printed")
     return _dump(path, name)
 
 

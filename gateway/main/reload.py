@@ -31,7 +31,7 @@ class AuthReloader:
         self._files = PolicyFiles(config.auth)
         self._policy = policy = self._files.load()
         if not policy.tokens and policy.jwt is None:
-            log.warning("nobody can get in yet: make a token with 'mq token create', or set auth.jwt_issuer")
+            log.warning("no credentials exist yet: make a token with 'mq token create', or set auth.jwt_issuer")
         self.authenticator = PolicyAuthenticator(
             policy,
             clock=clock,

@@ -93,5 +93,5 @@ class _PasswordWanted(Exception):
 
 
 def _no_password() -> str:
-    """Instead of OpenSSL's question at the terminal, where nobody sits."""
+    """Instead of OpenSSL's prompt for a passphrase, which no one would answer."""
     raise _PasswordWanted

@@ -92,7 +92,7 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
 
     def stop() -> None:
         stopping.set()
-        for number in signals:  # from now on they kill: what is acknowledged needs no farewell
+        for number in signals:  # a second one kills at once: acknowledged records are durable
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
@@ -205,7 +205,7 @@ async def run(
 
 
 def _warn_of_exposure(config: GatewayConfig) -> None:
-    """Say in the log what the settings allow and somebody may not have meant."""
+    """Log what the settings allow and the operator may not have intended."""
     if not config.auth.enabled and config.auth.tokens_path.exists():
         log.warning("there are tokens, but authentication is disabled: auth.enabled is off")
     if config.auth.enabled and not config.is_loopback and not config.tls.is_on:

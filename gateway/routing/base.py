@@ -124,7 +124,7 @@ class Routes(Protocol):
 
 
 class Selector(Protocol):
-    """Which partition a record goes to when nobody said so."""
+    """Which partition a record goes to when the sender names none."""
 
     def for_key(self, key: bytes, count: int) -> int:
         """The partition of a key, of `count`."""

@@ -27,7 +27,7 @@ Wake = Callable[[], None]
 
 
 class TailWatcher:
-    """The ends of all partitions that somebody waits at."""
+    """The ends of all partitions with waiting callers."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes

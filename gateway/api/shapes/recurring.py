@@ -97,7 +97,7 @@ class RecurringBody(Shape):
 
 
 class Recurring(Answer):
-    """A recurring schedule, and how far it is. The record is stored JSON: whoever answers adds it."""
+    """A recurring schedule, and how far it is. The record is stored JSON, which the handler adds."""
 
     name: str
     topic: str

@@ -102,7 +102,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPut:
-    """A small document that somebody keeps with the group is this now; without content it is gone."""
+    """A small document that is kept with the group is this now; without content it is gone."""
 
     group: str
     key: str
@@ -281,7 +281,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Event]:
-    """The events of the records of one entry. Raises ValueError: what nobody understands must not be skipped."""
+    """The events of the records of one entry. Raises ValueError: an unknown event must not be skipped."""
     events: list[Event] = []
     for value in values:
         try:

@@ -18,7 +18,7 @@ does not release within `drain_timeout_ms` is put out the same way.
 
 Fencing. Every call of a member names the generation it last heard of. For a partition it is refused unless it owns
 it, and has since that generation or an earlier one. Owning ends only with a release or the member, and begins anew
-only in a later generation (M2), so whoever lost a partition without knowing is refused, though it may own it again.
+only in a later generation (M2), so a member that lost a partition unknowingly is refused, though it may own it again.
 Each join begins a generation: an earlier process under the same member id is told from its successor, and refused.
 
 Assignment by a member: where the group has no strategy, and while all members plan, as Kafka's do. After a change of
@@ -85,7 +85,7 @@ TOPIC_BYTES = 120
 """What a topic takes that a member names."""
 
 ASSIGNED_BYTES = 450
-"""What a partition takes that somebody owns, or shall own."""
+"""What a partition takes that a member owns, or shall own."""
 
 LEFT = "left"
 REPLACED = "replaced"
@@ -207,7 +207,7 @@ class Membership:
 
     @property
     def assigned_count(self) -> int:
-        """Partitions that somebody owns, or shall own."""
+        """Partitions that a member owns, or shall own."""
         return max(len(self._owned), len(self._target))
 
     def members(self) -> list[Member]:

@@ -4,7 +4,7 @@ A committed offset is the next one to consume: everything before it is done. Top
 deleted and created again begins anew.
 
 A lookup has three answers, and they are different things: `Found`, `Absent` (the group never committed here), and
-`Unavailable` (nobody can say now: not all events are read yet). `Unavailable` never moves an offset. Where consuming
+`Unavailable` (not known yet: not all events are read). `Unavailable` never moves an offset. Where consuming
 begins:
 
     stored                 first                last                 a time
@@ -13,7 +13,7 @@ begins:
     absent, retry topic    min                  min                  max
     unavailable            wait and ask again
 
-A stored offset may be past the end, because somebody committed it there: consuming waits for the record that gets it,
+A stored offset may be past the end, because it was committed there: consuming waits for the record that gets it,
 and what comes before that one is not the group's.
 
 Where a group begins is stored at once, for all partitions of the topic, and then found (`coordinator/start_positions`).

@@ -8,7 +8,7 @@ the event loop, a millisecond each. So sockets are accepted here:
            └──────────────────────── HANDSHAKE_TIMEOUT_S for all of it ─────────────────────────┘
 
 The first record is looked at, not read: the handshake reads it from the socket. The server's dear step, its signature,
-answers that record, so BEGUN_A_TURN bounds it. A connection that is refused is closed without a word: there is no
+answers that record, so BEGUN_A_TURN bounds it. A connection that is refused is closed without an answer: there is no
 telling it why, short of a handshake.
 """
 
@@ -41,7 +41,7 @@ PARTIAL_POLL_S = 0.1
 """How often a first record that has come in part is looked at: the socket is readable all the while."""
 
 NO_ROOM_PAUSE_S = 1.0
-"""How long nobody is accepted when the system has no handle or memory for one more."""
+"""How long no connection is accepted when the system has no file handle or memory for one more."""
 
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _RECORD_HEAD_BYTES = 5
@@ -117,7 +117,7 @@ class TlsAccept:
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more, and end those whose handshake is not over."""
+        """Accept no more connections, and end those whose handshake is not over."""
         if self._resuming is None:
             self._loop.remove_reader(self._listener)
         else:

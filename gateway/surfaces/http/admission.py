@@ -6,7 +6,7 @@
        in the path
     4  has not had too many requests or bytes                    429   auth/rates.py
 
-A public route asks for the first only. A socket may be opened by somebody who has not said who they are: a browser
+A public route asks for the first only. A socket may be opened without credentials: a browser
 cannot say it earlier; the socket then asks for it. Whatever else is named, in bodies and queries, the handler checks.
 """
 
@@ -63,9 +63,9 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
 
 
 def check_version(request: web.BaseRequest) -> None:
-    """End the connection of somebody who speaks HTTP/0.9, in which there is no status to refuse with.
+    """End a connection of HTTP/0.9, which has no status to refuse with.
 
-    aiohttp reads it nevertheless. Raises RequestError, which nobody hears.
+    aiohttp reads it nevertheless. Raises RequestError; the connection is aborted first, so the client never sees it.
     """
     if request.version < HttpVersion10:
         if request.transport is not None:

@@ -71,7 +71,7 @@ def application_of(gateway: Gateway, rows: Sequence[Row]) -> web.Application:
 def origins_of(config: GatewayConfig) -> Origins:
     """Who may use a server with these settings from a web page."""
     allowed = config.allowed_origins
-    # Somebody who listens to the world without authentication, or asks everybody who they are, is called many names.
+    # A deliberately public or authenticated server may be reached under any host name.
     is_anonymous = not (config.auth.enabled or config.insecure_no_auth)
     names = frozenset(urlsplit(origin).hostname or "" for origin in allowed) if is_anonymous else None
     return Origins(allowed, names)

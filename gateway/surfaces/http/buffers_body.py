@@ -19,7 +19,7 @@ JOINED_BYTES_MAX = 64 * KiB
 
 
 class BuffersBody(Payload):
-    """Buffers that nobody changes any more, sent one behind the other."""
+    """Buffers that do not change any more, sent one after another."""
 
     _value: Sequence[Buffer]
 

@@ -12,7 +12,7 @@ _ACCESS = web.RequestKey("mq.access", Access)
 
 
 def access_of(request: web.BaseRequest) -> Access:
-    """The rights of whoever sent a request; none when nobody has asked who that is."""
+    """The rights of a request's sender; none before it was authenticated."""
     access: Access = request.get(_ACCESS, NOBODY)
     return access
 

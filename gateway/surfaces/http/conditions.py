@@ -1,7 +1,7 @@
 """Sends under a condition: `If-Match: "104"`, only if the first record gets offset 104.
 
 The number is the partition's end offset (Mq-End-Offset, `end_offset`) as the sender last saw it. Whoever reads a
-partition, decides, and appends, learns by 412/41250 that somebody else was quicker, and that nothing was stored.
+partition, decides, and appends, learns by 412/41250 that another record came first, and that nothing was stored.
 """
 
 from __future__ import annotations

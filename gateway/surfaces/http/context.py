@@ -136,7 +136,7 @@ class Gateway:
     groups: Groups
     stats: GatewayStats
     texts: TextCache
-    """Records that were rendered before, for whoever reads them next."""
+    """Records that were rendered before, for their next readers."""
 
     draining: asyncio.Event
     """Set when the server is about to stop: say so to clients, and begin nothing long."""
@@ -152,7 +152,7 @@ class Gateway:
     """Called with the name of a group that a request has deleted."""
 
     rates: Rates | None = None
-    """None: nobody is limited."""
+    """None: there are no limits of rate."""
 
     trail: Trail | None = None
     """None: nothing of what is administered is recorded."""

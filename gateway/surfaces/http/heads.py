@@ -1,6 +1,6 @@
 """Heads of requests that aiohttp's parser has read before, with what they came to.
 
-Equal bytes parse equally: whoever finds a head here knows the parser's answer, so there is no second grammar of HTTP.
+Equal bytes parse equally: a head that is found here has the parser's answer, so there is no second grammar of HTTP.
 Heads are compared without the digits of their Content-Length: how many digits there are, and which, changes nothing
 else of what the parser says. Whatever may change between two equal requests (rights, topics, quotas) is no part of
 what is remembered.

@@ -1,4 +1,4 @@
-"""Rights over time: what waits or streams ends when the rights of whoever asked do, and does not outlive them.
+"""Rights over time: what waits or streams ends with the rights of its caller.
 
 A token may be revoked, expire, or lose a right while its request waits. Who is told at the next question already
 (Access.check) needs nothing of this; it is for what would otherwise wait, or go on, without asking.
@@ -20,7 +20,7 @@ from gateway.surfaces.http.context import Gateway
 
 
 def ended() -> RequestError:
-    """The refusal of somebody whose rights ended while they waited."""
+    """The refusal of a caller whose rights ended while it waited."""
     return unauthenticated("These credentials have ended meanwhile: revoked, or expired.")
 
 
