@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { Closed, connect } from "../dist/node.js";
 import { Server, sleep, until } from "./server.mjs";
 
-const KILLS = Number(process.env["MQ_KILLS"] ?? 2);
+const KILLS = Number(process.env["MQ_KILLS"] ?? 1);
 
 test(`kill -9 and restart, ${KILLS} times, under load: 0 lost and 0 duplicated in stream mode and as a reader, 0 lost as a queue`, async () => {
   const server = await new Server().start();

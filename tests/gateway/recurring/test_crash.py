@@ -26,7 +26,7 @@ from tests.gateway.recurring.world import World, every
 from tests.seeds import each_seed
 from tests.store.kit import abandon, put, with_settings
 
-RUNS = int(os.environ.get("MQ_RECURRING_RUNS", "120"))
+RUNS = int(os.environ.get("MQ_RECURRING_RUNS", "80"))
 STEPS = 60
 NAMES = ("a", "b", "c")
 CONFIG = with_settings(commit_log_file_bytes=64 * 1024, extent_bytes=16 * 1024, retention_ms=1)

@@ -96,7 +96,7 @@ RECORDS = st.lists(st.dictionaries(FIELDS, ANYTHING, max_size=4) | ANYTHING, max
 ENVELOPES = st.one_of(ANYTHING, st.fixed_dictionaries({"records": RECORDS}))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(ENVELOPES, st.sampled_from(list(Format)))
 def test_any_json_is_records_or_a_refusal(envelope: object, fmt: Format) -> None:
     try:
@@ -109,7 +109,7 @@ def test_any_json_is_records_or_a_refusal(envelope: object, fmt: Format) -> None
         assert str(refusal)  # noqa: PT017
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60) | st.binary(max_size=40).map(lambda tail: b'{"records":[' + tail))
 def test_any_bytes_are_records_or_a_refusal(body: bytes) -> None:
     for fmt in Format:
