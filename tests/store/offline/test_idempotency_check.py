@@ -115,7 +115,7 @@ def _a_block_less(root: Path) -> None:
         (_flip, "does not match; nothing is lost"),
         (lambda root: journal(root).unlink(), "the file is missing; nothing is lost"),
         (lambda root: journal(root).write_bytes(journal(root).read_bytes()[:-1]), "bytes count, the file has"),
-        (_another_id, "dedup/ has other ids or another place for this entry"),
+        (_another_id, "dedup/ has other ids or another position for this entry"),
         (_a_block_less, "the ids of this entry are not in dedup/"),
     ],
 )
