@@ -23,12 +23,12 @@ const library = readdirSync("/usr/lib").map((name) => `/usr/lib/${name}/faketime
 if (library === undefined) throw new Error("needs libfaketime (Debian: apt-get install faketime)");
 const server = new Server(["--auth"], { LD_PRELOAD: library, FAKETIME: `@${CLOCK}`, FAKETIME_DONT_FAKE_MONOTONIC: "1", TZ: "UTC" });
 const token = server.mq("token", "create", "ann", "--allow", "admin");
-for (const [name, scope] of [["billing", "reader:topic:orders"], ["shop", "writer:topic:*"], ["reports", "reader:topic:*"]]) {
-  server.mq("token", "create", name, "--allow", scope, "--expires", "90d");
-}
 await server.start();
 try {
   const api = new Api(server.url, token);
+  for (const [principal, scope] of [["billing", "reader:topic:orders"], ["shop", "writer:topic:*"], ["reports", "reader:topic:*"]]) {
+    await api.call("POST", "/mq/v1/tokens", { principal, scopes: [scope], expires_in_ms: 90 * 86_400_000 });
+  }
   const names = ["orders", "payments", "shipments", "reminders", "clicks", "invoices", "returns", "stock", "emails", "audit"];
   for (const [index, name] of names.entries()) await api.topic(name, { partitions: [4, 4, 8, 2, 16, 2, 2, 4, 4, 1][index], ...(name === "clicks" ? { retention_ms: 86_400_000 } : {}) });
   const order = () => ({ key: `u${Math.floor(random() * 500)}`, value: { order: Math.floor(random() * 90_000) + 10_000, sku: pick(["chair", "table", "lamp", "shelf"]), qty: 1 + Math.floor(random() * 4), paid: random() > 0.3 }, tag: pick(["paid", "new", "gift"]), headers: [{ key: "source", text: pick(["shop", "app", "phone"]) }] });

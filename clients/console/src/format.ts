@@ -12,7 +12,7 @@ export function rough(value: number | null | undefined): string {
     step++;
   }
   const digits = left >= 100 || (step === 0 && Number.isInteger(left)) ? 0 : left >= 10 || step > 0 ? 1 : 2;
-  return (value < 0 ? "−" : "") + left.toFixed(digits).replace(/\.0+$/, "") + ROUGH[step];
+  return (value < 0 ? "−" : "") + left.toFixed(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") + ROUGH[step];
 }
 
 /** All digits, in groups of three. */

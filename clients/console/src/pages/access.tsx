@@ -378,7 +378,7 @@ function Settings(): JSX.Element {
                 <tr key={one.name}>
                   <th scope="row"><code>{one.name}</code></th>
                   <td><code>{written(one.value)}</code>{one.source !== "default" && <span class="muted small"> default {written(one.default)}</span>}</td>
-                  <td>{one.source === "default" ? <span class="muted">default</span> : one.source}</td>
+                  <td class="tight">{one.source === "default" ? <span class="muted">default</span> : one.source}</td>
                   <td>{one.description}</td>
                 </tr>
               ))}
