@@ -39,9 +39,8 @@ class TimerConfig:
     expire_interval_ms: int = 600_000
     """How often timer-log files that no pending schedule needs are looked for and removed."""
 
-    open_ahead_ms: int = 3000
-    """How long before its second a slot is loaded, so that its first millisecond is on time and records can be read
-    ahead (timer/prefetch.py)."""
+    open_ahead_ms: int = 1000
+    """How long before its second a slot is loaded, so that its first millisecond is on time."""
 
     heap_count_max: int = 400_000
     """Schedules of open slots held in memory (about 75 bytes each); the rest of a fuller slot waits on disk."""

@@ -2,9 +2,8 @@
 
 Where due times are mixed within the accepted batches, every moment wants a few records of each of many entries. To read
 and check a whole entry again for each moment costs more than all else that a delivery does, and what is due would wait
-for it. So, every half second, the schedules in memory are looked through up to two seconds ahead. An entry of which
-something falls due in the first half of that, and is not at hand, is read, and decoded for all of it. To read and check
-an entry costs more than to decode what is wanted of it: the further ahead, the fewer reads, and the more memory.
+for it. So, some four times a second, the schedules in memory are looked through up to a second ahead. An entry of which
+something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
 
 A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
 due that each entry is wanted for much at once.
@@ -19,10 +18,10 @@ from timer.items import fire_key, source_of
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.state import TURN_UNITS, TimerState
 
-PREFETCH_MS = 2000
+PREFETCH_MS = 1000
 """As far ahead entries are decoded; it looks again after a quarter of it."""
 
-PREFETCH_RECORDS_MAX = 40_000
+PREFETCH_RECORDS_MAX = 20_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
 PREFETCH_INTERVAL_MS_MIN = 50
@@ -75,7 +74,6 @@ class Prefetch:
         return ahead_ms
 
     def _count_max(self) -> int:
-        """So many that they take a third of what bodies may: of an entry of which a quarter is wanted, all is, but of
-        few entries so much."""
-        bytes_max = self._state.config.bodies_bytes_max // 3
+        """So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is."""
+        bytes_max = self._state.config.bodies_bytes_max // 4
         return min(PREFETCH_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))

@@ -214,8 +214,8 @@ def keyed_append(schedules: Sequence[tuple[int, bytes, bytes | None]]) -> Append
 def make_timer(
     log: FakeLog, disk: SimDisk, clock: Clock, *, key_index: KeyIndex | None = None, **settings: int
 ) -> TimerService:
-    """A timer over fakes. Rolls already after ten seconds, opens slots a second ahead, unless told otherwise."""
-    chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64, "open_ahead_ms": 1000} | settings
+    """A timer over fakes. Rolls already after ten seconds unless told otherwise."""
+    chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64} | settings
     config = TimerConfig(root=ROOT, **chosen)
     key_index = key_index or FakeKeyIndex()
     return TimerService(config, log, disk, clock, run_blocking=run_inline, key_index=key_index)

@@ -596,7 +596,7 @@ async def test_a_list_reads_each_entry_once(
     timer: TimerService, log: FakeLog, clock: FakeClock, keys: frozenset[bytes | None] | None
 ) -> None:
     for _ in range(3):
-        await log.accept([(START_MS + 5000 + number, b"%d" % number) for number in range(100)])
+        await log.accept([(START_MS + 1000 + number, b"%d" % number) for number in range(100)])
     await settle(timer)
     read: list[int] = []
     read_entry = timer._state.record_cache._read_entry

@@ -12,15 +12,15 @@ from gateway.api.quotas import TopicQuota
 from gateway.errors import RequestError
 from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
-from store.clock import SystemClock
 from store.topics import Topic
+from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.main.test_wiring import config_of, serving
 
 
 def test_there_is_room_up_to_the_limits_and_what_is_coming_counts() -> None:
     there = RouteTable()
-    there.put(Topic(16, "a", 2), FakeBroker(SystemClock()))
+    there.put(Topic(16, "a", 2), FakeBroker(FakeClock()))
     quota = TopicQuota(Limits(topics_max=3, partitions_total_max=10), there)
     with quota.room_for(topics=1, partitions=4):
         with quota.room_for(topics=1, partitions=4):

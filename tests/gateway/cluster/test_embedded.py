@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
@@ -16,6 +17,7 @@ from gateway.cluster.memory import Written
 from gateway.cluster.metadata import ABSENT, MetadataError, OutcomeUnknown, Unavailable
 from store.errors import Corrupt, StoreError
 from tests.gateway.cluster.embedded_world import EmbeddedWorld
+from tests.seeds import each_seed
 from tests.simdisk import Fault
 from tests.store.kit import abandon
 
@@ -123,10 +125,10 @@ async def test_lost_changes_refuse_the_start() -> None:
     await world.stop()
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
-async def test_what_was_answered_survives_power_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_seed(RUNS)
+@patch.object(embedded, "SNAPSHOT_EVENTS", 5)
+async def test_what_was_answered_survives_power_cuts(seed: int) -> None:
     """Random changes of two keys at once; killed, or the power cut at any call of the disk, also while it starts."""
-    monkeypatch.setattr(embedded, "SNAPSHOT_EVENTS", 5)
     rng = Random(seed)
     world = EmbeddedWorld()
     await world.start()

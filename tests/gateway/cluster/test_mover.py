@@ -20,6 +20,7 @@ from store import record_batch
 from store.errors import UnknownQueue
 from store.types import Boundary
 from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, settle
+from tests.seeds import each_seed
 from tests.store.kit import abandon
 from tests.waiting import PATIENCE_S, WOKEN_S, until
 
@@ -226,7 +227,7 @@ async def test_a_record_that_is_not_understood_leaves_the_chain_as_it_was(caplog
         assert "place not applied" in caplog.text
 
 
-@pytest.mark.parametrize("seed", range(RUNS))
+@each_seed(RUNS)
 async def test_records_stay_in_order_once_and_all_while_partitions_move_and_the_power_fails(seed: int) -> None:
     random = Random(seed)
     async with cluster() as made:

@@ -214,6 +214,7 @@ async def run(made: RealCluster, etcd: EtcdServer, random: Random, faults: list[
     assert made.moves >= 2 * len(faults)
 
 
+@pytest.mark.matrix
 async def test_three_nodes_lose_nothing_while_partitions_move_and_one_is_killed(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar, cast
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.groups.machines import leases as leases_file
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.events import LeaseEvent, decode_events, encode_event
 from gateway.groups.machines.leases import Decision, Fresh, Lease, PartitionLeases
@@ -28,12 +28,8 @@ CONFIG = GroupConfig(max_attempts=3, in_flight_max=40, backoff_ms=(10, 50))
 
 @contextmanager
 def runs_of(count: int) -> Iterator[None]:
-    before = leases_file.RUN_RECORDS_MAX
-    leases_file.RUN_RECORDS_MAX = count  # type: ignore[misc]
-    try:
+    with patch("gateway.groups.machines.leases.RUN_RECORDS_MAX", count):
         yield
-    finally:
-        leases_file.RUN_RECORDS_MAX = before  # type: ignore[misc]
 
 
 class Twins(RuleBasedStateMachine):

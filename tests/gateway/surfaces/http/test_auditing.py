@@ -28,9 +28,9 @@ NOT_ADMINISTERING = {
     "root", "produce", "produce_partition", "produce_raw", "produce_lines", "v3_produce", "v3_produce_batch",
     "create_instance", "delete_instance", "subscribe", "unsubscribe", "assign", "commit_offsets",
     "query_committed_offsets", "seek", "seek_to_beginning", "seek_to_end",
-    "receive", "ack", "nack", "reject", "extend", "issue_ticket",
+    "receive", "ack", "nack", "reject", "extend", "issue_ticket", "search_messages",
 }  # fmt: skip
-"""Routes that change something and are no business of the trail: sending, and consuming as a member of a group. A new
+"""Routes that are no GET and no business of the trail: sending, searching, and consuming as a member of a group. A new
 route is either named here or has an action."""
 
 ADMIN_ROWS = [row for row in ROUTES if row.action is not None]
@@ -90,7 +90,9 @@ def test_every_route_that_changes_something_names_its_action_or_is_known_to_need
     assert all(row.method != hdrs.METH_GET for row in ADMIN_ROWS)
 
 
-@pytest.mark.parametrize("permission", [Permission.CREATE, Permission.DELETE, Permission.OPERATE, Permission.AUDIT])
+@pytest.mark.parametrize(
+    "permission", [Permission.CREATE, Permission.DELETE, Permission.OPERATE, Permission.AUDIT, Permission.ACCESS]
+)
 def test_a_route_that_administers_and_names_no_action_does_not_start(permission: Permission) -> None:
     with pytest.raises(ValueError, match="names no action"):
         Row(method="POST", path="/x", name="x", handler=_done, permission=permission)
