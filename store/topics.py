@@ -61,6 +61,10 @@ class TopicConfig:
     selector: str | None = None
     """How a partition is chosen for records that name none: a name of the gateway's, which the store only keeps."""
 
+    mq_headers: bool | None = None
+    """Whether Kafka clients may ask for delays by headers: the batches that they send are opened then. The gateway's
+    too."""
+
     def chosen(self) -> dict[str, int | str]:
         """What was chosen, by name."""
         return {name: value for name in CONFIG_NAMES if (value := getattr(self, name)) is not None}

@@ -30,8 +30,10 @@ from typing import NamedTuple, Protocol
 from gateway.api.errors import error_of
 from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
+from gateway.codec.opened import opened
 from gateway.codec.records import BATCH_REFUSED, ProduceRecord
 from gateway.codec.tags import (
+    HEADER_DELAYS,
     MESSAGE_GROUP_HEADER,
     SCHEDULE_KEY_HEADER,
     TAG_HEADER,
@@ -64,6 +66,7 @@ from store.types import (
 from timer.errors import ScheduleKeyTaken
 from timer.schedule import ScheduleId, encode_schedule_id
 
+_SEQUENCE_MAX = 2**31 - 1  # after it, an idempotent producer's numbers begin again
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
 
 
@@ -704,6 +707,26 @@ class Producer:
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
         return Begun(outcome, topic, partition, route, count, len(batch), started_s, 0)
+
+    async def produce_opened(
+        self, topic: str, partition: int, batch: Buffer, *, acks: Acks | None
+    ) -> Sequence[Receipt]:
+        """Send the records of a raw batch to a partition, each when its headers say (topics with `mq_headers`); a
+        receipt each, once all are as durable as `acks` says. A repeat of what an idempotent producer has numbered
+        stores nothing twice, within the window of message ids. Raises as `produce`, MalformedBatch, IllegalRecord."""
+        count = record_batch.check(batch, limited=True).record_count
+        most = self._limits.records_per_request_max
+        if count > most:
+            raise RecordTooLarge(f"a batch of {count} records; a topic with mq.headers takes {most} at once")
+        records = list(opened(batch, allowed=HEADER_DELAYS))
+        producer_id, epoch, first = record_batch.numbers_of(batch)
+        if producer_id >= 0 and epoch >= 0 and first >= 0:
+            begin = f"kafka/{producer_id}/{epoch}/{partition}"
+            records = [
+                record._replace(msg_id=f"{begin}/{first + index & _SEQUENCE_MAX}")
+                for index, record in enumerate(records)
+            ]
+        return await self.produce(topic, records, partition=partition, json_values=False, acks=acks)
 
     def finish_batch(self, begun: Begun) -> BatchReceipt:
         """Where a begun batch is. Raises what the broker's answer raises."""

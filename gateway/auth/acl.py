@@ -33,6 +33,10 @@ class Acl:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def rules(self) -> Mapping[str, Rights]:
+        """All rules, by principal; of "*", those that hold for every one."""
+        return self._rights
+
     def rights_of(self, principal: str, scopes: Iterable[Scope] = ()) -> Rights:
         """What a principal may do that brings these scopes of its own."""
         own = self._rights.get(principal, Rights())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -70,6 +70,11 @@ class Authenticator(Protocol):
         """A one-time ticket that carries these rights. Raises RequestError 429."""
         ...
 
+    def rules(self) -> Iterable[tuple[str, Rights]]:
+        """Principals and their rights by static tokens and the ACL file; "*": every principal's. What a JWT says of
+        its own principal is in none of them. A principal may come more than once."""
+        ...
+
 
 class Anybody:
     """A server without authentication: everybody may do everything. Tickets work, so that pages need not differ."""
@@ -92,6 +97,10 @@ class Anybody:
     def issue_ticket(self, access: Access) -> str:
         """See `Authenticator.issue_ticket`."""
         return "open"
+
+    def rules(self) -> Iterable[tuple[str, Rights]]:
+        """See `Authenticator.rules`."""
+        return ()
 
 
 class _Identity(NamedTuple):
@@ -194,6 +203,14 @@ class PolicyAuthenticator:
         if ticket is None:
             raise RequestError(TOO_MANY, "Too many tickets wait to be used.", retriable=True, retry_after_ms=1000)
         return ticket
+
+    def rules(self) -> Iterable[tuple[str, Rights]]:
+        """See Authenticator."""
+        policy = self._policy
+        for token_id, record in policy.tokens.items():
+            if not self.is_past(record.expires_ms):
+                yield record.principal, Rights(policy.scopes[token_id])
+        yield from policy.acl.rules().items()
 
     def rights_of(self, identity: _Identity) -> Rights | None:
         """What somebody may do now; None when the proof no longer counts: the token is revoked, the key is gone."""

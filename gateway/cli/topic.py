@@ -83,6 +83,10 @@ def alter(
         str | None,
         typer.Option(help=f"How records that name no partition get one: key, round_robin, random, room; or {DEFAULT}."),
     ] = None,
+    mq_headers: Annotated[
+        bool | None,
+        typer.Option(help="Let Kafka clients delay records by the headers mq-delay-ms and mq-deliver-at."),
+    ] = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -96,8 +100,11 @@ def alter(
     body = _settings(partitions, retention, max_message_bytes)
     if selector is not None:
         body["selector"] = None if selector == DEFAULT else selector
+    if mq_headers is not None:
+        body["mq_headers"] = mq_headers
     if not body:
-        raise CliError("say what to change: --partitions, --retention, --max-message-bytes or --selector", USAGE)
+        options = "--partitions, --retention, --max-message-bytes, --selector or --mq-headers"
+        raise CliError(f"say what to change: {options}", USAGE)
     _shown(ask(url, lambda client: client.patch(_path(name), body)), as_json)
 
 
@@ -195,7 +202,7 @@ def offsets(
     print_table(headings, [[row[field] for field in fields] for row in partitions])
 
 
-_SETTINGS = ("retention_ms", "max_message_bytes", "selector")
+_SETTINGS = ("retention_ms", "max_message_bytes", "selector", "mq_headers")
 
 
 def _settings(partitions: int | None, retention: str | None, message_bytes: str | None) -> dict[str, object]:

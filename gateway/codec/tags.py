@@ -16,6 +16,7 @@ from store import record_batch
 from store.types import Buffer
 
 TAG_HEADER = "mq-tag"
+DELAY_HEADER = "mq-delay-ms"
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
 SCHEDULE_KEY_HEADER = "mq-schedule-key"
@@ -38,6 +39,9 @@ else may say."""
 
 DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
 """The same, of records that are delayed."""
+
+HEADER_DELAYS = DELAYED_HEADERS | {DELAY_HEADER, DELIVER_AT_HEADER}
+"""The same, of records that say by a header when they are to be delivered: Kafka's, in topics with `mq_headers`."""
 
 _TAG_HEADER_BYTES = TAG_HEADER.encode()
 _ATTRIBUTES_AT = 22  # low byte of the batch's attributes; its low bits name the compression

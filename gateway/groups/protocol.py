@@ -327,6 +327,12 @@ class Groups(Protocol):
         GroupActive, IllegalRequest, UnknownQueue, UnknownPartition."""
         ...
 
+    async def forget_offsets(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        """Take committed offsets of a topic back: nothing is committed in these partitions then. Durable on return.
+        Raises UnknownGroup, GroupActive while a member wants the topic or the group is in queue mode in it,
+        IllegalRequest for a broadcasting group, UnknownQueue, UnknownPartition."""
+        ...
+
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
         """By topic and partition. Raises UnknownGroup."""
         ...

@@ -21,12 +21,25 @@ import confluent_kafka
 import kafka as kafka_python
 import pytest
 import pytest_asyncio
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
+from gateway.surfaces.kafka.apis import OFFSET_DELETE
 from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import VERSION as JAVA_VERSION
 from loadtest.peers.kafka import Kafka as ApacheKafka
 from loadtest.peers.peer import Unavailable
+from tests.e2e.kafka_wire import wire
 from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
@@ -353,6 +366,99 @@ async def test_admin_requests(kafka: Kafka) -> None:
     await asyncio.to_thread(run)
 
 
+async def test_offsets_are_taken_back_but_not_where_a_member_consumes(kafka: Kafka) -> None:
+    await kafka.create("taken", 2)
+    await kafka.create("left-alone", 1)
+
+    def offsets_of(topic: str) -> dict[int, int]:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "forgetful"})
+        wanted = [confluent_kafka.TopicPartition(topic, number) for number in range(2 if topic == "taken" else 1)]
+        found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=WAIT_S)}
+        consumer.close()
+        return found
+
+    def commit() -> None:
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.address, "group.id": "forgetful"})
+        wanted = [("taken", 0, 3), ("taken", 1, 4), ("left-alone", 0, 5)]
+        offsets = [confluent_kafka.TopicPartition(*one) for one in wanted]
+        consumer.commit(offsets=offsets, asynchronous=False)
+        consumer.close()
+
+    await asyncio.to_thread(commit)
+    asked = {
+        "group_id": "forgetful",
+        "topics": [
+            {"name": "taken", "partitions": [{"partition_index": number} for number in (0, 7)]},
+            {"name": "left-alone", "partitions": [{"partition_index": 0}]},
+        ],
+    }
+    async with wire(kafka.address) as client:
+        with kafka.consumer("forgetful", "left-alone") as consumer:
+            await asyncio.to_thread(_assigned, [consumer], 1)
+            answer = await client.ask(OFFSET_DELETE, 0, asked)
+        assert [[one["error_code"] for one in topic["partitions"]] for topic in answer["topics"]] == [[0, 3], [86]]
+        unknown = await client.ask(OFFSET_DELETE, 0, asked | {"group_id": "nobody"})
+        assert unknown["error_code"] == 69
+    invalid = confluent_kafka.OFFSET_INVALID
+    assert await asyncio.to_thread(offsets_of, "taken") == {0: invalid, 1: 4}
+    assert await asyncio.to_thread(offsets_of, "left-alone") == {0: 5}
+
+
+async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> None:
+    await kafka.create("later", 1, mq_headers="true")
+    await kafka.create("sooner", 1)
+
+    plain = kafka.producer(linger_ms=0)
+    numbered = kafka.producer(linger_ms=0, enable_idempotence=True, compression_type="zstd")
+
+    def produced(topic: str, headers: list[tuple[str, bytes]], producer: Any = plain) -> tuple[str | None, int | None]:
+        found: list[tuple[str | None, int | None]] = []
+
+        def on_delivery(error: Any, message: Any) -> None:
+            found.append((None if error is None else error.name(), message.offset()))
+
+        producer.produce(topic, b"v", b"k", headers=headers, on_delivery=on_delivery)
+        assert producer.flush(WAIT_S) == 0
+        return found[0]
+
+    def run() -> None:
+        delay, at = "mq-delay-ms", "mq-deliver-at"
+        for producer in (plain, numbered):
+            assert produced("sooner", [], producer)[0] is None
+        began_ms = time.time() * 1000
+        assert produced("later", [(delay, b"1500"), ("mq-tag", b"red"), ("own", b"kept")]) == (None, None)
+        due = str(int(began_ms) + 1700).encode()
+        assert produced("later", [(at, due)], numbered) == (None, None)
+        assert produced("later", [("own", b"now")], numbered) == (None, 0)
+        assert produced("later", [(at, b"2001-01-01T00:00:00Z")]) == (None, 1)  # due already: an ordinary send
+        for headers in (
+            [(delay, b"-1")], [(delay, b"1s")], [(delay, b"1"), (at, b"5")], [(at, b"soon")], [(delay, b"9" * 18)],
+            [("mq-schedule-id", b"x")],
+        ):  # fmt: skip
+            assert produced("later", headers)[0] == "INVALID_RECORD", headers
+        assert produced("sooner", [(delay, b"700")])[0] == "INVALID_RECORD"
+        with kafka.consumer("later", "later") as consumer:
+            found = []
+            while len(found) < 4:
+                message = consumer.poll(WAIT_S)
+                assert message is not None
+                found.append((time.time() * 1000 - began_ms, dict(message.headers() or ())))
+        (_, now), (_, past), (first_ms, first), (second_ms, second) = found
+        assert (now, past) == ({"own": b"now"}, {})
+        assert (first["own"], first["mq-tag"]) == (b"kept", b"red")
+        assert first_ms >= 1500
+        assert second_ms >= 1700
+        assert second[at] == due
+        assert delay not in first
+
+    await asyncio.to_thread(run)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{kafka.server.url}/mq/v1/topics/later") as answer,
+    ):
+        assert (await answer.json())["mq_headers"] is True
+
+
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat here: .ci/setup installs it where it may")
 async def test_kcat_sends_reads_and_joins_a_group(kafka: Kafka) -> None:
     async def kcat(*args: str, stdin: bytes = b"") -> bytes:
@@ -517,6 +623,22 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
         message = reader.poll(WAIT_S)
         assert message.error().name() == "GROUP_AUTHORIZATION_FAILED"
         reader.close()
+        anything = AclBindingFilter(
+            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+        )
+        bills = [rule for rule in administrator.describe_acls(anything).result(WAIT_S) if rule.principal == "User:bill"]
+        assert {(rule.restype, rule.name, rule.operation, rule.permission_type) for rule in bills} == {
+            (ResourceType.TOPIC, "orders", operation, AclPermissionType.ALLOW)
+            for operation in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.WRITE)
+        }
+        rule = AclBinding(
+            ResourceType.TOPIC, "bills", ResourcePatternType.LITERAL, "User:bill", "*", AclOperation.READ,
+            AclPermissionType.ALLOW,
+        )  # fmt: skip
+        [refused] = administrator.create_acls([rule]).values()
+        with pytest.raises(confluent_kafka.KafkaException, match="mq token"):
+            refused.result(WAIT_S)
+        assert AdminClient(settings(writer)).describe_acls(anything).result(WAIT_S) == []
 
     try:
         await asyncio.to_thread(run)

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from gateway.api.shapes.base import NextOffset, PartitionNumber, judged, one_of
 from gateway.api.shapes.schema import Part
-from gateway.api.shapes.topics import JsonKeys, MaxMessageBytes, RetentionMs, SelectorName
+from gateway.api.shapes.topics import JsonKeys, MaxMessageBytes, MqHeaders, RetentionMs, SelectorName
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.protocol import GroupState
 
@@ -86,6 +86,7 @@ class Topic(Answer):
     retention_ms: RetentionMs | UnsetType = UNSET
     max_message_bytes: MaxMessageBytes | UnsetType = UNSET
     selector: SelectorName | UnsetType = UNSET
+    mq_headers: MqHeaders | UnsetType = UNSET
 
 
 class Topics(Answer):

@@ -23,6 +23,7 @@ _KEY_FORM = "How a key sent as a JSON string is stored: raw, as its UTF-8; confl
 RetentionMs = Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")]
 MaxMessageBytes = Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)]
 SelectorName = Annotated[Selector, one_of(*SELECTORS, said=_CHOSEN)]
+MqHeaders = Annotated[bool, Meta(description="Kafka clients may delay records by `mq-delay-ms` or `mq-deliver-at`.")]
 JsonKeys = Annotated[KeyForm, Meta(description=_KEY_FORM)]
 TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]
 PartitionCount = Annotated[int, up_to("partitions_max", least=1)]
@@ -37,6 +38,7 @@ class TopicSettings(Shape):
     retention_ms: RetentionMs | UnsetType | None = UNSET
     max_message_bytes: MaxMessageBytes | UnsetType | None = UNSET
     selector: SelectorName | UnsetType | None = UNSET
+    mq_headers: MqHeaders | UnsetType | None = UNSET
 
     def changes(self) -> dict[str, int | str | None]:
         """The settings that are named."""
@@ -67,6 +69,7 @@ def kafka_settings_schema(limits: Limits) -> dict[str, Schema]:
     return {
         "retention.ms": nullable({"anyOf": [retention, digits]}),
         "max.message.bytes": nullable({"anyOf": [size, digits]}),
+        "mq.headers": nullable({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["true", "false"]}]}),
         "cleanup.policy": nullable({"type": "string", "enum": ["delete"]}),
     }
 

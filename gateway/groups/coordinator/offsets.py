@@ -217,6 +217,26 @@ class Offsets:
             events += leases.decide_reset(commit.offset, now_ms)
         return events
 
+    async def forget(self, group: str, topic: str, partitions: Sequence[int]) -> None:
+        """See `Groups.forget_offsets`."""
+        context = self._context
+        table = context.table
+        table.get(group)
+        name = self._stream.name_of(group, None)
+        keys = [context.key(topic, partition) for partition in partitions]
+        async with context.turns.of_group(name):
+            wanting = [
+                member.member_id
+                for member in table.get(name).membership.members()
+                if member.subscription.matches(topic)
+            ]
+            if wanting:
+                raise GroupActive(f"group={name} member={wanting[0]} consumes topic={topic}")
+            if any(table.leases(name, key) is not None for key in keys):
+                raise GroupActive(f"group={name} consumes topic={topic} in queue mode")
+            now_ms, may_be_more = context.clock.now_ms(), self._committing[name] > 0
+            await context.write(table.progress.decide_forget(name, keys, now_ms, keep_unknown=may_be_more))
+
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
         """See `Groups.lag`."""
         context = self._context

@@ -184,7 +184,7 @@ class Coordinator:
         self.release, self.leave = stream.release, stream.leave
         self.begin_round, self.assign, self.plan_state = stream.begin_round, stream.assign, stream.plan_state
         self.committed, self.start_offset, self.commit = offsets.committed, offsets.start_offset, offsets.commit
-        self.lag, self.reset = offsets.lag, offsets.reset
+        self.forget_offsets, self.lag, self.reset = offsets.forget, offsets.lag, offsets.reset
         self.redrive = self.dead_letters.redrive
 
         self._lossy_replay: LossyReplay | None = None  # while events are read, behind a lost one

@@ -117,7 +117,8 @@ class Barrier:
 
 
 class CommittedOffset(NamedTuple):
-    """How far a group is in one partition: the next offset to consume, and when that was said (epoch ms)."""
+    """How far a group is in one partition: the next offset to consume, and when that was said (epoch ms). Offset -1:
+    nothing is committed any more."""
 
     topic_id: int
     partition: int

@@ -21,7 +21,7 @@ The original begins a retry topic at 0, which its first read moves to min; here 
 
 Invariants
     P1  An offset is there from the first start in the topic on, and changes by a commit, a reset, or the deletion of
-        group or topic; never by a read.
+        itself, group or topic; never by a read.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ METADATA_BYTES = 200
 """What metadata take besides their text."""
 
 _NONE = -1
+"""In place of an offset: nothing is committed (any more)."""
 
 
 class PartitionKey(NamedTuple):
@@ -330,6 +331,20 @@ class Progress:
             or (old.offset, old.metadata) != (commit.offset, commit.metadata)
         )
         return [OffsetsCommitted(group, news)] if news else []
+
+    def decide_forget(
+        self, group: str, keys: Iterable[PartitionKey], now_ms: int, *, keep_unknown: bool
+    ) -> list[OffsetsCommitted]:
+        """The event by which nothing is committed in these partitions any more. `keep_unknown`: a commit that was
+        decided before may not be applied yet, so partitions where nothing is known are named too."""
+        gone = tuple(
+            CommittedOffset(*key, _NONE, "", now_ms)
+            for key in keys
+            if keep_unknown or self._get(group, key) is not None
+        )
+        return [
+            OffsetsCommitted(group, gone[first : first + COMMITS_MAX]) for first in range(0, len(gone), COMMITS_MAX)
+        ]
 
     def plan_reset(self, group: str, to: ResetTo, found_of: Mapping[PartitionKey, PartitionBounds]) -> list[Move]:
         """What a reset would do, partition by partition: the whole of a dry run. A time needs `offset_at_time`.

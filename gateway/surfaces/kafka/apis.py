@@ -17,8 +17,9 @@ OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS = 11, 12, 13, 14, 15, 16
 SASL_HANDSHAKE, API_VERSIONS = 17, 18
 CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 19, 20, 21, 22
-OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, ALTER_CONFIGS, SASL_AUTHENTICATE = 23, 32, 33, 36
-CREATE_PARTITIONS, DELETE_GROUPS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_CLUSTER = 37, 42, 44, 60
+OFFSET_FOR_LEADER_EPOCH, DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 23, 29, 30, 31
+DESCRIBE_CONFIGS, ALTER_CONFIGS, SASL_AUTHENTICATE = 32, 33, 36
+CREATE_PARTITIONS, DELETE_GROUPS, INCREMENTAL_ALTER_CONFIGS, OFFSET_DELETE, DESCRIBE_CLUSTER = 37, 42, 44, 47, 60
 
 
 class Api(NamedTuple):
@@ -38,7 +39,7 @@ APIS = {
     for api in (
         Api(PRODUCE, "Produce", 3, 9, 9, is_hot=True),
         Api(FETCH, "Fetch", 4, 12, 12, is_hot=True),
-        Api(LIST_OFFSETS, "ListOffsets", 1, 6, 6),
+        Api(LIST_OFFSETS, "ListOffsets", 1, 7, 6),
         Api(METADATA, "Metadata", 0, 9, 9),
         Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
         Api(OFFSET_FETCH, "OffsetFetch", 1, 8, 6),
@@ -56,12 +57,16 @@ APIS = {
         Api(DELETE_RECORDS, "DeleteRecords", 0, 2, 2),
         Api(INIT_PRODUCER_ID, "InitProducerId", 0, 4, 2),
         Api(OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 2, 4, 4),
+        Api(DESCRIBE_ACLS, "DescribeAcls", 1, 3, 2),
+        Api(CREATE_ACLS, "CreateAcls", 1, 3, 2),
+        Api(DELETE_ACLS, "DeleteAcls", 1, 3, 2),
         Api(DESCRIBE_CONFIGS, "DescribeConfigs", 1, 4, 4),
         Api(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2),
         Api(SASL_AUTHENTICATE, "SaslAuthenticate", 0, 2, 2),
         Api(CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2),
         Api(DELETE_GROUPS, "DeleteGroups", 0, 2, 2),
         Api(INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1),
+        Api(OFFSET_DELETE, "OffsetDelete", 0, 0, 32767),
         Api(DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0),
     )
 }

@@ -1,5 +1,5 @@
-"""The requests about groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, OffsetFetch, DescribeGroups,
-ListGroups, DeleteGroups."""
+"""The requests about groups: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, OffsetFetch, OffsetDelete,
+DescribeGroups, ListGroups, DeleteGroups."""
 
 from __future__ import annotations
 
@@ -216,6 +216,38 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
             for topic in request["topics"]
         ]
     }
+
+
+async def offset_delete(session: Session, version: int, request: Message) -> Message:
+    """Take back what is committed in partitions of topics that no member consumes; durable when answered."""
+    group = request["group_id"]
+    try:
+        _check(session, group, Permission.DELETE)
+        session.gateway.groups.describe(group)
+    except _Errors as error:
+        return {"error_code": _code(error)}
+    topics = []
+    for topic in request["topics"]:
+        name, numbers = topic["name"], [one["partition_index"] for one in topic["partitions"]]
+        code, known = errors.NONE, range(0)
+        try:
+            if not session.may(Permission.RECEIVE, topic=name):
+                raise Refused(errors.TOPIC_AUTHORIZATION_FAILED)
+            known = range(session.gateway.routes_table.topic(name).partitions)
+            await session.gateway.groups.forget_offsets(group, name, [number for number in numbers if number in known])
+        except GroupActive:
+            code = errors.GROUP_SUBSCRIBED_TO_TOPIC
+        except _Errors as error:
+            code = _code(error)
+        partitions = [
+            {
+                "partition_index": number,
+                "error_code": code or (errors.NONE if number in known else errors.UNKNOWN_TOPIC_OR_PARTITION),
+            }
+            for number in numbers
+        ]
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
 
 
 async def offset_fetch(session: Session, version: int, request: Message) -> Message:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from secrets import randbits
 from time import monotonic
 
-from gateway.api.producer import Begun
+from gateway.api.producer import Begun, Receipt
 from gateway.api.read import Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
@@ -23,6 +23,7 @@ from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
 from store import record_batch
+from store.errors import UnknownQueue
 from store.limits import MiB
 from store.types import Acks, Appended, Buffer, ReadStatus
 
@@ -65,10 +66,15 @@ class Producing:
         self._request = request = read_produce(frame, header.at, header.version)
         self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
         self._open_count = 1  # the one is for having begun all
-        self.is_large = (
-            sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in request.topics for one in parts)
-            > TURN_BYTES
-        )
+        self._opened: list[asyncio.Task[Sequence[Receipt]]] = []
+        size = sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in request.topics for one in parts)
+        self.takes_turns = size > TURN_BYTES or any(self._is_opened(topic) for topic, _ in request.topics)
+
+    def _is_opened(self, topic: str) -> bool:
+        try:
+            return bool(self._session.gateway.routes_table.topic(topic).config.mq_headers)
+        except UnknownQueue:
+            return False
 
     def begin(self) -> None:
         """Begin all appends, in their order."""
@@ -76,13 +82,16 @@ class Producing:
             pass
 
     async def begin_in_turns(self) -> None:
-        """As `begin`, with others' turns in between."""
+        """As `begin`, with others' turns in between. Batches that are opened are stored on return: they have no other
+        way to keep their order."""
         unseen_bytes = 0
         for size in self._steps():
             unseen_bytes += size
             if unseen_bytes > TURN_BYTES:
                 unseen_bytes = 0
                 await asyncio.sleep(0)
+        if self._opened:
+            await asyncio.wait(self._opened)
 
     def _steps(self) -> Iterator[int]:
         request = self._request
@@ -106,6 +115,9 @@ class Producing:
     def _begin_one(self, topic: str, one: PartitionRecords, answers: list[Produced], number: int) -> None:
         producer = self._session.gateway.producer
         acks = _ACKS[self._request.acks]
+        if self.takes_turns and self._is_opened(topic):
+            self._begin_opened(topic, one, answers, number, acks)
+            return
         try:
             begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks, is_numbered=True)
         except Exception as error:
@@ -119,6 +131,28 @@ class Producing:
             self._end_one()
 
         begun.outcome.add_done_callback(ended)
+
+    def _begin_opened(
+        self, topic: str, one: PartitionRecords, answers: list[Produced], number: int, acks: Acks | None
+    ) -> None:
+        """Send records one by one, some of them later; see `Producer.produce_opened`."""
+        producer = self._session.gateway.producer
+        sending = asyncio.ensure_future(producer.produce_opened(topic, one.partition, one.records or b"", acks=acks))
+        answers.append(Produced(one.partition, errors.NONE, _NO_OFFSET, _NO_OFFSET, None))
+        self._opened.append(sending)
+        self._open_count += 1
+
+        def ended(outcome: asyncio.Future[Sequence[Receipt]]) -> None:
+            if outcome.cancelled():
+                answers[number] = answers[number]._replace(error_code=errors.STORAGE_ERROR)
+            elif (error := outcome.exception()) is not None:
+                assert isinstance(error, Exception)
+                answers[number] = _refused(one.partition, error)
+            else:
+                answers[number] = answers[number]._replace(base_offset=_base_offset(outcome.result()))
+            self._end_one()
+
+        sending.add_done_callback(ended)
 
     def _answer(self, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> Produced:
         if outcome.cancelled():
@@ -138,6 +172,14 @@ class Producing:
                 self._done(None)
             else:
                 self._done((write_produced(self._answers, self._version),))
+
+
+def _base_offset(receipts: Sequence[Receipt]) -> int:
+    """From where the records of one batch follow each other; no offset, when one of them waits to be delivered."""
+    first = receipts[0].offset
+    if first is None or any(receipt.offset != first + index for index, receipt in enumerate(receipts)):
+        return _NO_OFFSET
+    return first
 
 
 def _refused(partition: int, error: Exception) -> Produced:

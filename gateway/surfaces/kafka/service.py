@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
+from gateway.surfaces.kafka import acls, group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
-from gateway.surfaces.kafka import group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka.apis import APIS
 from gateway.surfaces.kafka.connection import Answer, Done
 from gateway.surfaces.kafka.frames import Header
@@ -48,6 +48,10 @@ HANDLERS: dict[int, Handler] = {
     api.DESCRIBE_GROUPS: group_requests.describe_groups,
     api.LIST_GROUPS: group_requests.list_groups,
     api.DELETE_GROUPS: group_requests.delete_groups,
+    api.OFFSET_DELETE: group_requests.offset_delete,
+    api.DESCRIBE_ACLS: acls.describe_acls,
+    api.CREATE_ACLS: acls.create_acls,
+    api.DELETE_ACLS: acls.delete_acls,
 }
 _BY_HAND = {api.PRODUCE, api.FETCH, api.API_VERSIONS, api.SASL_AUTHENTICATE}
 assert HANDLERS.keys() | _BY_HAND == APIS.keys()
@@ -59,7 +63,7 @@ class Service:
     def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> bool:
         """See `Served.begin_produce`."""
         producing = Producing(session, header, frame, done)
-        if producing.is_large:
+        if producing.takes_turns:
             return False
         producing.begin()
         return True

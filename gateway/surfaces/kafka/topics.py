@@ -1,8 +1,8 @@
 """Topics and what is chosen for them: CreateTopics, DeleteTopics, CreatePartitions, DescribeConfigs, AlterConfigs,
 IncrementalAlterConfigs. Each act leaves a line in the trail, as by HTTP.
 
-A topic's settings are `retention.ms` and `max.message.bytes` (of one record; docs/kafka.md). Others are shown as they
-are here, so that tools that read them go on, and can be set to nothing else.
+A topic's settings are `retention.ms`, `max.message.bytes` (of one record) and `mq.headers` (docs/kafka.md). Others are
+shown as they are here, so that tools that read them go on, and can be set to nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
-from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_text
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView, topic_id_of
 from gateway.surfaces.kafka import errors
@@ -267,9 +267,8 @@ async def describe_configs(session: Session, version: int, request: Message) -> 
 
 
 def _config(name: str, value: object, kind: int, *, source: int = _DEFAULT_SOURCE, read_only: bool = True) -> Message:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
     return {
-        "name": name, "value": text, "read_only": read_only, "config_source": source, "config_type": kind,
+        "name": name, "value": kafka_text(value), "read_only": read_only, "config_source": source, "config_type": kind,
         "documentation": None, "is_sensitive": False, "synonyms": [],
     }  # fmt: skip
 
@@ -285,6 +284,8 @@ def _topic_configs(session: Session, view: TopicView) -> list[Message]:
                 source=_DEFAULT_SOURCE if chosen.max_message_bytes is None else _TOPIC_SOURCE),
         _config("message.timestamp.type", "CreateTime", _STRING),
         _config("min.insync.replicas", 1, _INT),
+        _config("mq.headers", bool(chosen.mq_headers), _BOOLEAN, read_only=False,
+                source=_DEFAULT_SOURCE if chosen.mq_headers is None else _TOPIC_SOURCE),
         _config("retention.bytes", -1, _LONG),
         _config("retention.ms", -1 if retention_ms is None else retention_ms, _LONG, read_only=False,
                 source=_DEFAULT_SOURCE if chosen.retention_ms is None else _TOPIC_SOURCE),

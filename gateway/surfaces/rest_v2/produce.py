@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from operator import attrgetter
 
 import orjson
 from aiohttp import hdrs, web
@@ -28,6 +26,7 @@ from gateway.codec.columns import Columns, columns_in_steps, columns_of
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
 from gateway.codec.native import Parsed
+from gateway.codec.opened import opened
 from gateway.codec.records import (
     BATCH_REFUSED,
     RECORD_FIELDS,
@@ -37,13 +36,7 @@ from gateway.codec.records import (
     parse_records,
     parse_records_in_steps,
 )
-from gateway.codec.tags import (
-    DELAYED_HEADERS,
-    MESSAGE_GROUP_HEADER,
-    SCHEDULE_KEY_HEADER,
-    TAG_HEADER,
-    check_sent,
-)
+from gateway.codec.tags import DELAYED_HEADERS
 from gateway.errors import RequestError, invalid
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answers import check_accept
@@ -199,30 +192,11 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
         header = record_batch.check(batch, limited=True)
         if len(records) + header.record_count > records_max:
             raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
-        for key, value, headers, timestamp_ms in map(_PARTS, record_batch.decode(batch)):
-            check_sent(headers, DELAYED_HEADERS)
-            tag, headers = _taken(TAG_HEADER, headers)
-            group, headers = _taken(MESSAGE_GROUP_HEADER, headers)
-            schedule_key, headers = _taken(SCHEDULE_KEY_HEADER, headers)
-            time_ms = None if timestamp_ms < 0 else timestamp_ms
-            taken = ProduceRecord(key, value, list(headers), time_ms, None, tag, None, None, message_group=group)
-            records.append(taken._replace(schedule_key=schedule_key))
+        records += opened(batch, allowed=DELAYED_HEADERS)
         await asyncio.sleep(0)
     if not records:
         raise invalid("records must not be empty")
     return records
-
-
-_PARTS = attrgetter("key", "value", "headers", "timestamp")
-
-
-def _taken(name: str, headers: record_batch.Headers) -> tuple[str | None, record_batch.Headers]:
-    """The text of one of our own headers, and the others; None, and all of them, when it is not there as text."""
-    for index, (own, value) in enumerate(headers):
-        if own == name and value is not None:
-            with suppress(UnicodeDecodeError):
-                return value.decode(), [*headers[:index], *headers[index + 1 :]]
-    return None, headers
 
 
 async def _send_each(

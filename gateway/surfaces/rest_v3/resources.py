@@ -41,7 +41,7 @@ from gateway.api.shapes.v3 import (
     V3Topics,
 )
 from gateway.auth.access import Permission
-from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs
+from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, kafka_text
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer
@@ -342,6 +342,7 @@ def _config_row(gateway: Gateway, to: Links, view: TopicView, name: str) -> V3To
         "cleanup.policy": "delete",
         "retention.ms": str(-1 if retention_ms is None else retention_ms),
         "max.message.bytes": str(gateway.limits.record_bytes_max),
+        "mq.headers": kafka_text(False),
     }
     chosen = kafka_configs(view.config)
     is_default = name not in chosen or name == "cleanup.policy"

@@ -219,6 +219,41 @@ async def test_a_deleted_group_is_forgotten_for_good() -> None:
         assert [m.value for m in (await made.groups.receive(G, wanting())).messages] == [b"1", b"2"]
 
 
+async def test_offsets_that_are_taken_back_stay_so_after_a_kill() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        with pytest.raises(UnknownGroup):
+            await made.groups.forget_offsets(G, "orders", [0])
+        await made.groups.commit(G, [OffsetCommit("orders", 0, 1, "note"), OffsetCommit("orders", 1, 1)])
+        for _ in range(2):  # once more does no harm
+            await made.groups.forget_offsets(G, "orders", [0])
+        assert await committed(made) == [None, 1]
+        await made.kill()
+        await made.start()
+        assert await committed(made) == [None, 1]
+        with pytest.raises(UnknownPartition):
+            await made.groups.forget_offsets(G, "orders", [2])
+        await made.groups.join(G, "m", ORDERS)
+        with pytest.raises(GroupActive, match="consumes topic=orders"):
+            await made.groups.forget_offsets(G, "orders", [1])
+
+
+async def test_a_commit_that_is_under_way_does_not_come_back_when_its_offset_is_taken() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        await made.groups.configure(G, {})
+        committing = asyncio.create_task(made.groups.commit(G, [OffsetCommit("orders", 0, 1)]))
+        await asyncio.sleep(0)
+        await made.groups.forget_offsets(G, "orders", [0])
+        await committing
+        assert await committed(made) == [None, None]
+
+
+async def test_offsets_of_queue_mode_are_not_taken() -> None:
+    async with world(values=[b"1", b"2"]) as made:
+        await made.groups.receive(G, wanting(max_messages=2))
+        with pytest.raises(GroupActive, match="queue mode"):
+            await made.groups.forget_offsets(G, "orders", [0, 1])
+
+
 async def test_a_server_has_a_bound_on_its_groups() -> None:
     made = World()
     made.limits = replace(made.limits, groups_max=2)

@@ -18,7 +18,8 @@ APIS = (
     "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator", "JoinGroup", "Heartbeat", "LeaveGroup",
     "SyncGroup", "DescribeGroups", "ListGroups", "SaslHandshake", "ApiVersions", "CreateTopics", "DeleteTopics",
     "DeleteRecords", "InitProducerId", "OffsetForLeaderEpoch", "DescribeConfigs", "AlterConfigs", "SaslAuthenticate",
-    "CreatePartitions", "DeleteGroups", "IncrementalAlterConfigs", "DescribeCluster",
+    "CreatePartitions", "DeleteGroups", "IncrementalAlterConfigs", "DescribeCluster", "OffsetDelete", "DescribeAcls",
+    "CreateAcls", "DeleteAcls",
 )  # fmt: skip
 SUBSCRIPTION, ASSIGNMENT = "ConsumerProtocolSubscription", "ConsumerProtocolAssignment"
 
