@@ -39,6 +39,7 @@ from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import VERSION as JAVA_VERSION
 from loadtest.peers.kafka import Kafka as ApacheKafka
 from loadtest.peers.peer import Unavailable
+from loadtest.peers.servers import free_port
 from tests.e2e.kafka_wire import wire
 from tests.e2e.server import DIES_WITH_US, REPOSITORY, Server
 
@@ -46,12 +47,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those th
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Kafka:
@@ -123,8 +118,9 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
 
 
 @asynccontextmanager
-async def _serving(directory: Path) -> AsyncIterator[Kafka]:
-    port = _free_port()
+async def serving(directory: Path) -> AsyncIterator[Kafka]:
+    """A server of its own."""
+    port = free_port()
     server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port)})
     await server.start()
     try:
@@ -136,15 +132,15 @@ async def _serving(directory: Path) -> AsyncIterator[Kafka]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka]:
     """Shared: every test has topics and groups of its own."""
-    async with _serving(tmp_path_factory.mktemp("kafka")) as serving:
-        yield serving
+    async with serving(tmp_path_factory.mktemp("kafka")) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def own_kafka(tmp_path: Path) -> AsyncIterator[Kafka]:
     """For a test that kills it."""
-    async with _serving(tmp_path) as serving:
-        yield serving
+    async with serving(tmp_path) as made:
+        yield made
 
 
 async def test_every_codec_goes_in_and_comes_out_the_same_for_kafka_and_for_http(kafka: Kafka) -> None:
@@ -585,7 +581,7 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
         return str(json.loads(out)["token"])
 
     admin, writer = await token("ann", "admin"), await token("bill", "writer:topic:orders")
-    port = _free_port()
+    port = free_port()
     server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true"})
     await server.start()
 
