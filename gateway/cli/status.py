@@ -52,7 +52,7 @@ async def _looked(client: Client) -> dict[str, object]:
     code, info = await client.probe("/mq/v1/info")
     if code == STARTING:
         return shown
-    shown |= {name: info.get(name) for name in ("version", "cluster_id", "started_ms")}
+    shown |= {name: info.get(name) for name in ("version", "cluster_id", "started_ms", "kafka")}
     try:
         topics = rows_of(await client.get("/mq/v1/topics"), "topics")
         groups = rows_of(await client.get("/mq/v1/groups"), "groups")
@@ -77,6 +77,9 @@ def _print(url: str, shown: Mapping[str, object]) -> None:
     if isinstance(started_ms := shown.get("started_ms"), int):
         rows.append(("version", shown["version"]))
         rows.append(("running for", _length(time.time() - started_ms / 1000)))
+    if (kafka := shown.get("kafka")) is not None:  # a server of 0.2 does not say
+        assert isinstance(kafka, list)
+        rows.append(("Kafka clients", ", ".join(map(str, kafka)) or "no port for them"))
     if "topics" in shown:
         rows.append(("topics", f"{shown['topics']} with {shown['partitions']} partitions"))
         rows.append(("groups", f"{shown['groups']} with {shown['members']} members"))

@@ -74,6 +74,12 @@ def bound_kafka_sockets(config: GatewayConfig) -> Iterator[tuple[dict[str, socke
         yield bound, warnings
 
 
+def address_of(bound: socket.socket) -> str:
+    """The address of a listening socket as HOST:PORT."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
     """Where a client on this machine finds the server."""
     port = listener.getsockname()[1]

@@ -35,7 +35,15 @@ from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
-from gateway.main.listener import BACKLOG, answering_not_ready, bound_kafka_sockets, bound_socket, listening, url_of
+from gateway.main.listener import (
+    BACKLOG,
+    address_of,
+    answering_not_ready,
+    bound_kafka_sockets,
+    bound_socket,
+    listening,
+    url_of,
+)
 from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import (
@@ -152,6 +160,8 @@ async def run(
             await parts.enter_async_context(_opened_groups(groups, store, admin))
             recurring = build_recurring(gateway, store, admin)
             await parts.enter_async_context(_opened_recurring(recurring, store))
+        kafka_addresses = {name: address_of(bound) for name, bound in kafka_sockets.items()}
+        gateway = replace(gateway, kafka_addresses=tuple(f"{name}://{at}" for name, at in kafka_addresses.items()))
         if auth_reloader is not None:
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
             auth_reloader.judge_by(groups.dead_letters.origins)
@@ -186,8 +196,8 @@ async def run(
                 manager.ready(url)
                 for warning in kafka_warnings:
                     log.warning("%s", warning)
-                for name, bound in kafka_sockets.items():
-                    log.info("accepting Kafka clients listener=%s address=%s:%d", name, *bound.getsockname()[:2])
+                for name, address in kafka_addresses.items():
+                    log.info("accepting Kafka clients listener=%s address=%s", name, address)
                 log.info(
                     "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
                     url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,

@@ -121,7 +121,7 @@ def _c_consume(records: int) -> Callable[[Side, str, Options], Measured]:
     def run(side: Side, topic: str, options: Options) -> Measured:
         count = options.count(records)
         command = [rdkafka_performance(TOOLS), "-C", "-t", topic, "-p", "0", "-o", "beginning", "-c", str(count)]
-        command += ["-b", side.endpoint, "-X", "fetch.queue.backoff.ms=10", "-X", "queued.min.messages=1000000"]
+        command += ["-b", side.endpoint, "-X", "queued.min.messages=1000000"]
         return Measured(rate_of(_tool(command), count), count)
 
     return run
@@ -154,7 +154,10 @@ def _java_consume(records: int) -> Callable[[Side, str, Options], Measured]:
             "ConsumerPerformance", "--bootstrap-server", side.endpoint, "--topic", topic, "--messages", str(count),
             "--hide-header",
         )  # fmt: skip
-        fields = said.strip().splitlines()[-1].split(", ")
+        found = re.findall(r"^\d{4}-\d\d-\d\d .*$", said, re.MULTILINE)
+        if not found:
+            raise WorkFailed(f"kafka-consumer-perf-test: {said[-500:]}")
+        fields = found[-1].split(", ")
         read_count, fetching_ms = int(fields[4]), float(fields[7])
         if read_count < count:
             raise WorkFailed(f"kafka-consumer-perf-test read {read_count} of {count}")
@@ -338,8 +341,8 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "work with one server after the other, round by round. *written*: `--acks written` beside Kafka's default,",
         "which answers before anything is on disk. *durable*: our default beside Kafka with",
         "`log.flush.interval.messages=1`, a sync for every batch. Medians of the rounds, and of their ratios with the",
-        "lowest and the highest round. Client and server share the cores, so a rate is often the client's; the CPU time",
-        "of the server's process is not.",
+        "lowest and the highest round. Client and server share the cores, so a rate is often the client's; the CPU",
+        "time of the server's process is not.",
         "",
     ]
     lines += pages.condition_lines(parts)

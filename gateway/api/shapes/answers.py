@@ -63,6 +63,7 @@ class Info(Answer):
     version: str
     cluster_id: Annotated[str, Meta(description="Made with the data directory, and kept.")]
     started_ms: TimeMs
+    kafka: Annotated[list[str], Meta(description="Where it listens for Kafka clients: NAME://HOST:PORT.")]
     name: Annotated[str, judged({"const": "mq"})] = "mq"
 
 

@@ -165,5 +165,8 @@ class Gateway:
     started_ms: int = 0
     """When this process began to answer, epoch ms."""
 
+    kafka_addresses: tuple[str, ...] = ()
+    """Where it listens for Kafka clients: NAME://HOST:PORT."""
+
 
 GATEWAY = web.AppKey("gateway", Gateway)

@@ -17,8 +17,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gateway.surfaces.kafka.produce import count, text, write_count, write_text
-from gateway.surfaces.kafka.schema import Reader, write_varint
+from gateway.surfaces.kafka.by_hand import count, text, write_count, write_topics
+from gateway.surfaces.kafka.schema import Reader
 from store.types import Buffer
 
 FLEXIBLE = 12
@@ -96,34 +96,19 @@ def write_fetched(
 ) -> Iterator[Buffer]:
     """The response's message as buffers in order, the batches among them as they are."""
     flexible = version >= FLEXIBLE
-    out = bytearray(_I32.pack(0))
+    head = bytearray(_I32.pack(0))
     if version >= _SESSION_FROM:
-        out += _ERROR_AND_SESSION.pack(error_code, 0)
-    write_count(out, len(topics), flexible)
-    for name, partitions in topics:
-        write_text(out, name, flexible)
-        write_count(out, len(partitions), flexible)
-        for partition, partition_error, end, start, batches in partitions:
-            out += _PARTITION.pack(partition, partition_error, end, end)
-            if version >= _LOG_START_FROM:
-                out += _I64.pack(start)
-            write_count(out, 0, flexible)  # aborted transactions
-            if version >= _REPLICA_FROM:
-                out += _I32.pack(-1)
-            size = sum(map(len, batches))
-            if flexible:
-                write_varint(out, size + 1)
-            else:
-                out += _I32.pack(size)
-            if batches:
-                yield out
-                yield from batches
-                out = bytearray()
-            if flexible:
-                out.append(0)
-        if flexible:
-            out.append(0)
-    if flexible:
-        out.append(0)
-    if out:
-        yield out
+        head += _ERROR_AND_SESSION.pack(error_code, 0)
+
+    def write(out: bytearray, one: PartitionBatches) -> Sequence[Buffer]:
+        partition, partition_error, end, start, batches = one
+        out += _PARTITION.pack(partition, partition_error, end, end)
+        if version >= _LOG_START_FROM:
+            out += _I64.pack(start)
+        write_count(out, 0, flexible)  # aborted transactions
+        if version >= _REPLICA_FROM:
+            out += _I32.pack(-1)
+        write_count(out, sum(map(len, batches)), flexible)  # of bytes
+        return batches
+
+    return write_topics(head, topics, write, flexible)

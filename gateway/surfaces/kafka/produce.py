@@ -14,12 +14,13 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.surfaces.kafka.schema import Malformed, Reader, write_varint
+from gateway.surfaces.kafka.by_hand import count, length, text, write_count, write_text, write_topics
+from gateway.surfaces.kafka.schema import Malformed, Reader
 
 FLEXIBLE = 9
 _LOG_START_FROM, _MESSAGE_FROM = 5, 8
 
-_I8, _I16, _I32 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i")
+_I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
 _ANSWER = struct.Struct(">ihqq")
 _LOG_START = struct.Struct(">q")
 _UNKNOWN = -1
@@ -48,27 +49,6 @@ class Produced(NamedTuple):
     base_offset: int
     log_start_offset: int
     message: str | None
-
-
-def length(reader: Reader, form: struct.Struct, flexible: bool) -> int:
-    """A length; -1: null."""
-    return reader.varint() - 1 if flexible else int(reader.unpack(form))
-
-
-def count(reader: Reader, flexible: bool) -> int:
-    """The count of an array. Raises Malformed for null."""
-    found = length(reader, _I32, flexible)
-    if found < 0:
-        raise Malformed("an array is null")
-    return reader.count(found)
-
-
-def text(reader: Reader, flexible: bool) -> str:
-    """A string. Raises Malformed for null."""
-    try:
-        return reader.take(length(reader, _I16, flexible)).decode()
-    except UnicodeDecodeError as error:
-        raise Malformed(f"a string that is not UTF-8: {error}") from error
 
 
 def read_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
@@ -100,45 +80,18 @@ def read_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
     return ProduceRequest(id_length >= 0, acks, topics)
 
 
-def write_text(out: bytearray, value: str | None, flexible: bool) -> None:
-    """Append a string or null."""
-    content = None if value is None else value.encode()
-    size = -1 if content is None else len(content)
-    if flexible:
-        write_varint(out, size + 1)
-    else:
-        out += _I16.pack(size)
-    out += content or b""
-
-
-def write_count(out: bytearray, value: int, flexible: bool) -> None:
-    """Append the count of an array."""
-    if flexible:
-        write_varint(out, value + 1)
-    else:
-        out += _I32.pack(value)
-
-
-def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: int) -> bytearray:
+def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: int) -> bytes:
     """The response's message."""
     flexible = version >= FLEXIBLE
-    out = bytearray()
-    write_count(out, len(topics), flexible)
-    for name, partitions in topics:
-        write_text(out, name, flexible)
-        write_count(out, len(partitions), flexible)
-        for partition, error_code, base_offset, log_start_offset, message in partitions:
-            out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
-            if version >= _LOG_START_FROM:
-                out += _LOG_START.pack(log_start_offset)
-            if version >= _MESSAGE_FROM:
-                write_count(out, 0, flexible)
-                write_text(out, message, flexible)
-            if flexible:
-                out.append(0)
-        if flexible:
-            out.append(0)
-    out += _I32.pack(0)
-    if flexible:
-        out.append(0)
-    return out
+
+    def write(out: bytearray, one: Produced) -> tuple[()]:
+        partition, error_code, base_offset, log_start_offset, message = one
+        out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
+        if version >= _LOG_START_FROM:
+            out += _LOG_START.pack(log_start_offset)
+        if version >= _MESSAGE_FROM:
+            write_count(out, 0, flexible)
+            write_text(out, message, flexible)
+        return ()
+
+    return b"".join(write_topics(bytearray(), topics, write, flexible, end=_I32.pack(0)))

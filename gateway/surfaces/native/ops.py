@@ -55,4 +55,5 @@ async def limits(gateway: Gateway, request: web.Request, _: bytes) -> web.Respon
 async def info(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """What this server is, and whose data it has. `cluster_id` is made with a data directory and never changes; a
     topic's epoch, which every answer with offsets names, is its `topic_id`."""
-    return json_answer(request, answers.Info(gateway.version, gateway.cluster_id, gateway.started_ms))
+    kafka = list(gateway.kafka_addresses)
+    return json_answer(request, answers.Info(gateway.version, gateway.cluster_id, gateway.started_ms, kafka))

@@ -237,6 +237,7 @@ def test_the_status_of_a_server(server: Server) -> None:
     assert {"version", "cluster_id", "topics", "partitions", "groups", "members", "delayed"} <= set(shown)
     text = done(mq("status", url=server.url))
     assert re.search(r"ready +yes", text)
+    assert re.search(r"Kafka clients +(no port for them|KAFKA://127\.0\.0\.1:9092)", text)
     assert server.url in text
 
 

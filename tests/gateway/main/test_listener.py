@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
-from gateway.main.listener import answering_not_ready, bound_socket
+import pytest
+
+from gateway.main.listener import address_of, answering_not_ready, bound_kafka_sockets, bound_socket
+from gateway.settings import kafka as kafka_settings
 from gateway.settings.config import build
 from gateway.surfaces.http.starting import RecoveryProgress
 from tests.waiting import PATIENCE_S
@@ -38,3 +42,24 @@ async def test_connections_are_bounded_before_the_store_is_open(tmp_path: Path) 
                         break
                     await asyncio.sleep(0.01)
             held.pop()[1].close()
+
+
+def test_a_port_for_kafka_clients_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(kafka_settings, "PORT_DEFAULT", port)
+        with bound_kafka_sockets(build({"data": tmp_path, "port": 0})) as (bound, warnings):
+            assert bound == {}  # nobody asked for it: the server starts without
+            assert f"127.0.0.1:{port}" in warnings[0]
+        for asked in ({"kafka.port": port}, {"kafka.listeners": ["A://127.0.0.1:0", f"B://127.0.0.1:{port}"]}):
+            config = build({"data": tmp_path, "port": 0, **asked})
+            with pytest.raises(OSError, match=f"Kafka listener 127.0.0.1:{port}"), bound_kafka_sockets(config):
+                pass
+    with bound_kafka_sockets(build({"data": tmp_path, "port": 0})) as (bound, warnings):
+        assert ({name: address_of(one) for name, one in bound.items()}, warnings) == (
+            {"KAFKA": f"127.0.0.1:{port}"},
+            [],
+        )
+    for nothing in ({"kafka.enabled": False}, {"host": "0.0.0.0", "auth.enabled": True}):
+        with bound_kafka_sockets(build({"data": tmp_path, "port": 0, **nothing})) as (bound, warnings):
+            assert (bound, warnings) == ({}, [])

@@ -189,3 +189,17 @@ def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
     node.done[0]([b"first"])
     assert transport.sent[0].index(b"first") < transport.sent[0].index(b"second")
     assert (len(node.done), transport.is_reading) == (PIPELINE_MAX + 1, True)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_how_long_a_client_may_say_nothing(is_late: bool) -> None:
+    node = Node()
+    before_s = monotonic()
+    connection, transport = node.connect()
+    connection.data_received(_produce())
+    late_s = monotonic() + 100.1
+    connection.look(late_s, body_timeout_s=1, idle_timeout_s=100)
+    assert transport.is_open  # its request is being served
+    node.done[0]([b"answer"])
+    connection.look(late_s if is_late else before_s + 100, body_timeout_s=1, idle_timeout_s=100)
+    assert transport.is_open is not is_late

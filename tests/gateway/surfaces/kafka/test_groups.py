@@ -246,3 +246,48 @@ async def test_closing_tells_those_that_wait_to_look_for_another_server() -> Non
         with pytest.raises(Refused) as told:
             await asyncio.wait_for(waiting, 5)
         assert told.value.code == NOT_COORDINATOR
+
+
+async def test_ids_that_were_given_out_and_not_come_back_with_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 2)
+    async with _kafka() as kafka:
+        given = []
+        for _ in range(3):
+            with pytest.raises(Refused) as told:
+                await kafka.join(needs_id=True)
+            assert told.value.code == MEMBER_ID_REQUIRED
+            given.append(told.value.member_id)
+        with pytest.raises(Refused) as unknown:  # n + 1: the first of them is forgotten
+            await kafka.join(given[0], needs_id=True)
+        assert unknown.value.code == UNKNOWN_MEMBER_ID
+        one, two = await asyncio.gather(*(kafka.join(id_, needs_id=True) for id_ in given[1:]))
+        assert sorted([one.member_id, two.member_id]) == sorted(given[1:])
+
+
+async def test_a_cooperative_member_keeps_what_the_new_assignment_leaves_it() -> None:
+    async with _kafka() as kafka:
+        one = await kafka.first(protocols=("cooperative-sticky",))
+        newcomer = kafka.join(protocols=("cooperative-sticky",))
+        await asyncio.sleep(0)
+        again = await kafka.join(one.member_id, protocols=("cooperative-sticky",))
+        came = await newcomer
+        leader, follower = (again, came) if again.leader == again.member_id else (came, again)
+        # First round: what is to move goes to nobody, so that its owner gives it up.
+        shares = {again.member_id: kafka.share(0), came.member_id: kafka.share()}
+        await kafka.sync(leader, shares)
+        assert await kafka.sync(follower) == shares[follower.member_id]
+        kafka.heartbeat(again)
+        # Second round: it goes to the newcomer; the other partition has never been anybody else's.
+        joining = kafka.join(came.member_id, protocols=("cooperative-sticky",))
+        await asyncio.sleep(0)
+        again = await kafka.join(again.member_id, protocols=("cooperative-sticky",))
+        came = await joining
+        leader, follower = (again, came) if again.leader == again.member_id else (came, again)
+        shares = {again.member_id: kafka.share(0), came.member_id: kafka.share(1)}
+        await kafka.sync(leader, shares)
+        assert await kafka.sync(follower) == shares[follower.member_id]
+        for member, partition in ((again, 0), (came, 1)):
+            key = MemberKey(member.member_id, member.generation)
+            await kafka.world.groups.commit(G, [OffsetCommit("orders", partition, 0)], key)
+            with pytest.raises(StaleGeneration):
+                await kafka.world.groups.commit(G, [OffsetCommit("orders", 1 - partition, 0)], key)

@@ -42,7 +42,7 @@ async def test_health_readiness_and_what_the_server_is(client: Client, gateway: 
     for path, body in (
         ("/healthz", {"status": "ok"}),
         ("/readyz", {"status": "ok", "reasons": []}),
-        ("/mq/v1/info", {"name": "mq", "version": "1.2.3", "cluster_id": "unknown", "started_ms": 0}),
+        ("/mq/v1/info", {"name": "mq", "version": "1.2.3", "cluster_id": "unknown", "started_ms": 0, "kafka": []}),
         ("/mq/v1/limits", asdict(gateway.limits)),
     ):
         response = await client.get(path)

@@ -1,0 +1,88 @@
+"""What Produce and Fetch have in common, which are read and written by hand (`produce.py`, `fetch.py`). Pure.
+
+    topics     count · (name · count of partitions · (a partition's fields, tagged fields) · tagged fields)
+
+In flexible versions lengths and counts are compact, and each struct ends with tagged fields, of which there are none.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from gateway.surfaces.kafka.schema import Malformed, Reader, write_varint
+from store.types import Buffer
+
+_I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+_Partition = TypeVar("_Partition")
+
+
+def length(reader: Reader, form: struct.Struct, flexible: bool) -> int:
+    """A length; -1: null."""
+    return reader.varint() - 1 if flexible else int(reader.unpack(form))
+
+
+def count(reader: Reader, flexible: bool) -> int:
+    """The count of an array. Raises Malformed for null."""
+    found = length(reader, _I32, flexible)
+    if found < 0:
+        raise Malformed("an array is null")
+    return reader.count(found)
+
+
+def text(reader: Reader, flexible: bool) -> str:
+    """A string. Raises Malformed for null."""
+    try:
+        return reader.take(length(reader, _I16, flexible)).decode()
+    except UnicodeDecodeError as error:
+        raise Malformed(f"a string that is not UTF-8: {error}") from error
+
+
+def write_text(out: bytearray, value: str | None, flexible: bool) -> None:
+    """Append a string or null."""
+    content = None if value is None else value.encode()
+    size = -1 if content is None else len(content)
+    if flexible:
+        write_varint(out, size + 1)
+    else:
+        out += _I16.pack(size)
+    out += content or b""
+
+
+def write_count(out: bytearray, value: int, flexible: bool) -> None:
+    """Append the count of an array."""
+    if flexible:
+        write_varint(out, value + 1)
+    else:
+        out += _I32.pack(value)
+
+
+def write_topics(
+    out: bytearray,
+    topics: Sequence[tuple[str, Sequence[_Partition]]],
+    write: Callable[[bytearray, _Partition], Sequence[Buffer]],
+    flexible: bool,
+    *,
+    end: bytes = b"",
+) -> Iterator[Buffer]:
+    """The rest of a message behind what `out` has: its topics, then `end`; as buffers in order. `write` appends the
+    fields of a partition; what it returns follows them, as it is."""
+    write_count(out, len(topics), flexible)
+    for name, partitions in topics:
+        write_text(out, name, flexible)
+        write_count(out, len(partitions), flexible)
+        for one in partitions:
+            views = write(out, one)
+            if views:
+                yield out
+                yield from views
+                out = bytearray()
+            if flexible:
+                out.append(0)
+        if flexible:
+            out.append(0)
+    out += end
+    if flexible:
+        out.append(0)
+    yield out
