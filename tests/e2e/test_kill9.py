@@ -1,8 +1,8 @@
 """kill -9 of a real server under load, again and again: nothing acknowledged is lost, doubled, moved or changed.
 
-Producers post batches of flight-like records, some to a named partition, some by key; followers long-poll every
-partition meanwhile; the history checker (tests/history.py) judges what all of them saw together with a final read of
-everything. MQ_KILL_CYCLES=500 (`make torture-kill`) makes it a long run.
+Producers post batches of flight-like records, some to a named partition, some by key, and one sends by Kafka's
+protocol; followers long-poll every partition meanwhile; the history checker (tests/history.py) judges what all of them
+saw together with a final read of everything. MQ_KILL_CYCLES=500 (`make torture-kill`) makes it a long run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import random
 import time
 import zlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import confluent_kafka
 import orjson
 import pytest
 
+from loadtest.peers.servers import free_port
 from tests.e2e.server import SMALL_FILES, Server
 from tests.history import Json, Outcome, Recorder, Seen, Send, check, is_intact, seal
 from tests.waiting import PATIENCE_S, until
@@ -40,8 +44,9 @@ def now_ms() -> float:
 class World:
     """A server, its clients, and what they saw."""
 
-    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: Server, session: aiohttp.ClientSession, kafka_address: str) -> None:
         self.server = server
+        self.kafka_address = kafka_address
         self.session = session
         self.history = Recorder()
         self.rng = random.Random(SEED)
@@ -70,6 +75,8 @@ class World:
 
     async def produce_for_ever(self, client: str) -> None:
         """Post batches until cancelled. A client that loses its connection does not know what became of the batch."""
+        if client.startswith("kafka"):
+            await self.produce_by_kafka_for_ever(client, self.kafka_address)
         while True:
             await self.is_up.wait()
             try:
@@ -77,20 +84,55 @@ class World:
             except (aiohttp.ClientError, OSError):
                 await asyncio.sleep(0.02)  # the server is stopping
 
-    async def _produce(self, client: str) -> None:
-        records, sends = [], []
-        partition = self.rng.randrange(PARTITIONS) if client.endswith(("0", "1")) else None
-        delayed_ms = self.rng.randrange(100, 3000) if client.startswith("timer") else None
-        for _ in range(self.rng.choice((1, 1, 10, 60))):
-            value = self.history.value(client)
-            tail = f"N{self.rng.randrange(10_000, 99_999)}"
-            flight: dict[str, Json] = {
+    async def produce_by_kafka_for_ever(self, client: str, address: str) -> None:
+        """Send by Kafka's protocol until cancelled: librdkafka's idempotent producer sends again what it has no answer
+        to, so all but the last few records are acknowledged, each with its offset."""
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 2, "log_level": 0,
+                "reconnect.backoff.max.ms": 200,
+            }
+        )  # fmt: skip
+
+        def delivered(send: Send, error: object, message: Any) -> None:
+            if error is None:
+                send.ok(now_ms(), message.offset())
+
+        try:
+            while True:
+                for _ in range(self.rng.choice((1, 10, 60)) if len(producer) < 500 else 0):
+                    value, tail, flight = self._flight(client)
+                    partition = zlib.crc32(tail.encode()) % PARTITIONS
+                    send = self.history.send(value, partition, now_ms())
+                    content = orjson.dumps(seal(flight))
+                    producer.produce(TOPIC, content, tail, partition, on_delivery=partial(delivered, send))
+                producer.poll(0)
+                await asyncio.sleep(0.005)
+        finally:
+            producer.purge()  # nothing is sent behind the final read
+
+    def _flight(self, client: str) -> tuple[str, str, dict[str, Json]]:
+        """A value that nobody else has sent, a key, and a record of both."""
+        value = self.history.value(client)
+        tail = f"N{self.rng.randrange(10_000, 99_999)}"
+        return (
+            value,
+            tail,
+            {
                 "id": value,
                 "tailnum": tail,
                 "carrier": self.rng.choice(CARRIERS),
                 "arr_delay": self.rng.randrange(-60, 300),
                 "note": "x" * self.rng.choice((0, 40, 2000)),
-            }
+            },
+        )
+
+    async def _produce(self, client: str) -> None:
+        records, sends = [], []
+        partition = self.rng.randrange(PARTITIONS) if client.endswith(("0", "1")) else None
+        delayed_ms = self.rng.randrange(100, 3000) if client.startswith("timer") else None
+        for _ in range(self.rng.choice((1, 1, 10, 60))):
+            value, tail, flight = self._flight(client)
             record: dict[str, object] = {"key": tail, "value": seal(flight)}
             due_ms = None
             if delayed_ms is not None:
@@ -175,11 +217,12 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    server = Server(tmp_path / "data", SMALL_FILES)
+    kafka_port = free_port()  # the same across restarts: its clients find the server again by themselves
+    server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_KAFKA_PORT": str(kafka_port)})
     timeout = aiohttp.ClientTimeout(total=20)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
-            world = World(server, session)
+            world = World(server, session, f"127.0.0.1:{kafka_port}")
             await world.start()
             yield world
         finally:
@@ -212,7 +255,10 @@ async def load_and_kill(
 
 async def test_kill_9_under_load_loses_doubles_and_moves_nothing(world: World) -> None:
     await world.create_topic()
-    await load_and_kill(world, [f"client{number}" for number in range(PRODUCERS)], cycles=CYCLES, acked_min=50)
+    clients = [*(f"client{number}" for number in range(PRODUCERS)), "kafka"]
+    await load_and_kill(world, clients, cycles=CYCLES, acked_min=50)
+    by_kafka = [send for send in world.history.sends if send.value.startswith("kafka") and send.offset is not None]
+    assert len(by_kafka) > CYCLES
     await world.kill()
     await world.start()
     count = await world.read_everything()
