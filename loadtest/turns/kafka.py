@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.surfaces.kafka import apis
 from gateway.surfaces.kafka.apis import APIS
-from gateway.surfaces.kafka.produce import write_count, write_text
+from gateway.surfaces.kafka.by_hand import write_count, write_text
 from gateway.surfaces.kafka.schema import ELEMENTS_MAX, encode
 from store.limits import PARTITIONS_MAX
 

@@ -227,7 +227,7 @@ async def offset_delete(session: Session, version: int, request: Message) -> Mes
     except _Errors as error:
         return {"error_code": _code(error)}
     topics = []
-    for topic in request["topics"]:
+    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
         name, numbers = topic["name"], [one["partition_index"] for one in topic["partitions"]]
         code, known = errors.NONE, range(0)
         try:
@@ -239,6 +239,7 @@ async def offset_delete(session: Session, version: int, request: Message) -> Mes
             code = errors.GROUP_SUBSCRIBED_TO_TOPIC
         except _Errors as error:
             code = _code(error)
+        await record(session, "group.reset", {"group": group}, code, topic=name, partitions=numbers, forgotten=True)
         partitions = [
             {
                 "partition_index": number,

@@ -138,6 +138,9 @@ def ways(topic: str, group: str) -> dict[str, bytes]:
         "group's commit": asked(apis.OFFSET_COMMIT, {"group_id": group, "member_id": "", **committed}),
         "group's offsets": asked(apis.OFFSET_FETCH, {"groups": [{"group_id": group, "topics": None}]}),
         "describe group": asked(apis.DESCRIBE_GROUPS, {"groups": [group]}),
+        "take back": asked(apis.OFFSET_DELETE, {"group_id": GROUP, "topics": [
+            {"name": topic, "partitions": [partition]}]}),
+        "group's take back": asked(apis.OFFSET_DELETE, {"group_id": group, "topics": []}),
         "delete group": asked(apis.DELETE_GROUPS, {"groups_names": [group]}),
     }  # fmt: skip
 
