@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-timer bench-groups bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js bench-python attack
+.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-timer bench-groups bench-kafka bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js bench-js bench-python attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -125,6 +125,11 @@ bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Red
 
 bench-groups: $(STAMP) ## Consumer groups: queue mode by itself, over HTTP and WebSocket; rebalances
 	@$(BIN)/python -m loadtest.bench.groups
+
+bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with Apache Kafka: ONLY=produce SCALE=0.1
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))

@@ -375,7 +375,9 @@ def main() -> None:
             rdkafka_performance(TOOLS)
             for level in [asked.level] if asked.level else LEVELS:
                 options = Options(Path(directory), asked.rounds, asked.scale)
-                conditions = pages.conditions(options.directory, rounds=asked.rounds, kafka=KAFKA_VERSION)
+                conditions = pages.conditions(
+                    options.directory, rounds=asked.rounds, scale=asked.scale, kafka=KAFKA_VERSION
+                )
                 others = pages.OtherPrograms()
                 with console.status(level) as status:
                     rows = measured(options, level, works, status.update)

@@ -36,7 +36,7 @@ KAFKAJS = "kafkajs@2.2.4"
 JAVA_3, JAVA_4 = "3.9.0", KAFKA_VERSION
 JAVA = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LINES, LINES_PER_S = 3_000, 500
-WAIT_S = 120.0
+WAIT_S = 240.0
 PARTITIONS = 4
 
 

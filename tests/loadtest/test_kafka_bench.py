@@ -1,0 +1,36 @@
+"""loadtest/bench/kafka.py and librdkafka.py: what the tool prints, and the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.bench.kafka import as_markdown
+from loadtest.bench.librdkafka import rate_of
+from loadtest.bench.parts import Part
+from loadtest.peers.peer import WorkFailed
+
+PRODUCED = (
+    "% 100000 messages produced (10000000 bytes), 100000 delivered (offset 99999, 0 failed) in 432ms: "
+    "231000 msgs/s and 23.10 MB/s, 0 produce failures, 0 in queue, no compression"
+)
+CONSUMED = "% 400000 (40000000 bytes) messages consumed in 657ms: 608000 msgs/s (60.80 MB/s)"
+
+
+def test_the_rate_of_a_whole_run() -> None:
+    assert rate_of(PRODUCED, 100_000) == 231_000
+    assert rate_of(f"{PRODUCED}\n{CONSUMED}", 100_000) == 608_000
+    with pytest.raises(WorkFailed):
+        rate_of(PRODUCED, 100_001)
+    with pytest.raises(WorkFailed):
+        rate_of("% ERROR", 1)
+
+
+def test_a_row_says_who_is_faster_and_what_it_costs() -> None:
+    row: dict[str, object] = {
+        "work": "produce 100 B", "client": "c", "unit": "records/s", "produces": True, "ours": [200_000, 220_000],
+        "theirs": [100_000, 100_000], "ours_cpu_s": [0.5, 0.5], "theirs_cpu_s": [1.0, 1.0],
+    }  # fmt: skip
+    late = row | {"work": "p99", "unit": "ms", "produces": False, "ours": [4.0], "theirs": [2.0]}
+    page = as_markdown({"durable": Part({"rounds": 2}, [row, late])})
+    assert "| produce 100 B | c | 210 k/s | 100 k/s | 2.1x (2 - 2.2) | 0.50 | 1.00 | 0.5x | >= 1.5x | yes |" in page
+    assert "| p99 | c | 4 ms | 2 ms | 0.5x | 0.50 | 1.00 | 0.5x | >= 1x | **no** |" in page
