@@ -31,7 +31,7 @@ from gateway.api.errors import error_of
 from gateway.brokers.base import Broker
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
-from gateway.codec.records import BATCH_REFUSED, ProduceRecord
+from gateway.codec.records import BATCH_REFUSED, STEP_RECORDS, ProduceRecord
 from gateway.codec.tags import (
     HEADER_DELAYS,
     MESSAGE_GROUP_HEADER,
@@ -718,7 +718,11 @@ class Producer:
         most = self._limits.records_per_request_max
         if count > most:
             raise RecordTooLarge(f"a batch of {count} records; a topic with mq.headers takes {most} at once")
-        records = list(opened(batch, allowed=HEADER_DELAYS))
+        records: list[ProduceRecord] = []
+        for record in opened(batch, allowed=HEADER_DELAYS):
+            records.append(record)
+            if len(records) % STEP_RECORDS == 0:
+                await asyncio.sleep(0)
         producer_id, epoch, first = record_batch.numbers_of(batch)
         if producer_id >= 0 and epoch >= 0 and first >= 0:
             begin = f"kafka/{producer_id}/{epoch}/{partition}"

@@ -20,9 +20,8 @@ from tests.e2e.kafka_wire import wire
 from tests.e2e.server import Server
 from tests.e2e.test_kafka import Kafka
 from tests.e2e.test_kafka import serving as serving_kafka
-from tests.gateway.surfaces.kafka.test_produce import _fetch as fetch_request
-from tests.gateway.surfaces.kafka.test_produce import _produce as produce_request
-from tests.gateway.surfaces.kafka.test_schema import _random_message as random_message
+from tests.gateway.surfaces.kafka.test_produce import fetch_request, produce_request
+from tests.gateway.surfaces.kafka.test_schema import random_message
 
 SEED = int(os.environ.get("MQ_TORTURE_SEED", str(random.randrange(2**32))))
 FRAMES = 400

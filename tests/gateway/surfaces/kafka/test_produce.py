@@ -25,7 +25,8 @@ def _versions(key: int) -> range:
     return range(APIS[key].min_version, APIS[key].max_version + 1)
 
 
-def _produce(version: int) -> bytes:
+def produce_request(version: int) -> bytes:
+    """A Produce request of two batches, without its header."""
     request: Any = theirs_producer.ProduceRequest
     partitions = [
         request.TopicProduceData.PartitionProduceData(version=version, index=number, records=batch)
@@ -36,7 +37,8 @@ def _produce(version: int) -> bytes:
     return oracle.encoded(made, version)
 
 
-def _fetch(version: int) -> bytes:
+def fetch_request(version: int) -> bytes:
+    """A Fetch request of one partition, without its header."""
     request: Any = theirs_consumer.FetchRequest
     partition = request.FetchTopic.FetchPartition(
         version=version, partition=3, current_leader_epoch=-1, fetch_offset=42, last_fetched_epoch=-1,
@@ -52,7 +54,7 @@ def _fetch(version: int) -> bytes:
 
 @pytest.mark.parametrize("version", _versions(PRODUCE))
 def test_produce(version: int) -> None:
-    request = read_produce(memoryview(_produce(version)), 0, version)
+    request = read_produce(memoryview(produce_request(version)), 0, version)
     assert (request.is_transactional, request.acks) == (False, -1)
     records = [PartitionRecords(number, memoryview(batch)) for number, batch in enumerate(BATCHES)]
     assert request.topics == [("orders", records)]
@@ -67,7 +69,7 @@ def test_produce(version: int) -> None:
 
 @pytest.mark.parametrize("version", _versions(FETCH))
 def test_fetch(version: int) -> None:
-    request = read_fetch(memoryview(_fetch(version)), 0, version)
+    request = read_fetch(memoryview(fetch_request(version)), 0, version)
     assert request[:4] == (500, 1, 2000, 0)
     assert request.topics == [("orders", [PartitionFetch(3, 42, 1000)])]
     answered = b"".join(
@@ -87,7 +89,7 @@ def test_a_message_without_topics_has_what_comes_before_and_after_them() -> None
 
 @given(st.sampled_from(_versions(PRODUCE)), st.data())
 def test_mangled_requests_are_refused_and_nothing_else_happens(version: int, data: st.DataObject) -> None:
-    for made, read in ((_produce(version), read_produce), (_fetch(min(version + 3, 12)), read_fetch)):
+    for made, read in ((produce_request(version), read_produce), (fetch_request(min(version + 3, 12)), read_fetch)):
         mangled = bytearray(made)
         for _ in range(data.draw(st.integers(1, 4))):
             mangled[data.draw(st.integers(0, len(mangled) - 1))] = data.draw(st.integers(0, 255))

@@ -45,7 +45,8 @@ def _fields(fields: list[list[Any]], version: int, rng: random.Random) -> dict[s
     }
 
 
-def _random_message(name: str, version: int, seed: int) -> dict[str, Any]:
+def random_message(name: str, version: int, seed: int) -> dict[str, Any]:
+    """A message with values of all kinds in its fields."""
     return _fields(schema._definitions()[name]["fields"], version, random.Random(seed))
 
 
@@ -59,7 +60,7 @@ def test_the_layouts_are_those_of_apache_kafka() -> None:
 def test_every_version_reads_and_writes_what_kafka_python_does(api: Api, version: int, kind: str) -> None:
     name = api.name + kind
     for seed in range(5):
-        message = _random_message(name, version, seed)
+        message = random_message(name, version, seed)
         if name == "ApiVersionsResponse":  # kafka-python takes an error for version 0, and forgets the time
             message |= {"error_code": 0} | ({"throttle_time_ms": 0} if version > 0 else {})
         written = bytes(schema.encode(name, version, message))
@@ -102,7 +103,7 @@ def test_mangled_requests_are_refused_and_nothing_else_happens(
 ) -> None:
     api, version = one
     name = api.name + "Request"
-    written = schema.encode(name, version, _random_message(name, version, seed))
+    written = schema.encode(name, version, random_message(name, version, seed))
     for _ in range(data.draw(st.integers(1, 4))):
         if written:
             written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
