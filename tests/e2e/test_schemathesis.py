@@ -55,14 +55,15 @@ NAMES = {
 ALWAYS = ["2xx", "3xx", "401", "403", "404", "406", "409", "429", "5xx"]
 """What may become of any request that its schema allows. 429: some of what is tried are bad tokens."""
 
-WITH_INPUT = ["400", "412", "413", "416", "422"]
-"""And of one with a query or a body. 416: whether an offset is out of range depends on what is stored; 412 likewise.
+WITH_INPUT = ["400", "412", "413", "416", "422", "428"]
+"""And of one with a query, a body or a condition. 416: whether an offset is out of range depends on what is stored; 412
+likewise; 428: some changes must have a condition.
 422: limits are in bytes, a schema counts characters; names, patterns and filters have a grammar. 413: the size of a
 whole record. 400: base64, times and cursors have a grammar too, and a `format=` says how a body is read."""
 
 
 def without_input(document: Json) -> list[str]:
-    """The operations that have nothing but a path: they refuse nothing that fits its schema."""
+    """The operations that have nothing but a path and headers: they refuse nothing that fits its schema."""
     resolved = document["components"]["parameters"]
     found = []
     for item in document["paths"].values():
@@ -70,7 +71,8 @@ def without_input(document: Json) -> list[str]:
             if isinstance(operation, dict) and "operationId" in operation:
                 keys = [one.get("$ref", "query").rpartition("/")[2] for one in operation.get("parameters", ())]
                 request_indexes = {resolved[key]["in"] if key in resolved else key for key in keys}
-                if "query" not in request_indexes and "requestBody" not in operation:
+                has_condition = "header.If-Match" in keys
+                if "query" not in request_indexes and "requestBody" not in operation and not has_condition:
                     found.append(operation["operationId"])
     return found
 

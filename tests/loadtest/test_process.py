@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.process import ProcessFailed, announced, started
+from loadtest.process import ProcessFailed, started
 from tests.waiting import PATIENCE_S
 
 POLITE = """
@@ -27,18 +27,18 @@ def command(*, code: int = 0, pid: str = "''") -> list[str]:
 
 
 def test_the_first_line_is_given_and_the_process_is_gone_afterwards(tmp_path: Path) -> None:
-    with announced(command(pid="__import__('os').getpid()"), tmp_path / "log") as line:
-        url, pid = line.split()
-        os.kill(int(pid), 0)
-    assert url == "http://here"
+    with started(command(pid="__import__('os').getpid()"), tmp_path / "log") as running:
+        url, pid = running
+        os.kill(pid, 0)
+    assert url.startswith("http://here")
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
 
 
 def test_a_stop_that_is_not_clean_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
     with (
         pytest.raises(ProcessFailed, match=r"exit code 3; its log ends with:\na last word"),
-        announced(command(code=3), tmp_path / "log"),
+        started(command(code=3), tmp_path / "log"),
     ):
         pass
 
@@ -47,7 +47,7 @@ def test_a_process_that_dies_before_it_is_ready_is_told(tmp_path: Path) -> None:
     dying = [sys.executable, "-c", "import sys; sys.exit('no such disk')"]
     with (
         pytest.raises(ProcessFailed, match="exit code 1; its log ends with:\nno such disk"),
-        announced(dying, tmp_path / "log"),
+        started(dying, tmp_path / "log"),
     ):
         raise AssertionError("it never was ready")
 
@@ -56,8 +56,8 @@ def test_an_error_of_the_caller_passes_and_the_process_is_stopped(tmp_path: Path
     pids: list[int] = []
 
     def fail() -> None:
-        with announced(command(pid="__import__('os').getpid()"), tmp_path / "log") as line:
-            pids.append(int(line.split()[1]))
+        with started(command(pid="__import__('os').getpid()"), tmp_path / "log") as running:
+            pids.append(running.pid)
             raise LookupError
 
     with pytest.raises(LookupError):
@@ -68,8 +68,8 @@ def test_an_error_of_the_caller_passes_and_the_process_is_stopped(tmp_path: Path
 
 def test_a_process_that_died_under_its_user_is_the_cause(tmp_path: Path) -> None:
     def use() -> None:
-        with announced(command(pid="__import__('os').getpid()"), tmp_path / "log") as line:
-            pid = int(line.split()[1])
+        with started(command(pid="__import__('os').getpid()"), tmp_path / "log") as running:
+            pid = running.pid
             os.kill(pid, 9)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             raise ConnectionResetError("what the user of the process sees")

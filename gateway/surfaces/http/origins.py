@@ -37,8 +37,8 @@ PREFLIGHT_S = 600
 """How long a browser may remember what it was told about a page's requests."""
 
 EXPOSED = ", ".join(
-    ("X-Request-Id", "Retry-After", "Location", "WWW-Authenticate", "Allow", "Mq-Acks", "Mq-Topic", "Mq-Partition",
-     "Mq-Offset", "Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Mq-Timestamp",
+    ("X-Request-Id", "Retry-After", "Location", "WWW-Authenticate", "Allow", "ETag", "Mq-Acks", "Mq-Topic",
+     "Mq-Partition", "Mq-Offset", "Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Mq-Timestamp",
      "Mq-Store-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Tombstone", "Mq-Message-Group", "Mq-Message-Id", "Mq-Receipt",
      "Mq-Delivery-Attempt", "Mq-Visible-Until", "Mq-Schedule-Id", "Mq-Schedule-Key", "Mq-Deliver-At",
      "Idempotent-Replayed", "traceparent",

@@ -141,5 +141,5 @@ def test_bodies_of_v3() -> None:
     assert refused(V3ConfigChangesBody, {}) == 400
     rows = schema_of(V3ConfigChangesBody, LIMITS)["properties"]["data"]["items"]["anyOf"]
     assert [row["properties"]["name"]["const"] for row in rows] == [
-        "retention.ms", "max.message.bytes", "cleanup.policy",
+        "retention.ms", "max.message.bytes", "mq.headers", "cleanup.policy",
     ]  # fmt: skip
