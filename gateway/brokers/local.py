@@ -4,12 +4,15 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from store import Store
+from store.errors import UnknownQueue
 from store.topics import Changes, KeyForm, Topic, TopicConfig
 from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult, ReadStatus
+from store.uncancelled import to_its_end
 
 
 class Scheduling(Protocol):
@@ -112,30 +115,40 @@ class LocalBroker:
     ) -> Topic:
         """The topic, created if need be; durable on return. `is_own`: one of the server's, whose name may be reserved.
         Raises IllegalTopic, TopicExists."""
-        topic, is_new = await self._store.create_topic(
-            name, partitions, config=config, json_keys=json_keys, is_own=is_own
+        return await self._changed(
+            self._store.create_topic(name, partitions, config=config, json_keys=json_keys, is_own=is_own)
         )
-        if is_new:
-            self._on_topic(topic)
-        return topic
 
     async def configure_topic(self, name: str, changes: Changes) -> Topic:
         """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""
-        topic, is_new = await self._store.configure_topic(name, changes)
-        if is_new:
-            self._on_topic(topic)
-        return topic
+        return await self._changed(self._store.configure_topic(name, changes))
 
     async def grow_topic(self, name: str, partitions: int) -> Topic:
         """The topic with this many partitions; durable on return. Raises UnknownQueue, IllegalTopic."""
-        topic, is_new = await self._store.grow_topic(name, partitions)
-        if is_new:
-            self._on_topic(topic)
-        return topic
+        return await self._changed(self._store.grow_topic(name, partitions))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic and its records; durable on return. Raises UnknownQueue, IllegalTopic."""
-        self._on_deleted(await self._store.delete_topic(name))
+
+        async def delete() -> None:
+            self._on_deleted(await self._store.delete_topic(name))
+
+        await to_its_end(delete())
+
+    async def _changed(self, change: Awaitable[tuple[Topic, bool]]) -> Topic:
+        """Make a change and tell the route table, also when whoever asked for it is gone: it would not hear of the
+        topic until a restart. It is told of the topic as it is by then; one that was deleted meanwhile stays away."""
+
+        async def make() -> Topic:
+            topic, is_new = await change
+            if is_new:
+                with suppress(UnknownQueue):
+                    now = self._store.topic(topic.name)
+                    if now.topic_id == topic.topic_id:
+                        self._on_topic(now)
+            return topic
+
+        return await to_its_end(make())
 
     def ready(self) -> list[str]:
         """Why no record can be taken now; empty when all is well."""

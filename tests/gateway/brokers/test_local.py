@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import pytest
 
@@ -113,3 +114,47 @@ async def test_a_partition_moves_to_another_queue_and_its_reader_goes_on_there()
         assert await reader.bounds("orders", 0) == (2, 3)
         [entry] = (await reader.read("orders", 0, 2, max_bytes=1)).entries
         assert entry.base_offset == 2
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_the_route_table_hears_of_changes_whose_callers_are_gone(turns: int) -> None:
+    async with opened(SimDisk()) as store:
+        routes = RouteTable()
+        broker = broker_over(store, routes)
+
+        async def given_up(change: Coroutine[Any, Any, object]) -> None:
+            asked = asyncio.ensure_future(change)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+
+        await broker.create_topic("stays", 1)
+        await given_up(broker.create_topic("orders", 1))
+        await given_up(broker.grow_topic("stays", 3))
+        await given_up(broker.delete_topic("stays"))
+        known = [(topic.topic_id, topic.name, topic.partitions) for topic in routes.topics()]
+        assert known == [
+            (topic.topic_id, topic.name, topic.partitions) for topic in store.topics() if not topic.is_system
+        ]
+
+
+async def test_a_change_that_a_deletion_overtakes_brings_no_topic_back() -> None:
+    async with opened(SimDisk()) as store:
+        routes = RouteTable()
+        broker = broker_over(store, routes)
+        await broker.create_topic("orders", 1)
+        hiding, go_on = store._hide_expired, asyncio.Event()
+
+        async def hide_later(topics: Sequence[Topic]) -> None:
+            await go_on.wait()
+            await hiding(topics)
+
+        store._hide_expired = hide_later  # type: ignore[method-assign]
+        changing = asyncio.ensure_future(broker.configure_topic("orders", {"retention_ms": 60_000}))
+        while store.topic("orders").config.retention_ms is None:  # noqa: ASYNC110 - until it is applied
+            await asyncio.sleep(0)
+        await broker.delete_topic("orders")
+        go_on.set()
+        await changing
+        assert "orders" not in routes
