@@ -30,7 +30,7 @@ Json = dict[str, Any]
 MINUTES = float(os.environ.get("MQ_FUZZ_MINUTES", "0"))
 OPERATOR = "operator"
 ROLES: dict[str, tuple[list[str], int]] = {
-    OPERATOR: (["admin"], 200 if MINUTES else 2),
+    OPERATOR: (["admin"], 200 if MINUTES else 1),
     "reader": (["reader:topic:orders", "reader:group:billing"], 20 if MINUTES else 1),
     "stranger": ([], 20 if MINUTES else 1),
 }

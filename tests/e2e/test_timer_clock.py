@@ -199,6 +199,7 @@ async def test_while_the_clock_stands_still_nothing_becomes_due_and_nothing_spin
     assert (await world.until(lambda values: len(values) >= 5))[2:] == [0, 1, 3]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "settings",
     [{"MQ_STORE_RETENTION_MS": str(30 * DAY_S * 1000), "MQ_TIMER_ROLL_WINDOW_MS": str(2 * DAY_S * 1000)}],

@@ -15,6 +15,7 @@ from loadtest.bench.store_append import StoreLoop, store_loop
 from store.record_batch import check
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scenario", scenarios.scenarios(), ids=lambda scenario: scenario.name.replace(" ", "-"))
 async def test_a_scenario_runs_and_its_comparisons_are_positive(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

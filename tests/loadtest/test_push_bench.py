@@ -139,6 +139,7 @@ def test_frames_are_decoded_into_as_many_values_as_they_have_records() -> None:
     assert parse_json(b'{"id":1,"ok":true}') == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("form", ["json", "batch"])
 async def test_what_was_decoded_must_be_what_was_stored(form: str, tmp_path: Path) -> None:
     decode = parse_json if form == "json" else decode_batches
@@ -152,6 +153,7 @@ async def test_what_was_decoded_must_be_what_was_stored(form: str, tmp_path: Pat
             await one_subscriber(server, work._replace(record_count=1_999), 254, decode, 0.0)
 
 
+@pytest.mark.matrix
 async def test_without_nats_ours_is_measured_and_the_page_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ async def test_the_log_lets_go_of_its_pages_up_to_its_tail(tmp_path: Path, monke
     assert {(at, advice) for at, _, advice in asked} == {(0, os.POSIX_FADV_DONTNEED)}
 
 
+@pytest.mark.matrix
 async def test_the_limit_of_an_append_merges_as_many_batches_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

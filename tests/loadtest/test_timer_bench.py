@@ -36,6 +36,7 @@ def test_the_page_keeps_what_is_in_one_process_apart_from_what_goes_through_a_se
     assert cells(Row("x", "y"))[2:] == ("1", "-", "-")
 
 
+@pytest.mark.matrix
 def test_every_measurement_runs_and_checks_what_it_measures(tmp_path: Path) -> None:
     for name in ("accept", "busy", "flat"):
         (tmp_path / name).mkdir()

@@ -51,6 +51,7 @@ def rows_of(tmp_path: Path, *attacks: Attack) -> list[Row]:
     return run.rows
 
 
+@pytest.mark.matrix
 def test_a_row_fails_for_itself_alone_and_has_no_numbers_without_a_victim(tmp_path: Path) -> None:
     held, killed, wrong, unprepared, died = rows_of(
         tmp_path, attack("held", harmless), attack("killed", kill), attack("wrong", fail),
