@@ -37,7 +37,8 @@ def answers_are_as_declared() -> Iterator[None]:
 
 
 REPOSITORY = Path(__file__).parents[1]
-SLOW_FIRST = ("spark", "e2e", "properties", "timer", "crash")
+SLOW_FIRST = ("spark", "turns", "e2e", "loadtest", "properties", "timer", "crash")
+"""Names of folders."""
 MUTANT = "::test_every_mutant_is_killed["
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
