@@ -342,10 +342,12 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     else:
         messages = orjson.Fragment(b"[%b]" % b",".join(shown))
         response = json_answer(request, {"messages": messages, "backlog": received.backlog})
-    if not allowance.hold(size_of(response)):
+    size = size_of(response)
+    if not allowance.hold(size):
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
         raise no_room()
     gateway.stats.fetched_record_count += len(received.messages)
+    gateway.stats.fetched_byte_count += size
     if received.messages:
         pollers.took(consumer, received.messages, received.messages[-1].until_ms, gateway.clock.now_ms())
     return response

@@ -145,11 +145,13 @@ class GroupStream:
             self._check_rights()  # again: they came after a while
             if not self._acks_itself:
                 self._leases.took(messages)  # before: a quick client settles them before the write is over
-            await self._write(b"".join(map(self._shown, messages)))
+            events = b"".join(map(self._shown, messages))
+            await self._write(events)
         except (ConnectionError, RequestError):
             await gateway.groups.give_back(group, receipts)
             raise
         gateway.stats.fetched_record_count += len(messages)
+        gateway.stats.fetched_byte_count += len(events)
         if self._acks_itself:
             await gateway.groups.ack(group, receipts)
 

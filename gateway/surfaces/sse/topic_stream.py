@@ -328,7 +328,9 @@ class Stream:
             self._answer.allowance.hold(0)
         step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._all_followed) > 1 else len(texts)
         while texts:
-            await self._answer.write(self._written(followed, texts, offsets, step))
+            events = self._written(followed, texts, offsets, step)
+            await self._answer.write(events)
+            self._gateway.stats.fetched_byte_count += len(events)
         self._gateway.stats.fetched_record_count += high - followed.offset
         followed.offset = max(followed.offset, high)
         return followed.offset < fetched.max_offset

@@ -256,6 +256,35 @@ async def test_what_another_surface_settles_gives_credit_back(server: Whole) -> 
             assert [one["offset"] for one in await followed(response, 2)] == [6, 7]
 
 
+async def test_what_is_given_out_is_counted_whichever_way_it_goes(server: Whole) -> None:
+    """Records and bytes, as /metrics and /mq/v1/stats have them."""
+
+    async def counted() -> tuple[float, float]:
+        async with server.session.get("/metrics") as response:
+            lines = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[:1] != "#")
+        return float(lines["mq_fetch_records_total"]), float(lines["mq_fetch_bytes_total"])
+
+    async def grown(since: tuple[float, float], count: int) -> tuple[float, float]:
+        async with asyncio.timeout(PATIENCE_S):  # a stream counts what it has written
+            while (now := await counted())[0] < since[0] + count:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.01)
+        assert now[0] == since[0] + count
+        assert now[1] > since[1] + count * len('{"offset":0}')
+        return now
+
+    before = await counted()
+    _, answer = await post(server, "messages:receive", {"topics": ["orders"], "max_messages": 2})
+    assert len(answer["messages"]) == 2
+    before = await grown(before, 2)
+    path = "/mq/v1/topics/orders/sse"
+    async with server.session.get(f"{path}?from=earliest", headers=LINES) as response:
+        await followed(response, 4)
+        before = await grown(before, 4)
+    async with server.session.get(f"{path}?group=other&ack=manual&credit=3", headers=LINES) as response:
+        await followed(response, 3)
+        await grown(before, 3)
+
+
 async def test_what_is_not_json_is_told_alike(server: Whole) -> None:
     with pytest.raises(RequestError) as refusal:
         parse_json(b"{")
