@@ -85,7 +85,7 @@ class Query(NamedTuple):
     keys: frozenset[bytes | None] | None = None
 
 
-class Place(NamedTuple):
+class DuePosition(NamedTuple):
     """Where a schedule stands in the order of due times; of one time, in that of the timer log."""
 
     due_ms: int
@@ -93,10 +93,10 @@ class Place(NamedTuple):
 
 
 class DuePage(NamedTuple):
-    """Schedules, the first due first, and the place of the last one that was looked at (None: the end)."""
+    """Schedules, the first due first, and the position of the last one that was looked at (None: the end)."""
 
     schedules: list[Schedule]
-    next_after: Place | None
+    next_after: DuePosition | None
 
 
 class Census(NamedTuple):
@@ -116,19 +116,19 @@ class Page(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The next schedules behind a place, when they were looked for, and whether there are no others."""
+    """The next schedules behind a position, when they were looked for, and whether there are no others."""
 
     query: Query
-    after: Place
-    places: list[Place]
+    after: DuePosition
+    positions: list[DuePosition]
     is_last: bool
     at_ms: int
 
-    def has(self, query: Query, after: Place, now_ms: int) -> bool:
-        """Whether the ones behind another place are among these."""
+    def has(self, query: Query, after: DuePosition, now_ms: int) -> bool:
+        """Whether the ones behind another position are among these."""
         if query != self.query or not self.at_ms <= now_ms < self.at_ms + DUE_WINDOW_MS:
             return False
-        return self.after < after and (self.is_last or after < self.places[-1])
+        return self.after < after and (self.is_last or after < self.positions[-1])
 
 
 class Schedules:
@@ -241,21 +241,21 @@ class Schedules:
                 return positions, end
         return positions, None
 
-    async def page_by_due(self, query: Query, *, after: Place | None, limit: int) -> DuePage:
+    async def page_by_due(self, query: Query, *, after: DuePosition | None, limit: int) -> DuePage:
         """As `page`, the first due first. One pass over all units, a second for two million, finds the next DUE_WINDOW;
         pages that follow within DUE_WINDOW_MS take them from there. Raises what the log raises."""
-        after = after or Place(-1, -1)
+        after = after or DuePosition(-1, -1)
         async with self._searching:  # who asks meanwhile for what follows finds it ready
             window = self._window
             if window is None or not window.has(query, after, self._state.clock.now_ms()):
                 window = self._window = await self._due_after(query, after)
         schedules: list[Schedule] = []
         left_bytes, left_read_bytes = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX
-        places = window.places
-        for number in range(bisect_right(places, after), len(places)):
+        positions = window.positions
+        for number in range(bisect_right(positions, after), len(positions)):
             if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
                 return DuePage(schedules, after)
-            after = places[number]
+            after = positions[number]
             unit = self._state.timer_log.read(after.position)
             if self._state.standing_of(unit) is not Standing.PENDING:
                 continue
@@ -266,18 +266,18 @@ class Schedules:
                 left_bytes -= schedule.size_bytes
         return DuePage(schedules, None if window.is_last else after)
 
-    async def _due_after(self, query: Query, after: Place) -> _Window:
-        """The next DUE_WINDOW schedules behind a place."""
+    async def _due_after(self, query: Query, after: DuePosition) -> _Window:
+        """The next DUE_WINDOW schedules behind a position."""
         await self._state.caught_up()
         query_of_all = query._replace(from_ms=max(query.from_ms, after.due_ms), keys=None)
-        found: list[Place] = []
+        found: list[DuePosition] = []
         is_last = True
-        worst: Place | None = None  # what is behind it is not among the next ones
+        worst: DuePosition | None = None  # what is behind it is not among the next ones
         async for _, pending in self._look_through(query_of_all, 0):
             for position, due_ms, _ in pending:
-                place = Place(due_ms, position)
-                if place > after and (worst is None or place < worst):
-                    found.append(place)
+                one = DuePosition(due_ms, position)
+                if one > after and (worst is None or one < worst):
+                    found.append(one)
             if len(found) > 2 * DUE_WINDOW:
                 found.sort()
                 del found[DUE_WINDOW:]

@@ -51,7 +51,7 @@ from timer.record_cache import RecordCache
 from timer.recovery import recover
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.schedule_keys import ScheduleKeys
-from timer.schedules import Census, DuePage, Page, Place, Query, Schedule, Schedules
+from timer.schedules import Census, DuePage, DuePosition, Page, Query, Schedule, Schedules
 from timer.state import TimerState
 from timer.timer_log import TimerLog
 from timer.wheel import Wheel
@@ -228,7 +228,7 @@ class TimerService:
         """Pending schedules; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.page(query, cursor=cursor, limit=limit)
 
-    async def page_by_due(self, query: Query, *, after: Place | None, limit: int) -> DuePage:
+    async def page_by_due(self, query: Query, *, after: DuePosition | None, limit: int) -> DuePage:
         """Pending schedules, the first due first; see timer/schedules.py. Raises TimerBusy, Corrupt."""
         return await self._schedules.page_by_due(query, after=after, limit=limit)
 

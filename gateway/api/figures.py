@@ -329,8 +329,8 @@ class Figures:
         on: dict[tuple[str, str | None], Alarm] = {}
         for trouble in troubles:
             known = self._alarms.get((trouble.code, trouble.group))
-            is_new = known is None or trouble is step
-            on[trouble.code, trouble.group] = Alarm(trouble, now_ms if known is None or is_new else known.since_ms)
+            since_ms = now_ms if known is None or trouble is step else known.since_ms
+            on[trouble.code, trouble.group] = Alarm(trouble, since_ms)
         self._alarms = on
 
     def _lagging(self) -> list[Trouble]:

@@ -73,13 +73,13 @@ class Readings:
         )
 
     def _gauges(self) -> Gauges:
-        stats, topics = self._gateway.stats, self._gateway.routes_table.topics()
+        stats, routes = self._gateway.stats, self._admin.routes
         free_bytes, total_bytes = self._disk
         return Gauges(
             lag=sum(self._groups.group_lags.values()),
             pending=self._timer.pending_count,
-            topics=len(topics),
-            partitions=sum(view.partitions for view in topics),
+            topics=len(routes),
+            partitions=routes.partition_count,
             groups=self._groups.group_count,
             disk_free_bytes=free_bytes,
             disk_total_bytes=total_bytes,

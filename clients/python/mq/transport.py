@@ -107,11 +107,11 @@ class AiohttpSocket:
 
 
 class AiohttpTransport:
-    """aiohttp's client session, made when it is first needed. `ssl`: as aiohttp takes it."""
+    """aiohttp's client session, made when it is first needed. `ssl`: as aiohttp takes it; None: its default checks."""
 
-    def __init__(self, url: str, ssl: Any = True) -> None:
+    def __init__(self, url: str, ssl: Any = None) -> None:
         self._url = base_url(url)
-        self._ssl = ssl
+        self._ssl = True if ssl is None else ssl
         self._session: aiohttp.ClientSession | None = None
 
     async def open_socket(self, token: str | None) -> Socket:

@@ -535,7 +535,7 @@ class PartitionLeases:
             and not any(event.attempts)
             and not any(event.message_groups)
             and self._config.max_attempts > _Run.ATTEMPT
-            and RUN_RECORDS_MAX
+            and RUN_RECORDS_MAX  # a test has none, to compare
         ):
             for first in range(taken[0], taken[-1] + 1, RUN_RECORDS_MAX):
                 self._put_run(first, min(first + RUN_RECORDS_MAX, taken[-1] + 1), event.until_ms)

@@ -38,6 +38,7 @@ from gateway.surfaces.http.reading import read_query, read_shape
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.raw import OCTETS, raw_answer, record_at
 from store import record_batch
+from store.errors import UnknownQueue
 from store.limits import KiB, MiB
 from store.types import Entry
 
@@ -59,9 +60,11 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
         message_id = parse_message_id(request.match_info["message_id"])
     except ValueError:
         raise _not_found() from None
-    views = gateway.routes_table.topics()
-    view = next((view for view in views if view.topic_id == message_id.topic_id), None)
-    if view is None or message_id.partition >= view.partitions:
+    try:
+        view = gateway.routes_table.by_id(message_id.topic_id)
+    except UnknownQueue:
+        raise _not_found() from None
+    if message_id.partition >= view.partitions:
         raise _not_found()
     access = access_of(request)
     if not (access.allows(Permission.DESCRIBE, topic=view.name) or access.allows(Permission.RECEIVE, topic=view.name)):
@@ -185,7 +188,7 @@ class _Search:
         self.next_cursor: str | None = None
 
     async def run(self, partitions: Sequence[int], start: tuple[int, int] | None, from_ms: int | None) -> None:
-        """Look through partitions, from a place in one of them on, else from a time. Raises RequestError."""
+        """Look through partitions, from an offset in one of them on, else from a time. Raises RequestError."""
         consumer, name = self._gateway.consumer, self._view.name
         for number in partitions:
             if start is not None and number < start[0]:

@@ -50,7 +50,7 @@ from store.errors import StoreError, UnknownQueue
 from timer.changes import Standing
 from timer.changing import Outcome
 from timer.schedule import ScheduleId, decode_schedule_id
-from timer.schedules import Census, DuePage, Page, Place, Schedule
+from timer.schedules import Census, DuePage, DuePosition, Page, Schedule
 from timer.schedules import Query as ScheduleQuery
 
 CURSOR_ILLEGAL = 40050
@@ -91,7 +91,7 @@ class ScheduleAdmin(Protocol):
         """Pending schedules, in the order of acceptance."""
         ...
 
-    async def page_by_due(self, query: ScheduleQuery, *, after: Place | None, limit: int) -> DuePage:
+    async def page_by_due(self, query: ScheduleQuery, *, after: DuePosition | None, limit: int) -> DuePage:
         """Pending schedules, the first due first."""
         ...
 
@@ -139,7 +139,7 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     query = _schedule_query(gateway, request, asked, needed)
     timer = request.app[SCHEDULES]
     if asked.order == "due":
-        by_due = await timer.page_by_due(query, after=_place(asked.cursor), limit=asked.limit)
+        by_due = await timer.page_by_due(query, after=_due_position(asked.cursor), limit=asked.limit)
         schedules, after = by_due.schedules, by_due.next_after
         next_cursor = None if after is None else f"{after.due_ms}.{after.position}"
     else:
@@ -396,13 +396,13 @@ def _cursor(text: str | None) -> int:
     return int(text)
 
 
-def _place(text: str | None) -> Place | None:
+def _due_position(text: str | None) -> DuePosition | None:
     if text is None:
         return None
     due_ms, dot, position = text.partition(".")
     if not dot:
         raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page in this order has named")
-    return Place(_cursor(due_ms), _cursor(position))
+    return DuePosition(_cursor(due_ms), _cursor(position))
 
 
 async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) -> int | None:
