@@ -147,7 +147,10 @@ class Intake:
                     state.tombstone_count -= 1
                 arrived = True
                 continue
-            slot_s, rolls = slot_for(due_ms, base_ms, roll_window_ms)
+            if due_ms - base_ms < roll_window_ms:  # as `slot_for`, whose answer is an object
+                slot_s, rolls = due_ms // SLOT_MS, False
+            else:
+                slot_s, rolls = slot_for(due_ms, base_ms, roll_window_ms)
             if slot_s < read_mark_s:
                 slot_s = read_mark_s
             timer_log.append(

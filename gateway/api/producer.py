@@ -64,7 +64,7 @@ from store.types import (
     RequestPart,
 )
 from timer.errors import ScheduleKeyTaken
-from timer.schedule import ScheduleId, encode_schedule_id
+from timer.schedule import ScheduleId, encode_schedule_id, encode_schedule_ids
 
 _SEQUENCE_MAX = 2**31 - 1  # after it, an idempotent producer's numbers begin again
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
@@ -778,10 +778,14 @@ class Producer:
         indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
         by_partition: dict[int, _Lists] = {}
         by_timer: dict[Broker, _Lists] = {}
+        timers: dict[
+            int, _Lists
+        ] = {}  # ... by partition: to look up its broker for each record takes as long as all else
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
         prepared = self._prepare(view, records, partition, now_ms, selector, identity)
+        new, topic_id = tuple.__new__, view.topic_id
         for request_index, (record, (target, stored)) in enumerate(zip(records, prepared, strict=True)):
             if (
                 seen is not None
@@ -793,12 +797,12 @@ class Producer:
             if record.delay_ms is not None or record.deliver_at_ms is not None:
                 due_ms = self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
                 if due_ms > now_ms:
-                    broker = self._routes.writable(view.name, target).broker
-                    if (lists := by_timer.get(broker)) is None:
-                        by_timer[broker] = lists = ([], [], [])
+                    if (lists := timers.get(target)) is None:
+                        broker = self._routes.writable(view.name, target).broker
+                        timers[target] = lists = by_timer.setdefault(broker, ([], [], []))
                     lists[0].append(request_index)
                     lists[1].append(stored)
-                    lists[2].append(Delay(due_ms, view.topic_id, target))
+                    lists[2].append(new(Delay, (due_ms, topic_id, target, -1, 0)))
                     continue
             if (lists := by_partition.get(target)) is None:
                 by_partition[target] = lists = ([], [], [])
@@ -863,11 +867,12 @@ class Producer:
         new, receipts, reached = tuple.__new__, send.receipts, answer.acks
         if delays:
             self.scheduled_count += len(delays)
-            for index, (request_index, record, delay) in enumerate(zip(request_indexes, records, delays, strict=True)):
-                schedule_id = encode_schedule_id(delay.due_ms, answer.position, index)
+            ids = encode_schedule_ids([delay.due_ms for delay in delays], answer.position)
+            for request_index, (_, _, timestamp_ms, _), (due_ms, _, target, _, _), schedule_id in zip(
+                request_indexes, records, delays, ids, strict=True
+            ):
                 receipts[request_index] = new(
-                    Receipt,
-                    (delay.partition, None, record.timestamp_ms, schedule_id, delay.due_ms, reached, False),
+                    Receipt, (target, None, timestamp_ms, schedule_id, due_ms, reached, False)
                 )
             return
         offset = route.to_logical(answer.base_offset)
