@@ -41,7 +41,7 @@ from gateway.codec.tags import (
     tag_hash,
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
-from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition
+from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition, place_of
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
@@ -615,7 +615,7 @@ class Producer:
         if timestamp_ms is None:
             timestamp_ms = original.store_time_ms
         if (schedule := original.schedule) is None:
-            partition, offset = self._routes.locate(view.name, broker, original.queue, original.offset)
+            partition, offset = place_of(self._routes, view.name, broker, original)
             return Receipt(partition, offset, timestamp_ms, None, None, acks, True)
         return Receipt(
             original.queue.queue_id, None, timestamp_ms, encode_schedule_id(*schedule), schedule.due_ms, acks, True
@@ -671,7 +671,7 @@ class Producer:
 
         def known(part: _Part, found: Mapping[int, Original]) -> None:
             original = found[min(found)]
-            at, offset = self._routes.locate(topic, part.route.broker, original.queue, original.offset)
+            at, offset = place_of(self._routes, topic, part.route.broker, original)
             count = part.append.record_count
             receipts[part.lane.request_indexes[0]] = BatchReceipt(at, offset, count, acks, True)
             self.duplicate_count += count
@@ -739,7 +739,7 @@ class Producer:
             (answer,) = outcome.result()
         except AlreadyStored as known:
             original = known.originals[0][0]
-            partition, offset = self._routes.locate(topic, route.broker, original.queue, original.offset)
+            partition, offset = place_of(self._routes, topic, route.broker, original)
             self.duplicate_count += count
             return BatchReceipt(partition, offset, count, self._acks, True)
         except (StoreStopped, DiskFull, Overloaded) as error:

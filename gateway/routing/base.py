@@ -8,7 +8,7 @@ from typing import Protocol
 from gateway.brokers.base import Broker
 from store.errors import UnknownQueue
 from store.topics import KeyForm, TopicConfig
-from store.types import QueueKey
+from store.types import Original, QueueKey
 
 
 class TopicView(Protocol):
@@ -149,6 +149,14 @@ class Selector(Protocol):
 
 class UnknownPartition(UnknownQueue):
     """The topic exists, but has no partition of this number."""
+
+
+def place_of(routes: Routes, topic: str, broker: Broker, original: Original) -> tuple[int, int | None]:
+    """The partition and offset of a record that `broker` says was stored before (not of a schedule). Raises
+    UnknownQueue."""
+    if original.is_moved:
+        return original.queue.queue_id, original.offset
+    return routes.locate(topic, broker, original.queue, original.offset)
 
 
 def topic_id_of(routes: Routes, name: str) -> int | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from gateway.brokers.base import Broker
-from gateway.routing.base import Route, Routes
+from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, UnknownQueue
@@ -85,7 +85,7 @@ class RoutedPartitions:
             topic = self._routes.by_id(due.target.topic_id).name
             found = {}
             for index, original in originals.items():
-                _, offset = self._routes.locate(topic, broker, original.queue, original.offset)
+                _, offset = place_of(self._routes, topic, broker, original)
                 assert offset is not None
                 found[index] = offset
             found_offsets.append(found)
