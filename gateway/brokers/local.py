@@ -4,7 +4,7 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -80,7 +80,7 @@ class LocalBroker:
             )
         return result
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`."""
         return self._store.watch_topic(topic_id, wake)
 

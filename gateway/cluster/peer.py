@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -227,7 +227,7 @@ class PeerBroker:
         answered, _ = await self._look("offset_for_time", head)
         return int(answered["offset"])
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`. At first, and after the other node could not be reached, all queues are told."""
         task = asyncio.create_task(self._watch(topic_id, wake), name=f"watch of {self._name}")
         self._watching.add(task)
@@ -238,22 +238,24 @@ class PeerBroker:
 
         return call_off
 
-    async def _watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> None:
+    async def _watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> None:
         token, number = "", 0
         while True:
             head = {"topic_id": topic_id, "token": token, "number": number, "wait_ms": WATCH_WAIT_MS}
             try:
                 answered, _ = await self._look("changes", head, wait_ms=WATCH_WAIT_MS)
             except UnknownQueue:
-                wake(())
+                wake({})
                 return
             except StoreError:
+                if token:
+                    wake({})
                 token = ""
                 await asyncio.sleep(RETRY_S)
                 continue
             token, number = answered["token"], answered["number"]
             if answered["queues"]:  # the first time all of them: some may have changed before it was asked
-                wake([QueueKey(topic_id, queue_id) for queue_id in answered["queues"]])
+                wake({QueueKey(topic_id, queue_id): end for queue_id, end in answered["queues"]})
 
     # ---- queues ----------------------------------------------------------------------------------------------------
 
