@@ -54,13 +54,11 @@ class Broker(Protocol):
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`, and
-        none that begins at or behind `end_offset`.
-        At the end of the queue wait up to `wait_ms` for the next entry. With `tag_hashes`, entries in whose index
+        none that begins at or behind `end_offset`. With `tag_hashes`, entries in whose index
         units none of them occurs are passed over; what is returned may hold other records too (see `Store.read`)."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from store import Store
 from store.errors import UnknownQueue
 from store.topics import Changes, KeyForm, Topic, TopicConfig
-from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult, ReadStatus
+from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
 from store.uncancelled import to_its_end
 
 
@@ -65,20 +65,11 @@ class LocalBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """See `Broker.read`."""
-        result = await self._store.read(
-            queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
-        )
-        at_end = result.status in (ReadStatus.AT_END, ReadStatus.EMPTY)
-        if wait_ms and at_end and await self._store.wait_for(queue, offset, wait_ms):
-            return await self._store.read(
-                queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
-            )
-        return result
+        return await self._store.read(queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes)
 
     def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`."""

@@ -206,15 +206,14 @@ class PeerBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """See `Broker.read`."""
-        head = {"queue": queue, "offset": offset, "max_bytes": max_bytes, "wait_ms": wait_ms, "end": end_offset}
+        head = {"queue": queue, "offset": offset, "max_bytes": max_bytes, "end": end_offset}
         if tag_hashes is not None:
             head["tags"] = sorted(tag_hashes)
-        return peer_wire.read_result(*await self._look("read", head, wait_ms=wait_ms))
+        return peer_wire.read_result(*await self._look("read", head))
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """See `Broker.bounds`."""

@@ -82,7 +82,6 @@ class FakeBroker:
         self._topics: dict[str, FakeTopic] = {}
         self.watching: list[tuple[int, Callable[[Mapping[QueueKey, int]], None]]] = []
         self._position = 0
-        self._grown = asyncio.Event()
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         self._raise()
@@ -96,8 +95,6 @@ class FakeBroker:
         self.acks.append(acks)
         answers = [self._append(append, acks) for append in appends]
         self.append_count += 1
-        self._grown.set()
-        self._grown = asyncio.Event()
         for append, answer in zip(appends, answers, strict=True):
             for topic_id, wake in list(self.watching):
                 if topic_id == append.queue.topic_id:
@@ -151,23 +148,12 @@ class FakeBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         self._raise()
         self.read_count += 1
         low, high = self._bounds(queue)
-        if wait_ms and offset == high:
-            grown = self._grown
-            self.waiting.set()
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    await grown.wait()
-            except TimeoutError:
-                pass
-            self._raise()
-            low, high = self._bounds(queue)
         if offset < low:
             return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
         if offset >= high:

@@ -124,7 +124,6 @@ class PeerService:
                 QueueKey(*head["queue"]),
                 head["offset"],
                 max_bytes=min(head["max_bytes"], MESSAGE_BYTES_MAX),
-                wait_ms=min(head["wait_ms"], WAIT_MS_MAX),
                 end_offset=head["end"],
                 tag_hashes=None if tags is None else frozenset(tags),
             )
