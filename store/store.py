@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 from operator import itemgetter
@@ -116,7 +116,7 @@ class Store:
         self._tail_order: deque[Entry] = deque()
         self._tail_bytes = 0
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
-        self._watching: dict[int, dict[object, Callable[[Collection[QueueKey]], None]]] = {}  # by topic id
+        self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}  # by topic id
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0
@@ -427,7 +427,7 @@ class Store:
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
         for wake in list(self._watching.get(topic.topic_id, {}).values()):
-            wake(())
+            wake({})
         return topic
 
     async def _write_topic_events(self, events: Sequence[Event]) -> Sequence[Topic]:
@@ -678,13 +678,13 @@ class Store:
             self._tell_watching(entries)
 
     def _tell_watching(self, entries: Sequence[Entry]) -> None:
-        queues: dict[int, dict[QueueKey, None]] = {}
+        ends: dict[int, dict[QueueKey, int]] = {}
         for entry in entries:
             if entry.queue.topic_id in self._watching:
-                queues.setdefault(entry.queue.topic_id, {})[entry.queue] = None
-        for topic_id, changed in queues.items():
+                ends.setdefault(entry.queue.topic_id, {})[entry.queue] = entry.next_offset
+        for topic_id, own in ends.items():
             for wake in list(self._watching[topic_id].values()):
-                wake(changed)
+                wake(own)
 
     def _remember(self, entry: Entry) -> None:
         self._tail[entry.position] = entry
@@ -813,9 +813,10 @@ class Store:
                 return
             await asyncio.sleep(0)
 
-    def watch_topic(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
-        """Call `wake` with the queues of a topic that have got entries, once for all that become readable together,
-        and with none when the topic is gone, until the answer is called. It must not raise, nor use the store."""
+    def watch_topic(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
+        """Call `wake` with the queues of a topic that have got entries and their new max offsets, once for all that
+        become readable together, and with none when the topic is gone, until the answer is called. It must not raise,
+        nor use the store."""
         token = object()
         self._watching.setdefault(topic_id, {})[token] = wake
 

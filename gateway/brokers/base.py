@@ -7,7 +7,7 @@ is `gateway/routing/`. A broker is addressed by its name only there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from store.errors import Overloaded, StoreError
@@ -54,19 +54,18 @@ class Broker(Protocol):
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """Whole entries from the one containing `offset` on: at least one if there is any, then up to `max_bytes`, and
-        none that begins at or behind `end_offset`.
-        At the end of the queue wait up to `wait_ms` for the next entry. With `tag_hashes`, entries in whose index
+        none that begins at or behind `end_offset`. With `tag_hashes`, entries in whose index
         units none of them occurs are passed over; what is returned may hold other records too (see `Store.read`)."""
         ...
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
-        """Call `wake` with the queues of a topic that have got records, whenever they have, and with none when the
-        topic is gone, until the answer is called. It is called in the middle of something: it may only take note."""
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
+        """Call `wake` with the queues of a topic that have got records, whenever they have, and the offset that the
+        next record of each gets; with none when the topic is gone or the broker cannot be reached; until the answer is
+        called. It is called in the middle of something: it may only take note."""
         ...
 
     async def bounds(self, queue: QueueKey) -> Bounds:

@@ -4,14 +4,14 @@ which the timer follows; so accepting a schedule costs what a send costs and is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from store import Store
 from store.errors import UnknownQueue
 from store.topics import Changes, KeyForm, Topic, TopicConfig
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult, ReadStatus
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 from store.uncancelled import to_its_end
 
 
@@ -65,22 +65,13 @@ class LocalBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """See `Broker.read`."""
-        result = await self._store.read(
-            queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
-        )
-        at_end = result.status in (ReadStatus.AT_END, ReadStatus.EMPTY)
-        if wait_ms and at_end and await self._store.wait_for(queue, offset, wait_ms):
-            return await self._store.read(
-                queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
-            )
-        return result
+        return await self._store.read(queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes)
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`."""
         return self._store.watch_topic(topic_id, wake)
 

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import aiohttp
@@ -208,15 +208,14 @@ class PeerBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """See `Broker.read`."""
-        head = {"queue": queue, "offset": offset, "max_bytes": max_bytes, "wait_ms": wait_ms, "end": end_offset}
+        head = {"queue": queue, "offset": offset, "max_bytes": max_bytes, "end": end_offset}
         if tag_hashes is not None:
             head["tags"] = sorted(tag_hashes)
-        return peer_wire.read_result(*await self._look("read", head, wait_ms=wait_ms))
+        return peer_wire.read_result(*await self._look("read", head))
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """See `Broker.bounds`."""
@@ -229,7 +228,7 @@ class PeerBroker:
         answered, _ = await self._look("offset_for_time", head)
         return int(answered["offset"])
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`. At first, and after the other node could not be reached, all queues are told."""
         task = asyncio.create_task(self._watch(topic_id, wake), name=f"watch of {self._name}")
         self._watching.add(task)
@@ -240,22 +239,24 @@ class PeerBroker:
 
         return call_off
 
-    async def _watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> None:
+    async def _watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> None:
         token, number = "", 0
         while True:
             head = {"topic_id": topic_id, "token": token, "number": number, "wait_ms": WATCH_WAIT_MS}
             try:
                 answered, _ = await self._look("changes", head, wait_ms=WATCH_WAIT_MS)
             except UnknownQueue:
-                wake(())
+                wake({})
                 return
             except StoreError:
+                if token:
+                    wake({})
                 token = ""
                 await asyncio.sleep(RETRY_S)
                 continue
             token, number = answered["token"], answered["number"]
             if answered["queues"]:  # the first time all of them: some may have changed before it was asked
-                wake([QueueKey(topic_id, queue_id) for queue_id in answered["queues"]])
+                wake({QueueKey(topic_id, queue_id): end for queue_id, end in answered["queues"]})
 
     # ---- queues ----------------------------------------------------------------------------------------------------
 

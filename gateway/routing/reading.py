@@ -9,23 +9,19 @@ several, or with a queue that held something else before:
                    first, what is before that is not shown any more either
     a time         is searched for segment by segment; the last record up to a time is the one before the first record
                    behind it
-    a wait         at the end of the open segment ends when the chain is another one, and goes on at its new end
 
 Errors are those of the brokers, and UnknownQueue.
 """
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 
 from gateway.routing.base import Route, Routes
 from store import record_batch
-from store.errors import UnknownQueue
 from store.types import Boundary, Bounds, Entry, ReadResult, ReadStatus
 
 _START_OF = attrgetter("logical_start")
@@ -44,56 +40,23 @@ class PartitionReader:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         """As `Broker.read`, for a partition and in its offsets, also those in the batches."""
-        if not wait_ms:
-            return await self._read(topic, partition, offset, max_bytes, 0, end_offset, tag_hashes)
-        topic_id = self._routes.topic(topic).topic_id
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + wait_ms / 1000
-        while True:
-            left_ms = max(0, round((until_s - loop.time()) * 1000))
-            waiting = asyncio.timeout(None)
-            try:
-                async with waiting:
-                    forget = self._routes.watch(topic, partition, partial(_end, waiting))
-                    try:
-                        return await self._read(topic, partition, offset, max_bytes, left_ms, end_offset, tag_hashes)
-                    finally:
-                        forget()
-            except TimeoutError:
-                if not waiting.expired():
-                    raise  # the broker's own; else the chain has changed
-            if self._routes.topic(topic).topic_id != topic_id:
-                raise UnknownQueue(f"topic {topic} was deleted") from None
-
-    async def _read(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        max_bytes: int,
-        wait_ms: int,
-        end_offset: int | None,
-        tag_hashes: frozenset[int] | None,
-    ) -> ReadResult:
         chain = self._routes.chain(topic, partition)
         segment = _segment_at(chain, offset)
         shift = segment.logical_start - segment.physical_start
         end = segment.physical_end
         if end_offset is not None:
             end = end_offset - shift if end is None else min(end, end_offset - shift)
-        raw_keys = self._routes.topic(topic).raw_keys  # before the wait: a later topic of this name may have others
+        raw_keys = self._routes.topic(topic).raw_keys  # before the read: a later topic of this name may have others
         result: ReadResult | None = None
         if offset >= segment.logical_start:
             result = await segment.broker.read(
                 segment.queue,
                 offset - shift,
                 max_bytes=max_bytes,
-                wait_ms=wait_ms if segment.physical_end is None else 0,
                 end_offset=end,
                 tag_hashes=tag_hashes,
             )
@@ -135,11 +98,6 @@ class PartitionReader:
             if segment.physical_end is None or at < segment.physical_end:
                 break
         return max(low, found if boundary is Boundary.LOWER else found - 1)
-
-
-def _end(waiting: asyncio.Timeout) -> None:
-    if not waiting.expired():
-        waiting.reschedule(asyncio.get_running_loop().time())
 
 
 def _segment_at(chain: Sequence[Route], offset: int) -> Route:

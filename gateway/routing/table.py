@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain as chained
 from operator import attrgetter
 
 from gateway.brokers.base import Broker
@@ -177,7 +178,7 @@ class RouteTable:
         more than once is told apart by the offset. Raises UnknownQueue."""
         chains = self._chains.get(topic, ())
         guess = queue.queue_id  # with one broker it is right
-        for partition in (guess, *range(len(chains))) if guess < len(chains) else range(len(chains)):
+        for partition in chained((guess,), range(len(chains))) if guess < len(chains) else range(len(chains)):
             for segment in chains[partition]:
                 if segment.broker is broker and segment.queue == queue and segment.holds(offset):
                     return partition, None if offset is None else segment.to_logical(offset)

@@ -1,4 +1,4 @@
-"""How long a record takes from its sender to a WebSocket subscriber, at a fixed rate.
+"""How long a record takes from its sender to a subscriber, at a fixed rate.
 
 Sends follow the clock, not the answers: a server that falls behind cannot slow its own measurement down. The time of
 a record counts from the moment its sender meant to send it, waiting for a free connection included.
@@ -10,7 +10,7 @@ import asyncio
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ CONNECTIONS = 32
 ARRIVAL_TIMEOUT_S = 5.0
 _TICK_S = 0.001
 
-Sequences = Callable[[bytes | str], list[int]]
-"""Finds the sequence numbers in one frame of a server."""
+Receive = Callable[[], Awaitable[list[int]]]
+"""The sequence numbers in the next piece that a server pushes. Raises RunFailed at its end."""
 
 
 class Latency(NamedTuple):
@@ -39,14 +39,11 @@ class Latency(NamedTuple):
 
 
 class PushPath:
-    """Connections to send on and a socket to receive on, of one server."""
+    """Connections to send on and a stream to receive on, of one server."""
 
-    def __init__(
-        self, url: str, socket: aiohttp.ClientWebSocketResponse, sequences: Sequences, headers: dict[str, str]
-    ):
+    def __init__(self, url: str, receive: Receive, headers: Mapping[str, str]):
         self._url = url
-        self._socket = socket
-        self._sequences = sequences
+        self._receive_some = receive
         self._headers = headers
         self._next_sequence = 0
 
@@ -89,11 +86,9 @@ class PushPath:
 
     async def _receive(self, first: int, count: int, meant_s: array[float], took_ms: array[float]) -> None:
         while len(took_ms) < count:
-            frame = await self._socket.receive()
+            sequences = await self._receive_some()
             now_s = time.perf_counter()
-            if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
-                raise RunFailed(f"the socket ended: {frame.type.name}")
-            for sequence in self._sequences(frame.data):
+            for sequence in sequences:
                 if sequence >= first:  # of an earlier run that failed otherwise
                     took_ms.append((now_s - meant_s[sequence - first]) * 1000)
 
@@ -121,23 +116,57 @@ class _Sending:
             self.free.append(connection)
 
 
+READER: Mapping[str, object] = {"from": "latest"}
+
+
 @asynccontextmanager
-async def our_push_path(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> AsyncIterator[PushPath]:
-    """Our server: a reader subscription of topic "bench" whose credit returns by itself."""
-    subscribe = {"id": 1, "op": "subscribe", "sub": "b", "topics": ["bench"], "from": "latest", "credit": 10_000}
+async def our_push_path(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], mode: Mapping[str, object] = READER
+) -> AsyncIterator[PushPath]:
+    """Our server: a subscription of topic "bench" whose credit returns by itself. `mode`: the fields of its kind."""
+    subscribe = {"id": 1, "op": "subscribe", "sub": "b", "topics": ["bench"], "credit": 10_000, **mode}
     async with session.ws_connect(f"{url}/ws/v1") as socket:
         await socket.send_str(orjson.dumps(subscribe).decode())
         answer = orjson.loads(await socket.receive_str())
         if not answer["ok"]:
             raise RunFailed(answer["message"])
-        yield PushPath(url, socket, _of_our_frame, headers)
+        yield PushPath(url, _frames(socket, _of_our_frame), headers)
 
 
 @asynccontextmanager
-async def bare_push_path(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> AsyncIterator[PushPath]:
+async def our_event_path(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[PushPath]:
+    """Our server: Server-Sent Events of topic "bench"."""
+    async with session.get(f"{url}/mq/v1/topics/bench/sse", headers={"Accept": "text/event-stream"}) as response:
+        response.raise_for_status()
+
+        async def receive() -> list[int]:
+            line = await response.content.readline()
+            if not line:
+                raise RunFailed("the stream ended")
+            return [orjson.loads(line[6:])["value"]["sequence"]] if line.startswith(b'data: {"topic"') else []
+
+        yield PushPath(url, receive, headers)
+
+
+@asynccontextmanager
+async def bare_push_path(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]
+) -> AsyncIterator[PushPath]:
     """The bare server, which sends every body on as it came."""
     async with session.ws_connect(f"{url}/ws/v1") as socket:
-        yield PushPath(url, socket, _of_body, headers)
+        yield PushPath(url, _frames(socket, _of_body), headers)
+
+
+def _frames(socket: aiohttp.ClientWebSocketResponse, sequences_of: Callable[[bytes | str], list[int]]) -> Receive:
+    async def receive() -> list[int]:
+        frame = await socket.receive()
+        if frame.type not in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+            raise RunFailed(f"the socket ended: {frame.type.name}")
+        return sequences_of(frame.data)
+
+    return receive
 
 
 def _of_our_frame(frame: bytes | str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -16,6 +16,7 @@ from gateway.main.metrics import Collector, registry_of
 from gateway.routing.base import Selector, TopicView
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
+from gateway.routing.tail_watcher import TailWatcher
 from gateway.settings.config import build
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway, GatewayStats
@@ -56,7 +57,7 @@ class FakeTopic(NamedTuple):
 class FakeBroker:
     """Implements `gateway.brokers.base.Broker` and topic creation. `error` is raised by every call while it is set.
 
-    `waiting` is set while a read waits at the end of its queue, so that a test knows when to append. While `hold` is
+    `waiting` is set when somebody waits at the end of a partition, so that a test knows when to append. While `hold` is
     not set, appends that are stored are not answered. `min_offsets` plays retention.
     """
 
@@ -79,9 +80,8 @@ class FakeBroker:
         self.on_topic: Callable[[TopicView], None] = lambda topic: None
         self.on_deleted: Callable[[TopicView], None] = lambda topic: None
         self._topics: dict[str, FakeTopic] = {}
-        self.watching: list[tuple[int, Callable[[Collection[QueueKey]], None]]] = []
+        self.watching: list[tuple[int, Callable[[Mapping[QueueKey, int]], None]]] = []
         self._position = 0
-        self._grown = asyncio.Event()
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         self._raise()
@@ -95,11 +95,10 @@ class FakeBroker:
         self.acks.append(acks)
         answers = [self._append(append, acks) for append in appends]
         self.append_count += 1
-        self.wake()
-        for append in appends:
+        for append, answer in zip(appends, answers, strict=True):
             for topic_id, wake in list(self.watching):
                 if topic_id == append.queue.topic_id:
-                    wake([append.queue])
+                    wake({append.queue: answer.base_offset + append.record_count})
         if self.hold is not None:
             await self.hold.wait()
         return answers
@@ -130,9 +129,9 @@ class FakeBroker:
         return Appended(entry.position, base_offset, now_ms, self.reached or acks)
 
     def wake(self) -> None:
-        """Let reads that wait at an end look again."""
-        self._grown.set()
-        self._grown = asyncio.Event()
+        """Let those who wait at an end look again."""
+        for _, wake in list(self.watching):
+            wake({})
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         self._raise()
@@ -149,23 +148,12 @@ class FakeBroker:
         offset: int,
         *,
         max_bytes: int,
-        wait_ms: int = 0,
         end_offset: int | None = None,
         tag_hashes: frozenset[int] | None = None,
     ) -> ReadResult:
         self._raise()
         self.read_count += 1
         low, high = self._bounds(queue)
-        if wait_ms and offset == high:
-            grown = self._grown
-            self.waiting.set()
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    await grown.wait()
-            except TimeoutError:
-                pass
-            self._raise()
-            low, high = self._bounds(queue)
         if offset < low:
             return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
         if offset >= high:
@@ -187,7 +175,7 @@ class FakeBroker:
             next_offset = entry.next_offset
         return ReadResult(ReadStatus.FOUND if found else ReadStatus.NO_MATCH, found, low, high, next_offset)
 
-    def watch(self, topic_id: int, wake: Callable[[Collection[QueueKey]], None]) -> Callable[[], None]:
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         self.watching.append((topic_id, wake))
         return lambda: self.watching.remove((topic_id, wake))
 
@@ -277,6 +265,18 @@ class FakeBroker:
             raise self.error
 
 
+class _Watcher(TailWatcher):
+    """Says when somebody waits."""
+
+    def __init__(self, routes: RouteTable, on_watch: Callable[[], None]) -> None:
+        super().__init__(routes)
+        self._on_watch = on_watch
+
+    def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
+        self._on_watch()
+        return super().watch(topic, partition, end, wake)
+
+
 def fake_gateway(
     clock: FakeClock, *, selector: Selector | None = None, limits: Limits | None = None, **settings: object
 ) -> tuple[Gateway, FakeBroker]:
@@ -305,7 +305,7 @@ def fake_gateway(
         routes_table=routes,
         admin=broker,
         producer=producer,
-        consumer=Consumer(routes),
+        consumer=Consumer(routes, _Watcher(routes, broker.waiting.set)),
         groups=NO_GROUPS,
         stats=stats,
         texts=TextCache(config.limits.rendered_bytes_max),

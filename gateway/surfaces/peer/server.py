@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -126,7 +126,6 @@ class PeerService:
                 QueueKey(*head["queue"]),
                 head["offset"],
                 max_bytes=min(head["max_bytes"], MESSAGE_BYTES_MAX),
-                wait_ms=min(head["wait_ms"], WAIT_MS_MAX),
                 end_offset=head["end"],
                 tag_hashes=None if tags is None else frozenset(tags),
             )
@@ -160,8 +159,8 @@ class PeerService:
         return peer_wire.pack({})
 
     async def _changed(self, head: Head, _: Batches) -> bytes:
-        """Which queues of a topic have got records since a number, waiting for the first; all of them for who has no
-        number of ours. Raises UnknownQueue when the topic is gone."""
+        """Which queues of a topic have got records since a number, and their ends, waiting for the first; all of them
+        for who has no number of ours. Raises UnknownQueue when the topic is gone."""
         topic_id = int(head["topic_id"])
         queues = self._queues_of(topic_id)
         now_s = asyncio.get_running_loop().time()
@@ -170,15 +169,16 @@ class PeerService:
             del self._changes[idle.topic_id]
         if (changes := self._changes.get(topic_id)) is None:
             changes = self._changes[topic_id] = _TopicChanges(self._broker, topic_id)
+        number = changes.number
         if head["token"] != changes.token:
-            changed = [queue.queue_id for queue in queues]
+            changed = [(queue.queue_id, (await self._broker.bounds(queue)).max_offset) for queue in queues]
         else:
             await changes.wait(head["number"], min(head["wait_ms"], WAIT_MS_MAX) / 1000)
             if changes.is_gone:
                 raise UnknownQueue(f"topic id {topic_id} does not exist")
-            changed = changes.since(head["number"])
+            number, changed = changes.number, changes.since(head["number"])
         changes.asked_s = asyncio.get_running_loop().time()
-        return peer_wire.pack({"token": changes.token, "number": changes.number, "queues": changed})
+        return peer_wire.pack({"token": changes.token, "number": number, "queues": changed})
 
 
 class _TopicChanges:
@@ -191,15 +191,15 @@ class _TopicChanges:
         self.is_gone = False
         self.waiting = 0
         self.asked_s = 0.0
-        self._last: dict[int, int] = {}  # queue id → number of its last change
+        self._last: dict[int, tuple[int, int]] = {}  # queue id → number of its last change, its end
         self._wake = asyncio.Event()
         self.close = broker.watch(topic_id, self._note)
 
-    def _note(self, queues: Collection[QueueKey]) -> None:
-        self.is_gone = self.is_gone or not queues
+    def _note(self, ends: Mapping[QueueKey, int]) -> None:
+        self.is_gone = self.is_gone or not ends
         self.number += 1
-        for queue in queues:
-            self._last[queue.queue_id] = self.number
+        for queue, end in ends.items():
+            self._last[queue.queue_id] = self.number, end
         self._wake.set()
         self._wake = asyncio.Event()
 
@@ -215,9 +215,9 @@ class _TopicChanges:
         finally:
             self.waiting -= 1
 
-    def since(self, number: int) -> list[int]:
-        """Queue ids."""
-        return [queue_id for queue_id, last in self._last.items() if last > number]
+    def since(self, number: int) -> list[tuple[int, int]]:
+        """Queue ids, and where these queues end."""
+        return [(queue_id, end) for queue_id, (last, end) in self._last.items() if last > number]
 
 
 async def _outcome(begun: asyncio.Future[list[Appended]] | StoreError) -> list[Appended] | Head:

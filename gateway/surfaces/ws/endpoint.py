@@ -17,7 +17,7 @@ from aiohttp import WebSocketError, WSMsgType, web
 from gateway.auth.access import NOBODY
 from gateway.errors import READ_ONLY, RequestError, bad_request
 from gateway.surfaces.http.admission import payer_of
-from gateway.surfaces.http.answer_memory import Allowance
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
@@ -196,7 +196,7 @@ class _Socket:
         conversation: Conversation | None = None
         payer = payer_of(self._access, self._request.remote or "")
         allowance = Allowance(gateway.stats.answers, payer, gateway.limits.answering_bytes_max)
-        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX, allowance=allowance)
+        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX, takes_at_once=self._takes_at_once, allowance=allowance)
         rights: Rights | None = None
         leave_drain: Callable[[], None] | None = None
         try:
@@ -249,12 +249,26 @@ class _Socket:
         return code
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
+        kind = WSMsgType.BINARY if is_binary else WSMsgType.TEXT
+        if self._takes_at_once(len(frame)):
+            await self._socket.send_frame(frame, kind)
+            return
         compress = _WINDOW_BITS if self._compresses and len(frame) >= COMPRESS_BYTES_MIN else None
         self._write_watchdog.begin()
         try:
-            await self._socket.send_frame(frame, WSMsgType.BINARY if is_binary else WSMsgType.TEXT, compress)
+            await self._socket.send_frame(frame, kind, compress)
         finally:
             self._write_watchdog.end()
+
+    def _takes_at_once(self, size_bytes: int) -> bool:
+        """Whether a frame of this size is written without a wait: the transport takes what makes it full, and has room
+        again, after it was full, below a quarter of that."""
+        waiting_bytes = self._waiting_bytes()
+        return (
+            waiting_bytes <= SMALL_BYTES // 4
+            and waiting_bytes + size_bytes <= SMALL_BYTES
+            and not (self._compresses and size_bytes >= COMPRESS_BYTES_MIN)
+        )
 
     def _waiting_bytes(self) -> int:
         transport = self._request.transport

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.api.read import Consumer, Fetched
@@ -50,6 +50,13 @@ class Wanted:
     form: Form
     batch: int
     filter: TagFilter | None = None
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.form, self.batch, self.filter)))
+
+    def __hash__(self) -> int:  # of every key that is looked up
+        return self._hash
 
 
 class EncodedRange(NamedTuple):

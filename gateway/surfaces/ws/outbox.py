@@ -1,4 +1,5 @@
-"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them.
+"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them. A frame that
+the transport takes at once, with nothing before it, is written by whoever sends it.
 
 Invariants
     O1  frames leave in the order they were put in
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from gateway.surfaces.http.answer_memory import Allowance
@@ -37,9 +39,18 @@ class OutboxClosed(Exception):
 class Outbox:
     """One socket's way out. Most sockets are idle: what waiting needs is made when somebody waits."""
 
-    def __init__(self, write: Write, *, bytes_max: int, allowance: Allowance | None = None) -> None:
-        """`allowance`: what the socket may hold; None where nothing is counted."""
+    def __init__(
+        self,
+        write: Write,
+        *,
+        bytes_max: int,
+        takes_at_once: Callable[[int], bool],
+        allowance: Allowance | None = None,
+    ) -> None:
+        """`takes_at_once`: whether a frame of so many bytes would be written without a wait. `allowance`: what the
+        socket may hold; None where nothing is counted."""
         self._write = write
+        self._takes_at_once = takes_at_once
         self._allowance = allowance
         if allowance is not None:
             allowance.must_send = True  # what is in a frame is counted as sent
@@ -61,6 +72,11 @@ class Outbox:
 
     async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
         """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""
+        is_next = not self._frames and not self._turn.locked() and not self._is_closed
+        if is_next and frame and self._takes_at_once(len(frame)):
+            with suppress(OSError):  # the writer meets it too, and ends the connection
+                await self._write(frame, is_binary)
+                return
         taken = asyncio.get_running_loop().create_future()
         await self._enqueue(frame, is_binary, taken)
         await taken

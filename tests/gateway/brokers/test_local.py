@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from gateway.brokers.local import LocalBroker
 from gateway.routing.reading import PartitionReader
 from gateway.routing.table import RouteTable, Segment
+from gateway.routing.tail_watcher import TailWatcher
 from store import Store
 from store.errors import SealedQueue, UnknownQueue
 from store.limits import PARTITIONS_MAX
@@ -43,17 +44,19 @@ def broker_over(store: Store, routes: RouteTable) -> LocalBroker:
     return broker
 
 
-async def test_append_read_and_a_long_poll_that_the_next_record_ends() -> None:
+async def test_an_append_is_told_to_who_watches_and_read() -> None:
     async with opened(SimDisk()) as store:
         made: list[Topic] = []
         broker = LocalBroker(store, Unbounded(store), name="b", on_topic=made.append, on_deleted=made.remove)
         topic = await broker.create_topic("orders", 2)
         assert made == [topic]
         queue = QueueKey(topic.topic_id, 1)
-        waiting = asyncio.ensure_future(broker.read(queue, 0, max_bytes=1, wait_ms=60_000))
-        await asyncio.sleep(0)
+        told: list[Mapping[QueueKey, int]] = []
+        forget = broker.watch(topic.topic_id, told.append)
         await broker.append([append_of(queue, [b"x"])], acks=Acks.FLUSHED)
-        result = await asyncio.wait_for(waiting, WOKEN_S)
+        forget()
+        assert told == [{queue: 1}]
+        result = await broker.read(queue, 0, max_bytes=1)
         assert (result.status, result.next_offset, await broker.bounds(queue)) == (ReadStatus.FOUND, 1, (0, 1))
         assert (await broker.read(queue, 1, max_bytes=1)).status is ReadStatus.AT_END
         assert broker.ready() == []
@@ -78,11 +81,12 @@ async def test_routes_follow_growth_and_deletion_and_a_reader_that_waits_is_told
         topic = await broker.create_topic("orders", 1)
         assert (await broker.grow_topic("orders", 3)).partitions == 3
         assert routes.writable("orders", 2).queue == QueueKey(topic.topic_id, 2)
-        waiting = asyncio.ensure_future(broker.read(QueueKey(topic.topic_id, 0), 0, max_bytes=1, wait_ms=60_000))
-        await asyncio.sleep(0)
+        told: list[Mapping[QueueKey, int]] = []
+        broker.watch(topic.topic_id, told.append)
         await broker.delete_topic("orders")
+        assert told == [{}]
         with pytest.raises(UnknownQueue):
-            await asyncio.wait_for(waiting, WOKEN_S)
+            await broker.read(QueueKey(topic.topic_id, 0), 0, max_bytes=1)
         with pytest.raises(UnknownQueue):
             routes.topic("orders")
         assert (await broker.create_topic("orders", 1)).topic_id > topic.topic_id
@@ -96,8 +100,8 @@ async def test_a_partition_moves_to_another_queue_and_its_reader_goes_on_there()
         first, further = QueueKey(topic.topic_id, 0), QueueKey(topic.topic_id, PARTITIONS_MAX)
         await broker.append([append_of(first, [b"0", b"1"])], acks=Acks.FLUSHED)
         reader = PartitionReader(routes)
-        waiting = asyncio.ensure_future(reader.read("orders", 0, 2, max_bytes=1, wait_ms=60_000))
-        await asyncio.sleep(0)
+        watcher, woken = TailWatcher(routes), asyncio.Event()
+        watcher.watch("orders", 0, 2, woken.set)
         await broker.create_queue(further)
         end = await broker.seal_queue(first)
         with pytest.raises(SealedQueue):
@@ -108,7 +112,8 @@ async def test_a_partition_moves_to_another_queue_and_its_reader_goes_on_there()
         route = routes.writable("orders", 0)
         assert route.queue == further, "a topic that is configured keeps its chains"
         await route.broker.append([append_of(route.queue, [b"2"])], acks=Acks.FLUSHED)
-        assert (await asyncio.wait_for(waiting, WOKEN_S)).next_offset == 3
+        await asyncio.wait_for(woken.wait(), WOKEN_S)
+        assert (await reader.read("orders", 0, 2, max_bytes=1)).next_offset == 3
         assert await reader.bounds("orders", 0) == (0, 3)
         await broker.expire_queue(first, end)
         assert await reader.bounds("orders", 0) == (2, 3)

@@ -92,8 +92,8 @@ async def test_a_send_that_is_repeated_behind_moves_is_stored_once(is_remote: bo
 async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
     async with cluster(partitions=2) as made, asyncio.timeout(WOKEN_S):
         node = made.nodes["n2"]
-        reading = asyncio.create_task(node.reader.read(TOPIC, 0, 0, max_bytes=1000, wait_ms=60_000))
-        woken = asyncio.Event()
+        woken, grown = asyncio.Event(), asyncio.Event()
+        node.watcher.watch(TOPIC, 0, 0, grown.set)
         watch = node.watcher.watch_topic(TOPIC, woken.set)
         await settle()
         await node.mover.move(made.topic.topic_id, 0, "n3")
@@ -101,7 +101,7 @@ async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
         watch.changed()
         woken.clear()
         await made.send("n1", b"1")
-        assert [entry.record_count for entry in (await reading).entries] == [1]
+        await grown.wait()
         await woken.wait()
         assert watch.changed() == [0]
         watch.close()
@@ -325,7 +325,9 @@ async def test_partitions_move_between_nodes_over_http_while_all_send_and_read()
         async def follow(via: str, partition: int, found: list[bytes]) -> None:
             reader = made.nodes[via].reader
             while not is_over or len(found) < (await reader.bounds(TOPIC, partition)).max_offset:
-                read = await reader.read(TOPIC, partition, len(found), max_bytes=2000, wait_ms=100)
+                read = await reader.read(TOPIC, partition, len(found), max_bytes=2000)
+                if not read.entries:
+                    await asyncio.sleep(0.002)
                 for entry in read.entries:
                     records = list(record_batch.decode(entry.batch))
                     found += [record.value or b"" for record in records if record.offset >= len(found)]

@@ -109,10 +109,12 @@ class RealCluster:
         reader, offset = PartitionReader(self.routes), 0
         while not self.is_over:
             try:
-                read = await reader.read(TOPIC, partition, offset, max_bytes=4000, wait_ms=50)
+                read = await reader.read(TOPIC, partition, offset, max_bytes=4000)
             except StoreError:
                 await asyncio.sleep(0.01)
                 continue
+            if not read.entries:
+                await asyncio.sleep(0.002)
             self.history.read(partition, [seen for seen in _seen(read.entries) if seen.offset >= offset])
             offset = read.next_offset
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.routing.reading import PartitionReader
 from gateway.routing.table import RouteTable, Segment
 from store import record_batch
-from store.errors import UnknownQueue
 from store.record_batch import Record
 from store.types import Acks, Append, Boundary, QueueKey, ReadStatus
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, FakeTopic
-from tests.waiting import WOKEN_S
 
 START_MS = 1_700_000_000_000
 TOPIC = FakeTopic("orders", 16, 2)
@@ -200,32 +197,6 @@ async def test_tags_are_looked_for_segment_by_segment() -> None:
     assert (nothing.status, nothing.next_offset) == (ReadStatus.NO_MATCH, 3)
     found = await world.reader.read("orders", PARTITION, 3, max_bytes=1, tag_hashes=wanted)
     assert [entry.base_offset for entry in found.entries] == [3]
-
-
-async def test_who_waits_at_the_end_goes_on_in_the_new_segment() -> None:
-    world = World()
-    await world.send(3)
-    waiting = asyncio.ensure_future(world.reader.read("orders", PARTITION, 3, max_bytes=1, wait_ms=60_000))
-    await asyncio.wait_for(world.brokers[0].waiting.wait(), WOKEN_S)
-    await world.move(world.brokers[1], 6)
-    await asyncio.wait_for(world.brokers[1].waiting.wait(), WOKEN_S)
-    assert not waiting.done()
-    await world.send(1)
-    result = await asyncio.wait_for(waiting, WOKEN_S)
-    assert [(entry.base_offset, entry.next_offset) for entry in result.entries] == [(3, 4)]
-    assert not world.routes._watching, "nobody is left to be told"
-
-
-async def test_a_wait_ends_after_its_time_and_when_its_topic_goes() -> None:
-    world = World()
-    result = await world.reader.read("orders", PARTITION, 0, max_bytes=1, wait_ms=10)
-    assert result.status is ReadStatus.EMPTY
-    waiting = asyncio.ensure_future(world.reader.read("orders", PARTITION, 0, max_bytes=1, wait_ms=60_000))
-    await asyncio.sleep(0)
-    world.routes.remove(TOPIC)
-    world.routes.put(FakeTopic("orders", 17, 2), world.brokers[1])  # a new one of the name is another topic
-    with pytest.raises(UnknownQueue):
-        await asyncio.wait_for(waiting, WOKEN_S)
 
 
 def test_a_grown_topic_keeps_its_chains_and_a_new_one_has_none_of_the_old() -> None:

@@ -1,31 +1,106 @@
-"""gateway.routing.tail_watcher: one wait a partition, however many want to know. See tests/gateway/surfaces/ws/
-test_frame_cache.py for those who come back after each wake-up."""
+"""gateway.routing.tail_watcher: who waits at the ends of partitions is told by the brokers. See tests/gateway/surfaces/
+ws/test_frame_cache.py for those who come back after each wake-up."""
 
 from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from gateway.brokers.base import BrokerUnreachable
+from gateway.routing import tail_watcher
+from gateway.routing.table import RouteTable, Segment
 from gateway.routing.tail_watcher import TailWatcher
+from store.types import QueueKey
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import FakeBroker, FakeTopic
 from tests.gateway.groups.coordinator.world import world
 from tests.waiting import WOKEN_S, until
 
 
-async def test_all_who_watch_are_woken_by_one_wait_and_nobody_who_has_gone() -> None:
+async def test_all_who_watch_are_woken_by_the_append_and_nobody_who_has_gone() -> None:
     async with world(partitions=1) as made:
         watcher = TailWatcher(made.routes)
         woken: list[int] = []
         call_offs = [watcher.watch("orders", 0, 0, lambda n=n: woken.append(n)) for n in range(5)]  # type: ignore[misc]
-        assert len(watcher._tails) == 1
         call_offs[4]()
         await asyncio.sleep(0)
+        assert watcher.is_end("orders", 0, 0)
         await made.send(b"1")
-        await until(lambda: woken)
         assert woken == [0, 1, 2, 3]
         assert watcher.is_end("orders", 0, 1)
-        await made.send(b"2")  # the first wait of nobody
-        await made.send(b"3")  # and the second: it ends
-        await until(lambda: not watcher._tails)
+        await made.send(b"2")
         assert woken == [0, 1, 2, 3]
+        assert watcher.is_end("orders", 0, 2)
+
+
+async def test_an_append_between_a_read_and_the_first_watch_is_told() -> None:
+    async with world(partitions=1) as made:
+        watcher = TailWatcher(made.routes)
+        woken = asyncio.Event()
+        await made.send(b"1")
+        watcher.watch("orders", 0, 0, woken.set)
+        assert not woken.is_set()
+        await asyncio.wait_for(woken.wait(), WOKEN_S)
+        woken.clear()
+        watcher.watch("orders", 0, 1, woken.set)
+        await asyncio.sleep(0)
+        assert not woken.is_set()
+
+
+async def test_an_end_that_nobody_waits_at_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_watcher, "LOOK_S", 0.01)
+    async with world(partitions=2) as made:
+        watcher = TailWatcher(made.routes)
+        call_offs = [watcher.watch("orders", partition, 0, lambda: None) for partition in range(2)]
+        await made.send(b"1", partition=0)
+        await until(lambda: not watcher.is_end("orders", 0, 1))
+        assert watcher.is_end("orders", 1, 0)
+        assert watcher._topics
+        call_offs[1]()
+        await until(lambda: not watcher._topics)
+        assert not made.store._watching
+
+
+async def test_the_end_is_asked_for_when_what_was_told_may_be_wrong() -> None:
+    """A partition that moves, a broker that is away, and an end that went back: as after a power cut there."""
+    brokers = [FakeBroker(FakeClock()) for _ in range(2)]
+    routes = RouteTable()
+    topic, queue = FakeTopic("orders", 16, 1), QueueKey(16, 0)
+    routes.put(topic, brokers[0])
+    watcher = TailWatcher(routes)
+    woken: list[int] = []
+
+    def watch(end: int) -> None:
+        watcher.watch("orders", 0, end, lambda: woken.append(end))
+
+    def told(broker: FakeBroker, end: int) -> None:
+        for _, wake in broker.watching:
+            wake({queue: end})
+
+    watch(0)
+    told(brokers[0], 5)
+    assert (woken, watcher.is_end("orders", 0, 5)) == ([0], True)
+    watch(5)
+    told(brokers[0], 3)
+    await until(lambda: watcher.is_end("orders", 0, 0))
+    assert woken == [0, 5]
+    watch(0)
+    brokers[0].error = BrokerUnreachable("away")
+    brokers[0].wake()
+    await until(lambda: woken == [0, 5, 0])
+    brokers[0].error = None
+    watch(0)
+    await until(lambda: watcher.is_end("orders", 0, 0))
+    routes.set_chains(topic, [(Segment(brokers[0], queue, physical_end=0), Segment(brokers[1], queue))])
+    assert not watcher.is_end("orders", 0, 0)
+    await until(lambda: watcher.is_end("orders", 0, 0))
+    assert woken == [0, 5, 0]
+    told(brokers[1], 1)
+    assert (woken, watcher.is_end("orders", 0, 1)) == ([0, 5, 0, 0], True)
+    await watcher.close()
+    assert not brokers[0].watching
+    assert not brokers[1].watching
 
 
 async def test_who_comes_with_another_end_is_woken_at_once_but_not_inside_the_call() -> None:
@@ -82,4 +157,5 @@ async def test_closing_ends_the_waits_those_too_that_have_not_begun() -> None:
             if not partition:
                 await asyncio.sleep(0)
         await watcher.close()
-        assert (sorted(woken), len(watcher._tails)) == ([0, 1], 0)
+        await asyncio.sleep(0)
+        assert (sorted(woken), watcher._topics, made.store._watching) == ([0, 1], {}, {})

@@ -68,7 +68,7 @@ class Talk:
         self.closed_with: CloseCode | None = None
         self.says_goodbye = False
         self.takes: asyncio.Event | None = None  # while set and not is_set(), the transport takes nothing
-        self.outbox = Outbox(self._write, bytes_max=1 << 20)
+        self.outbox = Outbox(self._write, bytes_max=1 << 20, takes_at_once=lambda _: self.takes is None)
         self.rights = Rights(access, self.gateway.clock, warn=lambda in_ms: None, close=self._close)
         self.conversation = Conversation(
             self.gateway,

@@ -9,6 +9,10 @@ import pytest
 from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
 
 
+def never(_: int) -> bool:
+    return False
+
+
 class Transport:
     """Takes a frame whenever the test says so."""
 
@@ -27,7 +31,7 @@ class Transport:
 async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=100)
+    outbox = Outbox(transport.write, bytes_max=100, takes_at_once=never)
     writer = asyncio.create_task(outbox.run())
     await outbox.put(b"1")
     sending = asyncio.create_task(outbox.send(b"2"))
@@ -45,7 +49,7 @@ async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
 async def test_who_puts_too_much_waits_and_nobody_overtakes() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10)
+    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never)
     writer = asyncio.create_task(outbox.run())
     await outbox.put(b"a" * 6)
     await transport.writing.wait()
@@ -68,7 +72,7 @@ async def test_a_peer_that_is_gone_is_no_error() -> None:
     async def write(frame: bytes, is_binary: bool) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, bytes_max=10)
+    outbox = Outbox(write, bytes_max=10, takes_at_once=never)
     await outbox.put(b"1")
     with pytest.raises(Closing) as closing:
         await outbox.run()
@@ -78,7 +82,7 @@ async def test_a_peer_that_is_gone_is_no_error() -> None:
 async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10)
+    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never)
     writer = asyncio.create_task(outbox.run())
     sending = asyncio.create_task(outbox.send(b"1"))
     await transport.writing.wait()
@@ -92,7 +96,7 @@ async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
 async def test_who_waits_when_the_connection_ends_is_told() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10)
+    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never)
     writer = asyncio.create_task(outbox.run())
     sending = asyncio.create_task(outbox.send(b"a" * 10))
     await transport.writing.wait()
@@ -103,3 +107,35 @@ async def test_who_waits_when_the_connection_ends_is_told() -> None:
     for task in (sending, waiting, outbox.put(b"c")):
         with pytest.raises(OutboxClosed):
             await task
+
+
+async def test_what_the_transport_takes_at_once_is_written_by_its_sender_unless_something_is_before_it() -> None:
+    transport = Transport()
+    outbox = Outbox(transport.write, bytes_max=100, takes_at_once=lambda size: size < 3)
+    await outbox.send(b"1")
+    assert transport.taken == [b"1"], "nobody else runs"
+    await outbox.put(b"2")
+    behind = asyncio.create_task(outbox.send(b"3"))
+    large = asyncio.create_task(outbox.send(b"444"))
+    await asyncio.sleep(0)
+    assert transport.taken == [b"1"]
+    writer = asyncio.create_task(outbox.run())
+    await asyncio.gather(behind, large)
+    await outbox.send(b"5")
+    assert transport.taken == [b"1", b"2", b"3", b"444", b"5"]
+    writer.cancel()
+
+
+async def test_a_sender_that_finds_the_transport_gone_leaves_that_to_the_writer() -> None:
+    async def write(frame: bytes, is_binary: bool) -> None:
+        raise ConnectionResetError
+
+    outbox = Outbox(write, bytes_max=10, takes_at_once=lambda _: True)
+    sending = asyncio.create_task(outbox.send(b"1"))
+    with pytest.raises(Closing):
+        await outbox.run()
+    outbox.close()
+    with pytest.raises(OutboxClosed):
+        await sending
+    with pytest.raises(OutboxClosed):
+        await outbox.send(b"2")
