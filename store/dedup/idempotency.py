@@ -269,8 +269,8 @@ class Idempotency:
     # ---- moving --------------------------------------------------------------------------------------------------
 
     def new_part(self, content: bytes, now_ms: int) -> bytes:
-        """What of a part that was received is to be written, empty for nothing. Raises TooManyIds when its ids cannot be
-        remembered, MalformedBatch when it is no part."""
+        """What of a part that was received is to be written, empty for nothing. Raises TooManyIds when its ids cannot
+        be remembered, MalformedBatch when it is no part."""
         try:
             part = decode_part(content)
         except (JournalDamaged, StructError) as error:
