@@ -116,7 +116,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._dropped: list[int] = []  # topics whose files the next flush removes
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
-        self._open_files: OrderedDict[Path, File] = OrderedDict()
+        self._open_files: OrderedDict[tuple[Path, int], File] = OrderedDict()  # by directory and start
         self._open_files_max = max(1, min(OPEN_FILES_MAX, files.handle_limit // OPEN_FILES_SHARE))
         self._pending_bytes = 0
         self._last_position = -1  # of the entries added
@@ -262,8 +262,8 @@ class FileConsumeQueues(ConsumeQueues):
             queue = self._queues.pop(key)
             self._pending_bytes -= queue.pending.remove(len(queue.pending))
             self._dirty.discard(key)
-            for path in [path for path in self._open_files if path.parent == queue.directory]:
-                self._open_files.pop(path).close()
+            for opened in [opened for opened in self._open_files if opened[0] == queue.directory]:
+                self._open_files.pop(opened).close()
         self._dropped.append(topic_id)
 
     def flush(self, checkpoint: int) -> Flush:
@@ -315,12 +315,12 @@ class FileConsumeQueues(ConsumeQueues):
     def _queue(self, key: QueueKey) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), 0)
+            queue = self._queues[key] = _Queue(key, self._directory.joinpath(str(key.topic_id), str(key.queue_id)), 0)
         return queue
 
     def _open_queue(self, counted: Counted) -> _Queue:
         key, bounds, files_end, kept = counted
-        queue = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), files_end)
+        queue = _Queue(key, self._directory.joinpath(str(key.topic_id), str(key.queue_id)), files_end)
         queue.min_offset, queue.max_offset = bounds
         if kept:
             queue.pending = kept
@@ -366,7 +366,7 @@ class FileConsumeQueues(ConsumeQueues):
         return position
 
     def _remove_file(self, directory: Path, start: int) -> None:
-        if (file := self._open_files.pop(directory / _name(start), None)) is not None:
+        if (file := self._open_files.pop((directory, start), None)) is not None:
             file.close()
         self._files.remove(directory / _name(start))
 
@@ -390,13 +390,13 @@ class FileConsumeQueues(ConsumeQueues):
         return b"".join(parts)
 
     def _file(self, directory: Path, start: int) -> File:
-        path = directory / _name(start)
-        file = self._open_files.get(path)
+        key = directory, start  # no path: joining one costs more than a read of units
+        file = self._open_files.get(key)
         if file is None:
             if len(self._open_files) >= self._open_files_max:
                 self._open_files.popitem(last=False)[1].close()
-            file = self._open_files[path] = self._files.open(path)
-        self._open_files.move_to_end(path)
+            file = self._open_files[key] = self._files.open(directory / _name(start))
+        self._open_files.move_to_end(key)
         return file
 
     def _remove_strangers(self) -> None:
