@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import uvloop
 
 from gateway.cli.terminal import USAGE, CliError
 from store.errors import StoreError
@@ -58,6 +57,8 @@ def serve(
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
+    import uvloop
+
     from gateway.auth.policy import PolicyError
     from gateway.main import logs, wiring
     from gateway.main.tls import TlsError
