@@ -341,7 +341,10 @@ async def leased(gateway: Gateway, group: str, asked: Receive, caller: Caller) -
         caller.access.check(Permission.RECEIVE, topic=topic)
     gateway.leases.pollers(group).heard(asked.consumer or caller.name, gateway.clock.now_ms())
     room_bytes = caller.allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
-    return await gateway.groups.receive(group, replace(asked, max_bytes=max(room_bytes // RENDERED_FACTOR, 1)))
+    max_bytes = max(room_bytes // RENDERED_FACTOR, 1)
+    return await gateway.groups.receive(
+        group, asked if max_bytes == asked.max_bytes else replace(asked, max_bytes=max_bytes)
+    )
 
 
 async def leased_as_json(gateway: Gateway, group: str, received: Received) -> bytes:

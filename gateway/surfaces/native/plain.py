@@ -11,7 +11,7 @@ from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import Receipt
 from gateway.api.shapes.base import load_json
-from gateway.api.shapes.groups import AckReceipts, ReceiveBody
+from gateway.api.shapes.groups import RECEIVE_DEFAULTS, AckReceipts, ReceiveBody
 from gateway.api.shapes.queries import SendRawQuery
 from gateway.auth.access import Permission
 from gateway.codec import cloudevents
@@ -100,7 +100,8 @@ class PlainReceives:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._asked: tuple[bytes, Receive] = b"", Receive(topics=())  # of the last body: consumers repeat theirs
+        # The last body, what it asks for, and the same without waiting: consumers repeat theirs.
+        self._last: tuple[bytes, Receive, Receive] = b"", RECEIVE_DEFAULTS, RECEIVE_DEFAULTS
 
     def read(self, message: RawRequestMessage) -> Asked | None:
         """See `plain.Form`."""
@@ -110,13 +111,14 @@ class PlainReceives:
         """See `plain.CallForm`."""
         gateway, group = self._gateway, asked.group
         assert group is not None
-        known, wanted = self._asked
+        known, wanted, at_once = self._last
         if body != known:
             wanted = load_json(ReceiveBody, body, gateway.limits).request()
-            self._asked = body, wanted
+            at_once = replace(wanted, wait_ms=0)
+            self._last = body, wanted, at_once
         if wanted.max_bytes > RECEIVE_BYTES_MAX:
             return None
-        received = await leased(gateway, group, replace(wanted, wait_ms=0), caller)
+        received = await leased(gateway, group, at_once, caller)
         if wanted.wait_ms and not received.messages:
             return None
         text = await leased_as_json(gateway, group, received)
