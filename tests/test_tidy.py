@@ -51,7 +51,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
     "gateway.surfaces.native.connections": "gateway/surfaces/native/test_access.py",
     "gateway.surfaces.native.me": "gateway/surfaces/native/test_stats.py",
-    "gateway.surfaces.native.plain": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.native.tickets": "gateway/security/test_server.py",
     "gateway.surfaces.openapi.schemas.sent": "gateway/surfaces/openapi/test_document.py",
     "gateway.surfaces.openapi.schemas.settings": "gateway/surfaces/openapi/test_document.py",

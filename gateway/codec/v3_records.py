@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import orjson
 
-from gateway.codec.records import ProduceRecord, parse_raw_record
+from gateway.codec.records import ProduceRecord, parse_raw_record, plain_record
 from gateway.codec.times import parse_time_ms
 from gateway.errors import RequestError, bad_request, invalid
 
@@ -64,6 +64,18 @@ def parse_v3_record(value: object, *, raw_keys: bool) -> ProduceRecord | Request
         return RequestError(error.error_code, error.message)
 
 
+def plain_v3_record(value: object, *, raw_keys: bool) -> ProduceRecord | None:
+    """As `parse_v3_record`, for a record that has nothing but a value, which is JSON. None: that must look. Raises
+    RequestError."""
+    if value.__class__ is not dict:
+        return None
+    assert isinstance(value, dict)
+    data = value.get("value")
+    if len(value) != 1 or data.__class__ is not dict or len(data) != 2 or data.get("type") != "JSON":
+        return None
+    return plain_record({"value": data["data"]}, raw_keys=raw_keys) if "data" in data else None
+
+
 def receipt_of(
     cluster_id: str,
     topic: str,
@@ -80,7 +92,7 @@ def receipt_of(
         "topic_name": topic,
         "partition_id": partition,
         "offset": offset,
-        "timestamp": _rfc3339(timestamp_ms),
+        "timestamp": rfc3339(timestamp_ms),
     }
     for name, data, kind in (("key", record.key, types[0]), ("value", record.value, types[1])):
         if data is not None:
@@ -89,7 +101,8 @@ def receipt_of(
 
 
 @lru_cache(maxsize=64)  # records that arrive together have one time
-def _rfc3339(time_ms: int) -> str:
+def rfc3339(time_ms: int) -> str:
+    """A time as receipts have it."""
     moment = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -22,7 +22,7 @@ from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.fast_path import FastPath
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.native.ndjson import plain_lines
-from gateway.surfaces.native.plain import PlainMessages
+from gateway.surfaces.native.plain import PlainAcks, PlainMessages, PlainReceives
 from gateway.surfaces.rest_v2.plain import V2Batches, V2Records
 from gateway.surfaces.rest_v3.records import plain_records
 
@@ -174,6 +174,7 @@ def fast_path_of(gateway: Gateway, request_ids: RequestIds) -> FastPath:
             V2Records(gateway.limits), PlainMessages(gateway.limits), plain_lines(gateway), plain_records(gateway)
         ),
         batches=(V2Batches(),),
+        calls=(PlainReceives(gateway), PlainAcks(gateway)),
     )  # fmt: skip
 
 

@@ -79,7 +79,10 @@ class PartitionReader:
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first offset from which nothing is missing, and the one the next record gets."""
-        return await _bounds(self._routes.chain(topic, partition))
+        chain = self._routes.chain(topic, partition)
+        if _is_whole(chain) and chain[0].physical_end is None:
+            return await chain[0].broker.bounds(chain[0].queue)
+        return await _bounds(chain)
 
     async def offset_for_time(
         self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER

@@ -100,7 +100,7 @@ class _Waiting:
     def __init__(self, tail_watcher: TailWatcher) -> None:
         self._tail_watcher = tail_watcher
         self._watches: list[tuple[TopicView, bool, TopicWatch]] = []
-        self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiter: asyncio.Future[None]  # from the first `renew` on
 
     def wake(self) -> None:
         """Something may have changed."""

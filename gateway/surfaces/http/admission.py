@@ -24,7 +24,7 @@ from gateway.auth.rates import Rates
 from gateway.errors import RATE_LIMITED, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answer_memory import Allowance
-from gateway.surfaces.http.caller import access_of, grant
+from gateway.surfaces.http.caller import Caller, access_of, grant
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
 
@@ -86,6 +86,13 @@ def allowance_of(gateway: Gateway, request: web.Request) -> Allowance:
         allowance = Allowance(gateway.stats.answers, payer, gateway.limits.answering_bytes_max)
         gateway.stats.answers.open[id(request)] = allowance
     return allowance
+
+
+def caller_of(gateway: Gateway, request: web.Request) -> Caller:
+    """Who has sent a request that was admitted."""
+    return Caller(
+        access_of(request), request.remote, allowance_of(gateway, request), lambda: request.transport is not None
+    )
 
 
 def charge(rates: Rates, request: web.Request, access: Access) -> None:

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
 
 from aiohttp import web
 
 from gateway.auth.access import NOBODY, OPEN, Access, Permission
 from gateway.routing.base import TopicView
+from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.context import Gateway
 
 TOPICS_A_TURN = 500
 """Topics shown, or judged by rights, between two turns of the event loop: 5 us each."""
+
+
+class Caller(NamedTuple):
+    """Who has sent a request, whichever way it takes through the server."""
+
+    access: Access
+    remote: str | None
+    """Its address."""
+
+    allowance: Allowance
+    """What the answer may hold."""
+
+    is_there: Callable[[], bool]
+    """Whether its connection is still open."""
+
+    @property
+    def name(self) -> str:
+        """For people who look."""
+        return f"{self.access.principal}@{self.remote}"
+
 
 _ACCESS = web.RequestKey("mq.access", Access)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from time import time_ns
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -88,8 +89,26 @@ class ConnectionLimiter:
         self.stats.open_connections.closed(connection)
 
 
-Reply = Callable[[bytes | None], None]
-"""Takes the whole answer to a request; None: aiohttp must answer it."""
+class Client(Protocol):
+    """Who has sent a request that the fast path has."""
+
+    @property
+    def remote(self) -> str | None:
+        """Its address, as aiohttp's `request.remote` has it."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether its connection is open."""
+        ...
+
+    def reply(self, answer: bytes | None) -> None:
+        """Answer it; None: have aiohttp answer it."""
+        ...
+
+    async def taken(self) -> None:
+        """Wait until it has taken what was written, but for what a connection's buffer holds, or is gone."""
+        ...
+
 
 Meaning = TypeVar("Meaning")
 
@@ -118,9 +137,9 @@ class FastPath(Protocol[Meaning]):
         """Of a body that it takes."""
         ...
 
-    def take(self, meaning: Meaning, data: bytes, start: int, reply: Reply) -> bool:
-        """Begin to serve a request whose body is the data from `start` on, and call `reply` in a later turn of the
-        event loop. False, and nothing has happened, when aiohttp must serve it."""
+    def take(self, meaning: Meaning, data: bytes, start: int, client: Client) -> bool:
+        """Begin to serve a request whose body is the data from `start` on, and reply in a later turn of the event loop.
+        False, and nothing has happened, when aiohttp must serve it."""
         ...
 
 
@@ -147,6 +166,7 @@ class Connection(web.RequestHandler):
         "_meaning",
         "_peer",
         "_receiving_bytes",
+        "_remote",
         "_request_ids",
         "_taken",
         "_write_timeout_s",
@@ -178,6 +198,7 @@ class Connection(web.RequestHandler):
         self._access: Access = NOBODY  # of the last request that was not for the fast path
         self._meaning: Any = None  # of the last one that was
         self._peer = ""
+        self._remote: str | None = None
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
 
@@ -201,6 +222,7 @@ class Connection(web.RequestHandler):
         if self._address is not None:
             peer = transport.get_extra_info("peername")
             self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
+            self._remote = None if peer is None else str(peer[0] if isinstance(peer, tuple) else peer)
             self._limiter.opened(self)
             super().connection_made(transport)
         else:
@@ -294,7 +316,7 @@ class Connection(web.RequestHandler):
             if found is not None:
                 meaning, start, end = found
                 if len(data) == end:
-                    if fast_path.take(meaning, data, start, self._reply):
+                    if fast_path.take(meaning, data, start, self):
                         self._meaning = meaning
                         self._keep(data)
                         return
@@ -412,7 +434,7 @@ class Connection(web.RequestHandler):
             return False  # without a body, or not whole
         # The body is looked at, not read: reading it would make aiohttp parse on, and the ordinary way needs it still.
         pieces = payload._buffer
-        if len(pieces) != 1 or not fast_path.take(meaning, pieces[0], 0, self._reply):
+        if len(pieces) != 1 or not fast_path.take(meaning, pieces[0], 0, self):
             return False
         self._meaning = meaning
         self._messages.clear()
@@ -423,8 +445,22 @@ class Connection(web.RequestHandler):
         self._taken = taken
         self._request_in_progress = True  # a shutdown waits for it
 
-    def _reply(self, answer: bytes | None) -> None:
-        """Answer the request that the fast path has, or give it to aiohttp after all."""
+    @property
+    def remote(self) -> str | None:
+        """See Client."""
+        return self._remote
+
+    def is_there(self) -> bool:
+        """See Client."""
+        return self.transport is not None
+
+    async def taken(self) -> None:
+        """See Client."""
+        with suppress(ConnectionError):
+            await self._drain_helper()
+
+    def reply(self, answer: bytes | None) -> None:
+        """See Client."""
         taken, self._taken, transport = self._taken, None, self.transport
         assert taken is not None
         self._request_in_progress = False

@@ -39,11 +39,11 @@ class RouteStats:
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
     latency_sum_s: float = 0.0
 
-    def answered(self, status: int, elapsed_s: float) -> None:
-        """Count one answer."""
-        self.statuses[status] = self.statuses.get(status, 0) + 1
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
-        self.latency_sum_s += elapsed_s
+    def answered(self, status: int, elapsed_s: float, count: int = 1) -> None:
+        """Count one answer, or some that took equally long."""
+        self.statuses[status] = self.statuses.get(status, 0) + count
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += count
+        self.latency_sum_s += elapsed_s * count
 
 
 @dataclass(slots=True)

@@ -1,17 +1,19 @@
-"""The fast path: POSTs of one plain record, or of one raw batch, answered without aiohttp's tasks, requests and
-responses. All records of one turn of the event loop that go to the same partition are one batch, one append and one
-future.
+"""The fast path: POSTs of one plain record, or of one raw batch, and what consumers of queue mode ask for all the time,
+answered without aiohttp's requests and responses.
+
+All records of one turn of the event loop that go to the same partition are one batch, one append and one future.
 
 `Connection` shows each request to the fast path before aiohttp does anything with it. The fast path accepts only
 requests that the normal path would answer with success by the same steps: everything about the request is in the lists
 of its form (`plain.py`), its caller is known and allowed, its record is neither delayed nor has an id. Any other
-request goes to aiohttp untouched. When an append fails each request of it goes there too, and the normal path answers
-the errors. So this file makes no error answer, and a request with an unknown header is never taken.
+request goes to aiohttp untouched. When an append or a call fails each request of it goes there too, and the normal path
+answers the errors. So this file makes no error answer, and a request with an unknown header is never taken.
 
     read    head    -> what it asks for: once for equal heads (heads.py)
     take    request -> rights, topic, record: each time; into the turn's batch
     turn    batches -> one append each
     answer  append  -> an answer each, as its handler and `application.py` give it, but for the date and request id
+    serve   call    -> a task of its own, for what is more than one append (receive, ack), and its answer
 
 Invariants
     F1  a record is checked before it joins a batch: one bad record fails nobody else's
@@ -33,15 +35,17 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.api.producer import Begun, Receipt
-from gateway.auth.access import Permission
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
+from gateway.surfaces.http.admission import payer_of
+from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds
-from gateway.surfaces.http.connection import Reply
+from gateway.surfaces.http.caller import Caller
+from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.heads import HeadMemo
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.http.plain import Asked, BatchForm, Form, RecordForm, is_plain
+from gateway.surfaces.http.plain import Asked, BatchForm, CallForm, Form, RecordForm, is_plain
 from gateway.surfaces.http.send_options import name_of_acks
 from store.limits import KiB
 from store.types import Acks, Appended, Buffer
@@ -53,6 +57,7 @@ BATCH_BYTES_MAX = 256 * KiB
 """Records, and bytes of request bodies, of one batch: to answer so many takes a millisecond."""
 
 _NAMED = b"%bMq-Acks: %b\r\nContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
+_UNNAMED = b"%bContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _STREAMED = b"%bTransfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%x\r\n%%b\r\n0\r\n\r\n"
 
 
@@ -63,13 +68,14 @@ class Plain(NamedTuple):
     asked: Asked
     records: RecordForm | None
     batches: BatchForm | None
+    calls: CallForm | None
     bytes_max: int
     headers: CIMultiDictProxy[str]
     stats: RouteStats
     request_id: str | None
 
 
-_Waiting = tuple[Plain, ProduceRecord, Any, Reply]
+_Waiting = tuple[Plain, ProduceRecord, Any, Client]
 """A request whose record is in a batch; what its form has to know for the answer."""
 
 
@@ -100,6 +106,7 @@ class FastPath:
         *,
         records: Sequence[RecordForm],
         batches: Sequence[BatchForm],
+        calls: Sequence[CallForm],
     ) -> None:
         self.heads: HeadMemo[Plain] = HeadMemo()
         self._loop = asyncio.get_running_loop()
@@ -110,13 +117,15 @@ class FastPath:
         self._producer = gateway.producer
         self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
-        self._records, self._batch_forms = records, batches
+        self._records, self._batch_forms, self._call_forms = records, batches, calls
         self._stats = {
             name: gateway.stats.routes.setdefault(name, RouteStats())
-            for form in (*records, *batches)
+            for form in (*records, *batches, *calls)
             for name in form.routes
         }
         self._bytes_max = gateway.limits.body_bytes_max
+        self._answers, self._answering_bytes_max = gateway.stats.answers, gateway.limits.answering_bytes_max
+        self._serving: set[asyncio.Task[None]] = set()
         self._batches: dict[_Way, _Batch] = {}  # of this turn
         # Limits of rate and the log of requests are for the normal path.
         self._is_open = gateway.rates is None and not gateway.config.access_log
@@ -129,10 +138,13 @@ class FastPath:
             self._check_origin(message.headers)  # of these headers the same always
             for records in self._records:
                 if (asked := records.read(message)) is not None:
-                    return self._plain(message, asked, records, records, None)
+                    return self._plain(message, asked, records, records=records)
             for batches in self._batch_forms:
                 if (asked := batches.read(message)) is not None:
-                    return self._plain(message, asked, batches, None, batches)
+                    return self._plain(message, asked, batches, batches=batches)
+            for calls in self._call_forms:
+                if (asked := calls.read(message)) is not None:
+                    return self._plain(message, asked, calls, calls=calls)
         except RequestError:  # for the normal path to answer
             pass
         return None
@@ -142,13 +154,15 @@ class FastPath:
         message: RawRequestMessage,
         asked: Asked,
         form: Form,
-        records: RecordForm | None,
-        batches: BatchForm | None,
+        *,
+        records: RecordForm | None = None,
+        batches: BatchForm | None = None,
+        calls: CallForm | None = None,
     ) -> Plain:
         bytes_max = min(form.bytes_max, self._bytes_max)
         headers = message.headers
         request_id = self._request_ids.sent_in(headers)
-        return Plain(asked, records, batches, bytes_max, headers, self._stats[asked.route], request_id)
+        return Plain(asked, records, batches, calls, bytes_max, headers, self._stats[asked.route], request_id)
 
     def is_repeatable(self, meaning: Plain) -> bool:
         """See `connection.FastPath`. Ids of requests differ."""
@@ -164,13 +178,13 @@ class FastPath:
         return meaning.bytes_max
 
     def _allows(self, plain: Plain) -> bool:
-        """Whether its caller is known and may send."""
-        access = self._authenticator.known_access(plain.headers)
-        return access is not None and access.allows(Permission.SEND, topic=plain.asked.topic)
+        """Whether its caller is known and may do what it asks for."""
+        asked, access = plain.asked, self._authenticator.known_access(plain.headers)
+        return access is not None and access.allows(asked.permission, topic=asked.topic or None, group=asked.group)
 
-    def take(self, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+    def take(self, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
         """See `connection.FastPath`."""
-        asked, form, batches, bytes_max, _, _, _ = meaning
+        asked, form, batches, calls, bytes_max, _, _, _ = meaning
         body_bytes = len(data) - start
         if body_bytes > bytes_max:
             return False
@@ -183,8 +197,10 @@ class FastPath:
         topic, partition, acks = asked[:3]
         try:
             if form is None:
-                assert batches is not None
-                self._begin_batch(meaning, batches, memoryview(data)[start:], reply)
+                if batches is not None:
+                    self._begin_batch(meaning, batches, memoryview(data)[start:], client)
+                elif calls is not None:
+                    self._begin_call(meaning, calls, data[start:], client)
                 return True
             view = self._topic_of(topic)
             sent = form.sent(asked, data[start:], view)
@@ -196,7 +212,7 @@ class FastPath:
             return False
         if place is None:
             return False
-        self._join((topic, place[0], json_values, acks), record, (meaning, record, detail, reply), body_bytes)
+        self._join((topic, place[0], json_values, acks), record, (meaning, record, detail, client), body_bytes)
         return True
 
     # ------------------------------------------------------------------------------------------------ records
@@ -230,8 +246,8 @@ class FastPath:
         begun.outcome.add_done_callback(partial(self._answer, batch, begun))
 
     def _give_back(self, waiting: Sequence[_Waiting]) -> None:
-        for _, _, _, reply in waiting:
-            self._loop.call_soon(reply, None)
+        for _, _, _, client in waiting:
+            self._loop.call_soon(client.reply, None)
 
     def _answer(self, batch: _Batch, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> None:
         if outcome.cancelled() or outcome.exception() is not None:
@@ -240,62 +256,98 @@ class FastPath:
         offset, reached = self._producer.finish(begun)
         partition, now_ms = begun.partition, begun.now_ms
         elapsed_s = perf_counter() - batch.started_s
-        known: Plain | None = None
-        template = b""
-        new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
-        for own_offset, (plain, record, detail, reply) in enumerate(batch.waiting, offset):
+        known: Plain = batch.waiting[0][0]
+        template, known_from = _template(known.asked, reached), offset
+        new, send = tuple.__new__, self._send  # a NamedTuple's own constructor takes three times as long
+        for own_offset, (plain, record, detail, client) in enumerate(batch.waiting, offset):
             if plain is not known:  # equal heads have one meaning
-                known, template = plain, _template(plain.asked, reached)
+                known.stats.answered(known.asked.status, elapsed_s, own_offset - known_from)
+                known, template, known_from = plain, _template(plain.asked, reached), own_offset
             time_ms = record.timestamp_ms
             if time_ms is None:
                 time_ms = now_ms
             receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
             assert plain.records is not None
-            self._reply(plain, template, plain.records.answer(plain.asked, record, detail, receipt), reply, elapsed_s)
+            send(plain, template, plain.records.answer(plain.asked, record, detail, receipt), client)
+        known.stats.answered(known.asked.status, elapsed_s, offset + len(batch.waiting) - known_from)
 
     # -------------------------------------------------------------------------------------------- raw batches
 
-    def _begin_batch(self, plain: Plain, form: BatchForm, batch: Buffer, reply: Reply) -> None:
+    def _begin_batch(self, plain: Plain, form: BatchForm, batch: Buffer, client: Client) -> None:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
         begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
-        begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, reply, started_s))
+        begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
 
     def _answer_batch(
         self,
         plain: Plain,
         form: BatchForm,
         begun: Begun,
-        reply: Reply,
+        client: Client,
         started_s: float,
         outcome: asyncio.Future[list[Appended]],
     ) -> None:
         if outcome.cancelled() or outcome.exception() is not None:
-            reply(None)
+            client.reply(None)
             return
         receipt = self._producer.finish_batch(begun)
         template = _template(plain.asked, receipt.acks)
-        self._reply(plain, template, form.answer(receipt), reply, perf_counter() - started_s)
+        self._reply(plain, template, form.answer(receipt), client, perf_counter() - started_s)
+
+    # ------------------------------------------------------------------------------------------------- calls
+
+    def _begin_call(self, plain: Plain, form: CallForm, body: bytes, client: Client) -> None:
+        task = self._loop.create_task(self._serve(plain, form, body, client))
+        self._serving.add(task)  # the loop itself keeps no task
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, plain: Plain, form: CallForm, body: bytes, client: Client) -> None:
+        started_s = perf_counter()
+        access = self._authenticator.known_access(plain.headers)
+        if access is None:  # its rights have ended in this very turn
+            client.reply(None)
+            return
+        allowance = Allowance(self._answers, payer_of(access, client.remote or ""), self._answering_bytes_max)
+        try:
+            try:
+                answer = await form.serve(plain.asked, body, Caller(access, client.remote, allowance, client.is_there))
+            except Exception:  # the normal path meets the same error, and answers it
+                answer = None
+            if answer is None:
+                client.reply(None)
+                return
+            allowance.must_send = True  # it tells of something done
+            allowance.hold(len(answer))
+            self._reply(plain, _template(plain.asked, None), answer, client, perf_counter() - started_s)
+            if len(answer) > SMALL_BYTES:
+                await client.taken()
+        finally:
+            allowance.release()
 
     # ------------------------------------------------------------------------------------------------ answers
 
-    def _reply(self, plain: Plain, template: bytes, body: bytes, reply: Reply, elapsed_s: float) -> None:
-        asked, _, _, _, _, stats, sent_id = plain
-        stats.answered(asked.status, elapsed_s)
-        request_id = (self._request_ids.new() if sent_id is None else sent_id).encode()
+    def _reply(self, plain: Plain, template: bytes, body: bytes, client: Client, elapsed_s: float) -> None:
+        plain.stats.answered(plain.asked.status, elapsed_s)
+        self._send(plain, template, body, client)
+
+    def _send(self, plain: Plain, template: bytes, body: bytes, client: Client) -> None:
+        request_id = (self._request_ids.new() if plain.request_id is None else plain.request_id).encode()
         try:
-            if asked.is_streamed:
-                reply(template % (request_id, len(body), body))
+            if plain.asked.is_streamed:
+                client.reply(template % (request_id, len(body), body))
             else:
-                reply(template % (len(body), request_id, body))
+                client.reply(template % (len(body), request_id, body))
         except Exception:  # of one connection; the others wait for their answers
             log.exception("an answer of the fast path failed")
 
 
-def _template(asked: Asked, reached: Acks) -> bytes:
-    """The answers to equal heads, but for id and body."""
+def _template(asked: Asked, reached: Acks | None) -> bytes:
+    """The answers to equal heads, but for id and body. `reached` None: nothing was sent."""
     date = rfc822_formatted_time().encode()
     if asked.is_streamed:
         return _STREAMED % (asked.head, date)
+    if reached is None:
+        return _UNNAMED % (asked.head, date)
     return _NAMED % (asked.head, name_of_acks(reached).encode(), date)

@@ -10,8 +10,10 @@ from aiohttp import HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import BatchReceipt, Receipt
+from gateway.auth.access import Permission
 from gateway.codec.records import ProduceRecord
 from gateway.routing.base import TopicView
+from gateway.surfaces.http.caller import Caller
 from store.limits import KiB
 from store.types import Acks
 
@@ -35,6 +37,8 @@ class Asked(NamedTuple):
     """What the head of a plain request asks for."""
 
     topic: str
+    """Empty where the target names none."""
+
     partition: int | None
     acks: Acks | None
     route: str
@@ -52,6 +56,10 @@ class Asked(NamedTuple):
 
     is_repeatable: bool = True
     """Whether equal heads are to be expected, so that it is worth remembering."""
+
+    group: str | None = None
+    permission: Permission = Permission.SEND
+    """Needed for the topic and the group of the target, as the route table has it."""
 
 
 Sent = tuple[ProduceRecord, bool, Any]
@@ -96,6 +104,15 @@ class BatchForm(Form, Protocol):
 
     def answer(self, receipt: BatchReceipt) -> bytes:
         """The body of the answer."""
+        ...
+
+
+class CallForm(Form, Protocol):
+    """Of requests that take more than one append, and soon end."""
+
+    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+        """Do it; the body of the answer. None, or any error, when the handler is to do it: it begins anew, so what was
+        done up to here is undone, or does no harm when it is done twice."""
         ...
 
 

@@ -12,7 +12,7 @@ in `Mq-*` headers, and 204 when there is none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -70,13 +70,15 @@ from gateway.groups.protocol import (
     LeasePlace,
     MemberView,
     PartitionPlace,
+    Receive,
+    Received,
     TopicPartition,
 )
 from gateway.routing.base import topic_id_of
-from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.admission import caller_of
 from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX, RENDERED_FACTOR, no_room, size_of
 from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
-from gateway.surfaces.http.caller import access_of, is_visible
+from gateway.surfaces.http.caller import Caller, access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
 from gateway.surfaces.http.reading import json_object, read_query, read_shape
@@ -309,48 +311,72 @@ async def reset_offsets(gateway: Gateway, request: web.Request, body: bytes) -> 
 
 async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Take records on lease: those there are, or the first ones that come within `wait_ms`."""
-    wants_raw = _wants_raw(request)
-    if not wants_raw:
+    is_raw = wants_raw(request.headers)
+    if not is_raw:
         check_accept(request)
     asked = read_shape(ReceiveBody, body, gateway).request()
-    if wants_raw and asked.max_messages != 1:
+    if is_raw and asked.max_messages != 1:
         raise RequestError(LIMIT_ILLEGAL, "max_messages: must be 1 for an answer without JSON")
-    group = request.match_info["group"]
-    access = access_of(request)
-    for topic in asked.topics:
-        access.check(Permission.RECEIVE, topic=topic)
-    consumer = asked.consumer or f"{access.principal}@{request.remote}"
-    pollers = gateway.leases.pollers(group)
-    pollers.heard(consumer, gateway.clock.now_ms())
-    allowance = allowance_of(gateway, request)
-    room_bytes = allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
-    asked = replace(asked, max_bytes=max(room_bytes // RENDERED_FACTOR, 1))
+    group, caller = request.match_info["group"], caller_of(gateway, request)
     gateway.stats.long_poll_count += 1
     try:
         async with while_allowed(gateway, request):  # who is cancelled gives back what it had leased
-            received = await gateway.groups.receive(group, asked)
+            received = await leased(gateway, group, asked, caller)
     finally:
         gateway.stats.long_poll_count -= 1
-    shown = [] if wants_raw else await _shown(gateway, group, received.messages)
+    text = b"" if is_raw else await leased_as_json(gateway, group, received)
+    await check_still(group, asked, caller, gateway.groups, received)
+    if not is_raw:
+        response = json_answer(request, orjson.Fragment(text))
+    else:
+        response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
+    await hand_out(gateway, group, asked, caller, received, size_of(response))
+    return response
+
+
+async def leased(gateway: Gateway, group: str, asked: Receive, caller: Caller) -> Received:
+    """What a caller gets on lease, of as many bytes as there is room for its answer. Raises as `Groups.receive`, and
+    RequestError 403 where it may not receive from all of the topics."""
+    for topic in asked.topics:
+        caller.access.check(Permission.RECEIVE, topic=topic)
+    gateway.leases.pollers(group).heard(asked.consumer or caller.name, gateway.clock.now_ms())
+    room_bytes = caller.allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
+    max_bytes = max(room_bytes // RENDERED_FACTOR, 1)
+    return await gateway.groups.receive(
+        group, asked if max_bytes == asked.max_bytes else replace(asked, max_bytes=max_bytes)
+    )
+
+
+async def leased_as_json(gateway: Gateway, group: str, received: Received) -> bytes:
+    """The answer that tells of leased records. Who is cancelled gives them back."""
+    shown = await _shown(gateway, group, received.messages)
+    return b'{"messages":[%b],"backlog":%d}' % (b",".join(shown), received.backlog)
+
+
+async def check_still(group: str, asked: Receive, caller: Caller, groups: Groups, received: Received) -> None:
+    """What was leased is given back when who asked has gone, or may not receive it any more. Raises RequestError 403
+    then."""
+    access = caller.access
     is_allowed = all(access.allows(Permission.RECEIVE, topic=topic, group=group) for topic in asked.topics)
-    if received.messages and not (is_allowed and request.transport is not None):  # who asked has gone, or may no more
-        await gateway.groups.give_back(group, [message.receipt for message in received.messages])
+    if received.messages and not (is_allowed and caller.is_there()):
+        await groups.give_back(group, [message.receipt for message in received.messages])
     for topic in asked.topics:
         access.check(Permission.RECEIVE, topic=topic, group=group)
-    if wants_raw:
-        response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
-    else:
-        messages = orjson.Fragment(b"[%b]" % b",".join(shown))
-        response = json_answer(request, {"messages": messages, "backlog": received.backlog})
-    size = size_of(response)
-    if not allowance.hold(size):
+
+
+async def hand_out(
+    gateway: Gateway, group: str, asked: Receive, caller: Caller, received: Received, size_bytes: int
+) -> None:
+    """Note that a caller is given leased records in an answer of this size. Raises RequestError 503, and they are given
+    back, when there is no room for it."""
+    if not caller.allowance.hold(size_bytes):
         await gateway.groups.give_back(group, [message.receipt for message in received.messages])
         raise no_room()
     gateway.stats.fetched_record_count += len(received.messages)
-    gateway.stats.fetched_byte_count += size
+    gateway.stats.fetched_byte_count += size_bytes
     if received.messages:
-        pollers.took(consumer, received.messages, received.messages[-1].until_ms, gateway.clock.now_ms())
-    return response
+        consumer, until_ms = asked.consumer or caller.name, received.messages[-1].until_ms
+        gateway.leases.pollers(group).took(consumer, received.messages, until_ms, gateway.clock.now_ms())
 
 
 async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[bytes]:
@@ -525,8 +551,15 @@ def _partitions(request: web.Request, partitions: Sequence[Partition]) -> list[a
 async def _settled(
     gateway: Gateway, request: web.Request, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
 ) -> web.Response:
-    results = await settle(gateway.groups, gateway.clock, gateway.leases, _group_named(request), wanted)
-    return json_answer(request, {"results": orjson.Fragment(settled_as_list(results))})
+    return json_answer(request, orjson.Fragment(await settled_as_answer(gateway, _group_named(request), wanted)))
+
+
+async def settled_as_answer(
+    gateway: Gateway, group: str, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
+) -> bytes:
+    """What became of receipts. Raises as `settle`."""
+    results = await settle(gateway.groups, gateway.clock, gateway.leases, group, wanted)
+    return b'{"results":%b}' % settled_as_list(results)
 
 
 def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> dict[str, object]:
@@ -564,5 +597,6 @@ def _group_named(request: web.Request) -> str:
     return group
 
 
-def _wants_raw(request: web.Request) -> bool:
-    return next(iter(preferred_types(request.headers.get(hdrs.ACCEPT, "*/*"))), "") == OCTETS
+def wants_raw(headers: Mapping[str, str]) -> bool:
+    """Whether who receives wants the bytes of a record rather than JSON."""
+    return next(iter(preferred_types(headers.get(hdrs.ACCEPT, "*/*"))), "") == OCTETS

@@ -24,7 +24,7 @@ from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, Unreadable, single_line
 from gateway.codec.json_steps import parse_in_steps
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
-from gateway.codec.records import ProduceRecord, parse_raw_record, parts, with_headers
+from gateway.codec.records import ProduceRecord, parse_raw_record, parts, plain_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
@@ -44,6 +44,7 @@ from gateway.surfaces.native.raw import CONTENT_TYPE_HEADER
 
 QUERY = ("acks", "receipts")
 _STREAM_TYPES = (*LINES_TYPES, JSON_TYPE)
+_RECEIPT = b'{"i":0,"partition":%d,"offset":%d,"message_id":"%d-%d-%d"}'
 
 
 class NativeLines:
@@ -57,9 +58,18 @@ class NativeLines:
         """See `Dialect.parse`."""
         return parse_documents(documents, raw_keys=self._raw_keys)
 
+    def parse_plain(self, document: bytes) -> ProduceRecord | None:
+        """See `PlainDialect.parse_plain`."""
+        return plain_record(orjson.loads(document), raw_keys=self._raw_keys)
+
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
         """See `Dialect.receipt`."""
         return {"i": request_index, **receipt_as_json(receipt, self._topic_id)}
+
+    def plain_receipt(self, record: ProduceRecord, receipt: Receipt) -> bytes:
+        """See `PlainDialect.plain_receipt`."""
+        partition, offset, _, _, _, _, _ = receipt
+        return _RECEIPT % (partition, offset, self._topic_id, partition, offset)
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         """See `Dialect.refusal`."""
@@ -128,6 +138,7 @@ def plain_lines(gateway: Gateway) -> PlainStream:
         rf"/mq/v1/topics/{TOPIC}/messages:batch{ACKS}",
         document=single_line,
         dialect=NativeLines,
+        json_values=True,
         content_type=LINES_TYPE,
         media=_STREAM_TYPES,
     )

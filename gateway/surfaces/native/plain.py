@@ -1,25 +1,42 @@
-"""Plain requests of the one-message API, for the fast path."""
+"""Plain requests of the native API, for the fast path: one message that is sent; receive and ack of queue mode."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import orjson
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import Receipt
+from gateway.api.shapes.base import load_json
+from gateway.api.shapes.groups import RECEIVE_DEFAULTS, AckReceipts, ReceiveBody
 from gateway.api.shapes.queries import SendRawQuery
+from gateway.auth.access import Permission
 from gateway.codec import cloudevents
 from gateway.codec.records import ProduceRecord
+from gateway.groups.machines.copies import check_group_name
+from gateway.groups.protocol import Receive
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.caller import Caller
+from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import JSON_TYPE, json_type
 from gateway.surfaces.http.plain import BODY_BYTES_MAX, TOPIC, Asked, Sent, head_of
 from gateway.surfaces.http.reading import query_of
+from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.http.send_options import acks_named
+from gateway.surfaces.native.groups import (
+    check_still,
+    hand_out,
+    leased,
+    leased_as_json,
+    settled_as_answer,
+    wants_raw,
+)
 from gateway.surfaces.native.raw import receipt_as_answer, record_of
-from store.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
+from store.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, MiB
 
 _TARGET = re.compile(rf"/mq/v1/topics/{TOPIC}/messages(?:\?.*)?", re.ASCII)
 assert BODY_BYTES_MAX + KEY_BYTES_MAX + HEADERS_BYTES_MAX <= RECORD_BYTES_MAX, "no plain message is too large"
@@ -58,3 +75,75 @@ class PlainMessages:
     def answer(self, asked: Asked, record: ProduceRecord, detail: int, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
         return orjson.dumps(receipt_as_answer(asked.topic, receipt, detail))
+
+
+_GROUP_TARGET = r"/mq/v1/groups/([A-Za-z0-9._-]{1,255})/messages:"
+RECEIVE_BYTES_MAX = 1 * MiB
+"""Of records that a receive asks for, beyond which the normal path makes its answer: it copies less."""
+
+
+def _asked(message: RawRequestMessage, target: re.Pattern[str], route: str) -> Asked | None:
+    """What a request of queue mode asks for. Raises RequestError where the client takes no JSON."""
+    match = target.fullmatch(message.path)
+    if match is None or wants_raw(message.headers):
+        return None
+    head = head_of("200 OK", json_type(message.headers.get(hdrs.ACCEPT, "*/*"), JSON_TYPE))
+    return Asked("", None, None, route, head, group=match[1], permission=Permission.RECEIVE)
+
+
+class PlainReceives:
+    """Receives that find records at once, or need not wait; see `plain.CallForm`. To wait is for the handler."""
+
+    routes = ("receive",)
+    bytes_max = BODY_BYTES_MAX
+    _TARGET = re.compile(f"{_GROUP_TARGET}receive", re.ASCII)
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        # The last body, what it asks for, and the same without waiting: consumers repeat theirs.
+        self._last: tuple[bytes, Receive, Receive] = b"", RECEIVE_DEFAULTS, RECEIVE_DEFAULTS
+
+    def read(self, message: RawRequestMessage) -> Asked | None:
+        """See `plain.Form`."""
+        return _asked(message, self._TARGET, "receive")
+
+    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+        """See `plain.CallForm`."""
+        gateway, group = self._gateway, asked.group
+        assert group is not None
+        known, wanted, at_once = self._last
+        if body != known:
+            wanted = load_json(ReceiveBody, body, gateway.limits).request()
+            at_once = replace(wanted, wait_ms=0)
+            self._last = body, wanted, at_once
+        if wanted.max_bytes > RECEIVE_BYTES_MAX:
+            return None
+        received = await leased(gateway, group, at_once, caller)
+        if wanted.wait_ms and not received.messages:
+            return None
+        text = await leased_as_json(gateway, group, received)
+        await check_still(group, wanted, caller, gateway.groups, received)
+        await hand_out(gateway, group, wanted, caller, received, len(text))
+        return text
+
+
+class PlainAcks:
+    """Acks by receipts; see `plain.CallForm`. What was acked may be acked again."""
+
+    routes = ("ack",)
+    bytes_max = SMALL_BODY_BYTES_MAX
+    _TARGET = re.compile(f"{_GROUP_TARGET}ack", re.ASCII)
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def read(self, message: RawRequestMessage) -> Asked | None:
+        """See `plain.Form`."""
+        return _asked(message, self._TARGET, "ack")
+
+    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+        """See `plain.CallForm`."""
+        assert asked.group is not None
+        check_group_name(asked.group)
+        wanted = load_json(AckReceipts, body, self._gateway.limits)
+        return await settled_as_answer(self._gateway, asked.group, wanted)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+import orjson
 from aiohttp import web
 
 from gateway.api.producer import Receipt
@@ -25,7 +26,7 @@ from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, load_documents
 from gateway.codec.records import ProduceRecord, parts
-from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, receipt_of
+from gateway.codec.v3_records import DataTypes, data_types, parse_v3_record, plain_v3_record, receipt_of, rfc3339
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import charge_bytes
@@ -64,6 +65,14 @@ class V3Records:
         self._types.extend(map(data_types, values))
         return Parsed([parse_v3_record(value, raw_keys=self._raw_keys) for value in values], False)
 
+    def parse_plain(self, document: bytes) -> ProduceRecord | None:
+        """See `PlainDialect.parse_plain`."""
+        value = orjson.loads(document)
+        record = plain_v3_record(value, raw_keys=self._raw_keys)
+        if record is not None:
+            self._types.append(data_types(value))
+        return record
+
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
         """See `Dialect.receipt`."""
         fields = receipt_of(
@@ -78,6 +87,17 @@ class V3Records:
         item = {"error_code": STORED, **fields}
         add_fate(item, receipt)
         return item
+
+    def plain_receipt(self, record: ProduceRecord, receipt: Receipt) -> bytes:
+        """See `PlainDialect.plain_receipt`."""
+        if record.key is not None or record.value is None:
+            return orjson.dumps(self.receipt(0, record, receipt))
+        kind = self._types.popleft()[1]
+        return (
+            f'{{"error_code":{STORED},"cluster_id":"{self._cluster_id}","topic_name":"{self._topic}",'
+            f'"partition_id":{receipt.partition},"offset":{receipt.offset},"timestamp":"{rfc3339(receipt.timestamp_ms)}",'
+            f'"value":{{"type":"{kind}","size":{len(record.value)}}}}}'
+        ).encode()
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         """See `Dialect.refusal`."""
@@ -121,6 +141,7 @@ def plain_records(gateway: Gateway) -> PlainStream:
         rf"(?:/kafka)?/v3/clusters/{re.escape(gateway.cluster_id)}/topics/{TOPIC}/records",
         document=single_object,
         dialect=partial(V3Records, gateway.cluster_id),
+        json_values=False,
         content_type=JSON_TYPE,
     )
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
 from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Connection, Reply
+from gateway.surfaces.http.connection import Client, Connection
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
@@ -56,8 +57,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     bodies: list[bytes] = []
     take = FastPath.take
 
-    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
-        is_taken = take(self, meaning, data, start, reply)
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
+        is_taken = take(self, meaning, data, start, client)
         if is_taken:
             bodies.append(data[start:])
         return is_taken
@@ -108,6 +109,11 @@ LANE = [
     request(b'{"value":{"type":"JSON","data":{"a":"}"}}}', target=V3, content_type="application/json"),
     request(b' {"key":{"type":"STRING","data":"k"},"value":{"type":"BINARY","data":"eA=="}}\n', target=f"/kafka{V3}"),
     request(b'{"partition_id":1,"timestamp":"2026-01-01T00:00:00Z","tag":"t"}', target=V3, content_type=None),
+    request(b'{"value":{"type":"JSON","data":null}}', target=V3),
+    request('{"value":{"data":"\u00fc\\u0000","type":"JSON"}}'.encode(), target=V3),
+    request(b'{"value":{"type":"STRING","data":"x"}}', target=V3),
+    request(b'{"value":{"type":"JSON"}}', target=V3),
+    request(b'{"value":"\\ud83d\\ude00","key":["k"]}', target=LINES, content_type=LINES_TYPE),
     request(BATCH, content_type=BATCH_TYPE),
     request(BATCH, target="/topics/orders/partitions/2?acks=written", content_type=BATCH_TYPE),
     request(TAGGED, "Accept: application/json", content_type=BATCH_TYPE),
@@ -161,6 +167,8 @@ NOT_LANE = [
     request(b'{"value":null}x', target=V3),
     request(b'{"value":{"type":"AVRO","data":1}}', target=V3),
     request(b'{"value":null,"partition_id":4}', target=V3),
+    request(b'{"value":{"type":"JSON","data":1,"oops":1}}', target=V3),
+    request(b'{"value":{"type":"JSON","data":1}} ,', target=V3),
     request(b'{"value":null}', target=V3.replace("unknown", "another")),
     request(b'{"value":null}', target=V3.replace("orders", "none")),
     request(b'{"value":null}', 'If-Match: "0"', target=V3),
@@ -486,7 +494,7 @@ async def test_an_answer_that_cannot_be_given_is_one_connections_alone(
     gateway, _, held = slow
     async with served(gateway) as port:
         made = [await warmed(port) for _ in range(3)]
-        reply, broken = Connection._reply, list[Connection]()
+        reply, broken = Connection.reply, list[Connection]()
 
         def breaks_once(self: Connection, whole: bytes | None) -> None:
             if not broken:
@@ -494,7 +502,7 @@ async def test_an_answer_that_cannot_be_given_is_one_connections_alone(
                 raise RuntimeError("broken")
             reply(self, whole)
 
-        monkeypatch.setattr(Connection, "_reply", breaks_once)
+        monkeypatch.setattr(Connection, "reply", breaks_once)
         for _, writer in made:
             writer.write(request())
         await held.next()
@@ -551,8 +559,9 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     meaning = lane.read(message)
     assert meaning is not None
     replies: list[bytes | None] = []
+    client: Any = SimpleNamespace(reply=replies.append)
     for _ in range(BATCH_RECORDS_MAX + 1):
-        assert lane.take(meaning, ONE, 0, replies.append)
+        assert lane.take(meaning, ONE, 0, client)
     assert sizes == [BATCH_RECORDS_MAX]
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_RECORDS_MAX, 1]
@@ -561,7 +570,7 @@ async def test_a_batch_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(large) == BODY_BYTES_MAX
     sizes.clear()
     for _ in range(BATCH_BYTES_MAX // BODY_BYTES_MAX + 1):
-        assert lane.take(meaning, large, 0, replies.append)
+        assert lane.take(meaning, large, 0, client)
     await asyncio.sleep(0.01)
     assert sizes == [BATCH_BYTES_MAX // BODY_BYTES_MAX, 1]
 
@@ -668,9 +677,9 @@ async def test_odd_requests_are_answered_alike_with_the_lane_and_without(monkeyp
         conversations.append(pieces)
     taken, take = 0, FastPath.take
 
-    def counting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
+    def counting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
         nonlocal taken
-        is_taken = take(self, meaning, data, start, reply)
+        is_taken = take(self, meaning, data, start, client)
         taken += is_taken
         return is_taken
 
