@@ -116,7 +116,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._dropped: list[int] = []  # topics whose files the next flush removes
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
-        self._open_files: OrderedDict[Path, File] = OrderedDict()
+        self._open_files: OrderedDict[tuple[Path, int], File] = OrderedDict()  # by directory and start
         self._open_files_max = max(1, min(OPEN_FILES_MAX, files.handle_limit // OPEN_FILES_SHARE))
         self._pending_bytes = 0
         self._last_position = -1  # of the entries added
@@ -228,13 +228,14 @@ class FileConsumeQueues(ConsumeQueues):
         runs: list[Run] = []
         if offset < found.flushed_count:
             units = self._read_files(found.directory, offset, min(end, found.flushed_count) - offset)
-            at = 0
+            at = length = 0
             while at < len(units):
                 position, size = ENTRY_EXTENT.unpack_from(units, at)
                 unit_offset = offset + at // UNIT_BYTES
                 if size <= 0 or position < 0:
                     raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
-                run_end = _end_of_run(units, at)
+                run_end = _end_of_run(units, at, length)
+                length = run_end - at
                 if tag_hashes is None or _has_tag(units[at:run_end], tag_hashes):
                     runs.append(Run(position, size, unit_offset))
                 at = run_end
@@ -262,8 +263,8 @@ class FileConsumeQueues(ConsumeQueues):
             queue = self._queues.pop(key)
             self._pending_bytes -= queue.pending.remove(len(queue.pending))
             self._dirty.discard(key)
-            for path in [path for path in self._open_files if path.parent == queue.directory]:
-                self._open_files.pop(path).close()
+            for opened in [opened for opened in self._open_files if opened[0] == queue.directory]:
+                self._open_files.pop(opened).close()
         self._dropped.append(topic_id)
 
     def flush(self, checkpoint: int) -> Flush:
@@ -366,7 +367,7 @@ class FileConsumeQueues(ConsumeQueues):
         return position
 
     def _remove_file(self, directory: Path, start: int) -> None:
-        if (file := self._open_files.pop(directory / _name(start), None)) is not None:
+        if (file := self._open_files.pop((directory, start), None)) is not None:
             file.close()
         self._files.remove(directory / _name(start))
 
@@ -390,13 +391,13 @@ class FileConsumeQueues(ConsumeQueues):
         return b"".join(parts)
 
     def _file(self, directory: Path, start: int) -> File:
-        path = directory / _name(start)
-        file = self._open_files.get(path)
+        key = directory, start
+        file = self._open_files.get(key)
         if file is None:
             if len(self._open_files) >= self._open_files_max:
                 self._open_files.popitem(last=False)[1].close()
-            file = self._open_files[path] = self._files.open(path)
-        self._open_files.move_to_end(path)
+            file = self._open_files[key] = self._files.open(directory / _name(start))
+        self._open_files.move_to_end(key)
         return file
 
     def _remove_strangers(self) -> None:
@@ -511,13 +512,19 @@ def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:
         yield b"".join(units)
 
 
-def _end_of_run(units: bytes | bytearray, at: int) -> int:
-    """The byte behind the last unit from `at` on that has the same position: gallop, then bisect.
+def _end_of_run(units: bytes | bytearray, at: int, length: int) -> int:
+    """The byte behind the last unit from `at` on that has the same position: look where it is when the run is as long
+    as the one before (`length` in bytes, or 0), as batches of one sender are; else gallop, then bisect.
 
     Units of one entry are neighbours, and entries hold up to thousands of records: a step a unit would be the most
     expensive part of a read.
     """
     extent = units[at : at + ENTRY_EXTENT.size]
+    likely = at + length
+    if length and extent == units[likely - UNIT_BYTES : likely - UNIT_BYTES + ENTRY_EXTENT.size]:
+        if extent != units[likely : likely + ENTRY_EXTENT.size]:
+            return likely
+        at = likely
     low, step = at, UNIT_BYTES  # the unit at `low` belongs to the run
     while low + step < len(units) and units[low + step : low + step + ENTRY_EXTENT.size] == extent:
         low += step
