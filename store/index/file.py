@@ -228,13 +228,14 @@ class FileConsumeQueues(ConsumeQueues):
         runs: list[Run] = []
         if offset < found.flushed_count:
             units = self._read_files(found.directory, offset, min(end, found.flushed_count) - offset)
-            at = 0
+            at = length = 0
             while at < len(units):
                 position, size = ENTRY_EXTENT.unpack_from(units, at)
                 unit_offset = offset + at // UNIT_BYTES
                 if size <= 0 or position < 0:
                     raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
-                run_end = _end_of_run(units, at)
+                run_end = _end_of_run(units, at, length)
+                length = run_end - at
                 if tag_hashes is None or _has_tag(units[at:run_end], tag_hashes):
                     runs.append(Run(position, size, unit_offset))
                 at = run_end
@@ -511,13 +512,19 @@ def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:
         yield b"".join(units)
 
 
-def _end_of_run(units: bytes | bytearray, at: int) -> int:
-    """The byte behind the last unit from `at` on that has the same position: gallop, then bisect.
+def _end_of_run(units: bytes | bytearray, at: int, length: int) -> int:
+    """The byte behind the last unit from `at` on that has the same position: look where it is when the run is as long
+    as the one before (`length` in bytes, or 0), as batches of one sender are; else gallop, then bisect.
 
     Units of one entry are neighbours, and entries hold up to thousands of records: a step a unit would be the most
     expensive part of a read.
     """
     extent = units[at : at + ENTRY_EXTENT.size]
+    likely = at + length
+    if length and extent == units[likely - UNIT_BYTES : likely - UNIT_BYTES + ENTRY_EXTENT.size]:
+        if extent != units[likely : likely + ENTRY_EXTENT.size]:
+            return likely
+        at = likely
     low, step = at, UNIT_BYTES  # the unit at `low` belongs to the run
     while low + step < len(units) and units[low + step : low + step + ENTRY_EXTENT.size] == extent:
         low += step

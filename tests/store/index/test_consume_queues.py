@@ -192,6 +192,17 @@ def test_long_runs_and_long_ranges(index: Open) -> None:
         assert queues.runs(Q, offset, count) == runs_of(entries, offset, count)
 
 
+def test_runs_of_equal_and_of_other_lengths_follow_each_other(index: Open) -> None:
+    log, queues = Log(), index()
+    entries = [log.entry(count=count) for count in (3, 3, 3, 7, 2, 2, 1, 1, 6, 12, 4, 3, 3)]
+    for entry in entries:
+        queues.append(entry)
+    flush(queues, log.end)
+    for offset in range(50):
+        for count in range(1, 51 - offset):
+            assert queues.runs(Q, offset, count) == runs_of(entries, offset, count), (offset, count)
+
+
 def test_a_hole_is_refused(index: Open) -> None:
     log, queues = Log(), index()
     queues.append(log.entry(count=5))
