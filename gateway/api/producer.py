@@ -42,12 +42,14 @@ from gateway.codec.tags import (
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
 from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition, place_of
+from gateway.routing.select import SELECTORS
+from gateway.routing.selectors import CustomSelector, Selected
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
 from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
 from store.limits import MiB
-from store.record_batch import Record
+from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
 from store.types import (
     ID_BYTES,
@@ -237,7 +239,10 @@ class Producer:
         limits: Limits,
         acks: Acks,
         compress: bool = False,
+        selectors: Mapping[str, CustomSelector] | None = None,
     ) -> None:
+        """`selectors`: those of installed packages, by name."""
+        self._selectors = selectors or {}
         self._routes = routes
         self._selector = selector
         self._clock = clock
@@ -280,7 +285,7 @@ class Producer:
             _check_sizes(records, view.config.max_message_bytes)
         if expected_offset is not None:
             _check_conditional(records, partition, sequence)
-        selector = _selector_of(view, selector)
+        selector = self.selector_of(view, selector)
         now_ms = self._clock.now_ms()
         if len(records) == 1 and records[0].delay_ms is None and records[0].deliver_at_ms is None:
             return [
@@ -443,7 +448,7 @@ class Producer:
         """The partition that each of these records would go to now, and the record as it would be stored. Nothing is
         sent. Raises as `produce`."""
         view = self._routes.topic(topic)
-        return self._prepare(view, records, None, self._clock.now_ms(), _selector_of(view, None), None)
+        return self._prepare(view, records, None, self._clock.now_ms(), self.selector_of(view, None), None)
 
     def place(self, view: TopicView, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
@@ -558,7 +563,9 @@ class Producer:
         for record in records:
             key, value, headers, timestamp_ms, _, tag, delay_ms, deliver_at_ms, _, group, schedule_key = record
             target = self._target(view, record, partition, selector)
-            if target is None:
+            if target is None and selector in self._selectors:
+                target = self._next(view, selector, key, headers)
+            elif target is None:
                 if keyless is None:
                     keyless = self._keyless(view, record, selector, identity)
                 target = keyless
@@ -651,6 +658,8 @@ class Producer:
     def _elsewhere(self, view: TopicView, selector: str | None, parts: Sequence[_Part]) -> list[_Part] | None:
         """Parts that may go to any partition, in one on another broker than the one that has just refused them; None
         when there is no other."""
+        if selector in self._selectors:
+            return None  # it has chosen for reasons of its own
         broker = parts[0].route.broker
         target = self._selector.next(view.name, view.partitions, selector, failed_broker=broker.name)
         route = self._routes.writable(view.name, target)
@@ -711,7 +720,7 @@ class Producer:
             raise invalid("records must not be empty")
         if expected_offset is not None and (partition is None or sequence is not None):
             raise _not_conditional()
-        selector = _selector_of(view, selector)
+        selector = self.selector_of(view, selector)
         parts: list[_Part] = []
         unseen_bytes = record_count = 0
         for batch in record_batch.split(body):
@@ -722,7 +731,7 @@ class Producer:
                 unseen_bytes = 0
                 await asyncio.sleep(0)
             count, tag_hashes = _checked_batch(view, batch)
-            target = self._selector.next(topic, view.partitions, selector) if partition is None else partition
+            target = self._next(view, selector) if partition is None else partition
             route = self._routes.writable(topic, target)
             request_indexes = range(record_count, record_count + count)
             own: Identity | None = None
@@ -763,7 +772,7 @@ class Producer:
             _check_partition(view, partition)
         count, tag_hashes = _checked_batch(view, batch)
         if partition is None:
-            partition = self._selector.next(topic, view.partitions, _selector_of(view, None))
+            partition = self._next(view, self.selector_of(view, None))
         route = self._routes.writable(topic, partition)
         append = Append(
             queue=route.queue,
@@ -822,6 +831,28 @@ class Producer:
     def _count(self, topic: str, record_count: int) -> None:
         self.record_counts[topic] = self.record_counts.get(topic, 0) + record_count
 
+    def selector_of(self, view: TopicView | None, selector: str | None) -> str | None:
+        """The selector of a request, else of its topic; None: by key, as it is without a name. Raises RequestError for
+        one that is not here."""
+        name = view.config.selector if selector is None and view is not None else selector
+        if name is None or name == "key":
+            return None
+        if name not in SELECTORS and name not in self._selectors:
+            there_are = ", ".join((*SELECTORS, *self._selectors))
+            raise invalid(f"selector: {name} is none that this server has installed; there are {there_are}")
+        return name
+
+    def _next(self, view: TopicView, selector: str | None, key: bytes | None = None, headers: Headers = ()) -> int:
+        """The partition of a record, or of all that have neither key nor partition, that a selector chooses."""
+        custom = self._selectors.get(selector or "")
+        if custom is None:
+            return self._selector.next(view.name, view.partitions, selector)
+        brokers = tuple(self._routes.broker_name(view.name, partition) for partition in range(view.partitions))
+        chosen = custom.select(Selected(view.name, key, headers, brokers))
+        if type(chosen) is not int or not 0 <= chosen < view.partitions:
+            raise RuntimeError(f"selector {selector} chose partition {chosen!r} of {view.partitions}")
+        return chosen
+
     def _keyless(
         self, view: TopicView, record: ProduceRecord, selector: str | None, identity: RequestIdentity | None
     ) -> int:
@@ -830,7 +861,7 @@ class Producer:
             return zlib.crc32(identity.request_id) % view.partitions
         if selector is None and record.msg_id is not None:
             return zlib.crc32(record.msg_id.encode()) % view.partitions
-        return self._selector.next(view.name, view.partitions, selector)
+        return self._next(view, selector)
 
     def _select(
         self,
@@ -1013,12 +1044,6 @@ def _is_free(record: ProduceRecord, selector: str | None) -> bool:
     if record.partition is not None or record.msg_id is not None:
         return False
     return selector is not None or (record.key is None and record.message_group is None)
-
-
-def _selector_of(view: TopicView, selector: str | None) -> str | None:
-    """The selector of a request, else of its topic; None: by key, as it is without a name."""
-    name = view.config.selector if selector is None else selector
-    return None if name == "key" else name
 
 
 def _check_conditional(

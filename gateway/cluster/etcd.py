@@ -56,7 +56,11 @@ WATCH_SILENT_S = 30.0
 WATCH_LINE_BYTES_MAX = 32 * MiB
 """One answer of a watch; beyond it, all keys are listed again, page by page."""
 
-LIST_PAGE_KEYS = 1_000
+LIST_PAGE_KEYS, LIST_PAGE_KEYS_MAX = 1_000, 20_000
+LIST_PAGE_BYTES = 4 * MiB
+"""Of the first page of a list, and of later ones, about. etcd 3.4 counts all keys behind each page: of a million keys a
+page of 1,000 took 1.4 s, one of 8,000 took 2.2 s."""
+
 RETRY_S, RETRY_MAX_S = 0.1, 2.0
 RENEWALS_PER_TTL = 3
 
@@ -223,6 +227,8 @@ class EtcdMetadata:
             values.update((self._decoded(kv["key"]), _value(kv)) for kv in kvs)
             if not answer.get("more"):
                 return Listing(revision, values)
+            page_bytes = sum(len(kv["key"]) + len(kv.get("value", "")) for kv in kvs)
+            request["limit"] = min(LIST_PAGE_KEYS_MAX, 1 + LIST_PAGE_BYTES * len(kvs) // page_bytes)
             start = b64decode(kvs[-1]["key"]) + b"\0"
 
     async def compare_and_set(self, expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:

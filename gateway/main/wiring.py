@@ -65,6 +65,7 @@ from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.recurring.service import RecurringSchedules
+from gateway.routing import selectors
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.detector import Detector
 from gateway.routing.fault import TABLES
@@ -273,6 +274,7 @@ def build_gateway(
         limits=limits,
         acks=config.store.acks,
         compress=config.compression == "zstd",
+        selectors=selectors.load(selectors.installed()),
     )
     sources = (
         lambda: store_metrics(store),

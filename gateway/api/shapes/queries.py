@@ -10,10 +10,10 @@ from gateway.api.shapes.base import TIME_TEXT_SCHEMA as TIME_TEXT
 from gateway.api.shapes.base import OpenShape, Shape, at_time, judged, one_of, up_to, whole
 from gateway.api.shapes.commands import BATCH_MAX
 from gateway.api.shapes.schema import Schema
+from gateway.api.shapes.topics import SELECTOR_SCHEMA
 from gateway.codec.times import TIME_MS_MAX
 from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import GROUP_NAME_BYTES_MAX
-from gateway.routing.select import SELECTORS
 from gateway.settings.limits import Limits
 from store.limits import TOPIC_NAME_BYTES_MAX
 from store.types import OFFSET_MAX, RECORD_OFFSET_MAX
@@ -77,10 +77,7 @@ Acks = Annotated[
     Literal["written", "flushed"],
     one_of("written", "flushed", said="How safe the records are to be when it is answered."),
 ]
-Selector = Annotated[
-    Literal["key", "round_robin", "random", "room"],
-    one_of(*SELECTORS, said="How the partition of records that name none is chosen."),
-]
+Selector = Annotated[str, judged(SELECTOR_SCHEMA)]
 Format = Annotated[
     str,
     _text("Overrides the format that Content-Type or Accept names.", enum=["json", "binary", "text"]),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.api.shapes.base import OpenShape, Shape, chars, judged, one_of, up_to
+from gateway.api.shapes.base import OpenShape, Shape, chars, judged, up_to
 from gateway.api.shapes.schema import Schema, nullable
 from gateway.errors import INVALID, MALFORMED
 from gateway.routing.select import SELECTORS
@@ -14,15 +14,17 @@ from gateway.settings.limits import Limits
 from store.limits import TOPIC_NAME_BYTES_MAX
 from store.topics import CONFIG_NAMES, KeyForm
 
-Selector = Literal["key", "round_robin", "random", "room"]
-_CHOSEN = "How the partition of records that name none is chosen."
-assert get_args(Selector) == SELECTORS
+SELECTOR_SCHEMA: Schema = {
+    "type": "string",
+    "description": "How the partition of records that name none is chosen, by one of these or of an installed package.",
+    "examples": list(SELECTORS),
+}
 
 _KEY_FORM = "How a key sent as a JSON string is stored: raw, as its UTF-8; confluent, as JSON with its quotes. Fixed."
 
 RetentionMs = Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")]
 MaxMessageBytes = Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)]
-SelectorName = Annotated[Selector, one_of(*SELECTORS, said=_CHOSEN)]
+SelectorName = Annotated[str, judged(SELECTOR_SCHEMA)]
 MqHeaders = Annotated[bool, Meta(description="Kafka clients may delay records by `mq-delay-ms` or `mq-deliver-at`.")]
 JsonKeys = Annotated[KeyForm, Meta(description=_KEY_FORM)]
 TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]

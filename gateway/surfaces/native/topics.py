@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import web
+from msgspec import UNSET
 from msgspec.structs import asdict
 
 from gateway.api.pages import SortKey, page_of
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListTopicsQuery, OffsetsQuery
-from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody
+from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody, TopicSettings
 from gateway.api.topic_figures import TopicFigure, TopicFigures
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
@@ -43,6 +44,7 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     check_accept(request)
     shape = read_shape(NewTopicBody, body, gateway)
     wanted, changes = shape.partitions, shape.changes()
+    _check_selector(gateway, shape)
     name = request.match_info["topic"]
     config = TopicConfig().changed(changes) if changes else None
     try:
@@ -62,12 +64,19 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     return json_answer(request, _native(created), status=201)
 
 
+def _check_selector(gateway: Gateway, shape: TopicSettings) -> None:
+    """Raises RequestError for a selector that is not here."""
+    if shape.selector is not UNSET:
+        gateway.producer.selector_of(None, shape.selector)
+
+
 async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Give a topic more partitions, or other settings. With more partitions, keys that had one may get another: order
     across the change is lost."""
     check_accept(request)
     shape = read_shape(TopicChangesBody, body, gateway)
     wanted, changes = shape.partitions, shape.changes()
+    _check_selector(gateway, shape)
     if wanted is None and not changes:
         raise invalid(f"partitions: must be given, or {', or '.join(CONFIG_NAMES)}")
     view = topic_in(gateway, request)

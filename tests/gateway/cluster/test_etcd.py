@@ -77,6 +77,18 @@ async def test_a_silent_watch_is_opened_again(etcd: EtcdServer, monkeypatch: pyt
         assert await waiting == Changes(revision, {"a": Value(b"1", revision)})
 
 
+async def test_a_list_comes_page_by_page_and_whole(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_module, "LIST_PAGE_KEYS", 7)
+    monkeypatch.setattr(etcd_module, "LIST_PAGE_BYTES", 2_000)
+    async with EtcdMetadata(etcd.config) as metadata:
+        await ready(metadata)
+        changes: Changes = {f"pages/{number:03d}": b"%03d" % number * (1 + number) for number in range(90)}
+        revision = await metadata.compare_and_set(dict.fromkeys(changes, ABSENT), changes)
+        listing = await metadata.list("pages/")
+        assert listing.revision == revision
+        assert {key: value.data for key, value in listing.values.items()} == changes
+
+
 async def test_a_lease_that_is_lost_is_replaced_and_the_key_written_again(etcd: EtcdServer) -> None:
     async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store, aclosing(store.watch("")) as watch:
         await anext(watch)
