@@ -33,6 +33,7 @@ import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
 
+from store.alike import are_alike
 from store.compression import NotUnpacked, TooLarge, unpack_lz4, unpack_snappy
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
 from store.limits import (
@@ -75,6 +76,10 @@ _UNPACK: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {2: unpack_snap
 _ZSTD = 4
 _ZSTD_LEVEL = 1  # 318 KB of flights as JSON: 13 % in 0.36 ms; levels 2 to 5 take longer and save no more
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+ALIKE_COUNT_MIN = 128
+"""Batches with fewer records are decoded at once: to compare them first gains little, and costs a fifth when they are
+not alike."""
 
 COMPRESS_BYTES_MIN = 4096
 """Batches below this size are never compressed."""
@@ -288,7 +293,8 @@ def check(
     plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
-    _check_records(plain, base_offset, count, limited, on_headers)
+    if count < ALIKE_COUNT_MIN or not are_alike(plain, count):
+        _check_records(plain, base_offset, count, limited, on_headers)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
 
 

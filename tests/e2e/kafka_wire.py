@@ -21,13 +21,15 @@ class Wire:
     async def ask(self, key: int, version: int, request: Message) -> Any:
         """The response to one request."""
         api = APIS[key]
-        flexible = version >= api.flexible
-        head = struct.pack(">hhih", key, version, 7, -1) + (b"\0" if flexible else b"")
-        body = head + bytes(encode(f"{api.name}Request", version, request))
-        self._writer.write(struct.pack(">i", len(body)) + body)
+        answer = await self.exchange(key, version, bytes(encode(f"{api.name}Request", version, request)))
+        return decode(f"{api.name}Response", version, answer, 5 if version >= api.flexible else 4)
+
+    async def exchange(self, key: int, version: int, body: bytes) -> bytes:
+        """The response to one request, its header included, as bytes."""
+        head = struct.pack(">hhih", key, version, 7, -1) + (b"\0" if version >= APIS[key].flexible else b"")
+        self._writer.write(struct.pack(">i", len(head) + len(body)) + head + body)
         (size,) = struct.unpack(">i", await self._reader.readexactly(4))
-        answer = await self._reader.readexactly(size)
-        return decode(f"{api.name}Response", version, answer, 5 if flexible else 4)
+        return await self._reader.readexactly(size)
 
 
 @asynccontextmanager

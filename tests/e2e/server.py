@@ -97,6 +97,11 @@ class Server:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def file_count(self) -> int:
+        """Files and sockets that the running process has open."""
+        assert self._process is not None
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+
     def log(self) -> str:
         """What all runs wrote to standard error."""
         return (self._data.parent / "server.log").read_text()

@@ -37,20 +37,21 @@ from confluent_kafka.admin import (
 
 from gateway.auth.config import AuthConfig
 from gateway.auth.tokens import change_tokens, mint
-from gateway.surfaces.kafka.apis import OFFSET_DELETE
+from gateway.surfaces.kafka.apis import METADATA, OFFSET_DELETE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from loadtest.certificates import write_certificate
 from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import VERSION as JAVA_VERSION
 from loadtest.peers.kafka import Kafka as ApacheKafka
 from loadtest.peers.peer import Unavailable
 from loadtest.peers.servers import free_port
-from tests.e2e.kafka_wire import wire
+from tests.e2e.kafka_wire import Wire, wire
 from tests.e2e.server import DIES_WITH_US, Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those that do it no harm
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
+SECRET = b"s" * 32
 
 
 class Kafka:
@@ -461,6 +462,35 @@ async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> No
         assert (await answer.json())["mq_headers"] is True
 
 
+async def test_dead_letters_are_topics_for_kafka_clients(kafka: Kafka) -> None:
+    async with aiohttp.ClientSession() as session:
+        await kafka.create("rejected", 1)
+        await asyncio.to_thread(kafka.send, "rejected", [b"good", b"bad"])
+        group = f"{kafka.server.url}/mq/v1/groups/billing"
+        ask = {"topics": ["rejected"], "max_messages": 10, "wait_ms": 2_000, "start": "earliest"}
+        async with session.post(f"{group}/messages:receive", json=ask) as answer:
+            messages = (await answer.json())["messages"]
+        receipts = [one["receipt"] for one in messages]
+        assert len(receipts) == 2
+        async with session.post(
+            f"{group}/messages:reject", json={"receipts": receipts, "reason": "no such customer"}
+        ) as (answer):
+            assert answer.status == 200, await answer.text()
+
+        def consume() -> list[tuple[bytes, dict[str, bytes]]]:
+            with kafka.consumer("clerk", "%DLQ%billing") as consumer:
+                found: list[Any] = []
+                until_s = time.monotonic() + WAIT_S
+                while len(found) < 2 and time.monotonic() < until_s:
+                    found += consumer.consume(10, 0.2)
+                consumer.commit(asynchronous=False)
+                return [(message.value(), dict(message.headers() or ())) for message in found]
+
+        found = await asyncio.to_thread(consume)
+        assert sorted(value for value, _ in found) == [b"bad", b"good"]
+        assert {headers["mq-reason"] for _, headers in found} == {b"no such customer"}
+
+
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat here: .ci/setup installs it where it may")
 async def test_kcat_sends_reads_and_joins_a_group(kafka: Kafka) -> None:
     async def kcat(*args: str, stdin: bytes = b"") -> bytes:
@@ -580,11 +610,38 @@ def _token(data: Path, principal: str, *scopes: str) -> str:
     return token
 
 
+def _jwt(scope: str, *, principal: str = "bob", valid_s: float = 60) -> str:
+    claims = {"iss": "us", "aud": "mq", "sub": principal, "exp": time.time() + valid_s, "scope": scope}
+    return pyjwt.encode(claims, SECRET, "HS256")
+
+
+async def _authenticated(client: Wire, jwt: str) -> Any:
+    assert not (await client.ask(SASL_HANDSHAKE, 1, {"mechanism": "OAUTHBEARER"}))["error_code"]
+    return await client.ask(SASL_AUTHENTICATE, 2, {"auth_bytes": f"n,,\1auth=Bearer {jwt}\1\1".encode()})
+
+
+async def _renewed(address: str) -> None:
+    """A credential that ends is renewed on its connection (KIP-368), by the same principal, or ends it."""
+    ask = {"topics": []}
+    async with wire(address) as renewing, wire(address) as ending, wire(address) as changing:
+        for client in (renewing, ending, changing):
+            answer = await _authenticated(client, _jwt("mq:admin", valid_s=3))
+            assert not answer["error_code"], answer
+            assert 0 < answer["session_lifetime_ms"] <= 3_000
+            assert (await client.ask(METADATA, 1, ask))["brokers"]
+        assert (await _authenticated(renewing, _jwt("mq:admin")))["session_lifetime_ms"] > 3_000
+        assert (await _authenticated(changing, _jwt("mq:admin", principal="ann")))["error_code"] == 58
+        await asyncio.sleep(3.5)
+        for ended in (changing, ending):
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await ended.ask(METADATA, 1, ask)
+        assert (await renewing.ask(METADATA, 1, ask))["brokers"]
+
+
 async def test_tls_with_passwords_and_jwts_on_two_listeners(tmp_path: Path) -> None:
     data, cert, key = tmp_path / "data", tmp_path / "cert.pem", tmp_path / "key.pem"
     write_certificate(cert, key)
-    secret = b"s" * 32
-    (tmp_path / "jwt").write_bytes(secret)
+    (tmp_path / "jwt").write_bytes(SECRET)
     password = _token(data, "ann", "admin")
     inside, outside = free_port(), free_port()
     listeners = f"INSIDE://127.0.0.1:{inside},OUTSIDE://127.0.0.1:{outside}"
@@ -600,11 +657,6 @@ async def test_tls_with_passwords_and_jwts_on_two_listeners(tmp_path: Path) -> N
     await server.start()
     signed_count = 0
 
-    def jwt(scope: str, valid_s: int = 60) -> str:
-        return pyjwt.encode(
-            {"iss": "us", "aud": "mq", "sub": "bob", "exp": int(time.time()) + valid_s, "scope": scope}, secret, "HS256"
-        )
-
     def settings(port: int, **more: object) -> dict[str, object]:
         own = {name.replace("_", "."): value for name, value in more.items()}
         return {"bootstrap.servers": f"127.0.0.1:{port}", "ssl.ca.location": str(cert), "log_level": 0, **own}
@@ -618,7 +670,7 @@ async def test_tls_with_passwords_and_jwts_on_two_listeners(tmp_path: Path) -> N
         def signed(_: object) -> tuple[str, float]:
             nonlocal signed_count
             signed_count += 1
-            return jwt(scope), time.time() + 60
+            return _jwt(scope), time.time() + 60
 
         return settings(port, security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER") | {"oauth_cb": signed}
 
@@ -662,7 +714,12 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
     data = tmp_path / "data"
     admin, writer = _token(data, "ann", "admin"), _token(data, "bill", "writer:topic:orders")
     port = free_port()
-    server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true"})
+    (tmp_path / "jwt").write_bytes(SECRET)
+    by_jwt = {
+        "MQ_AUTH_JWT_ISSUER": "us", "MQ_AUTH_JWT_AUDIENCE": "mq", "MQ_AUTH_JWT_KEY_FILE": str(tmp_path / "jwt"),
+        "MQ_AUTH_JWT_ALGORITHM": "HS256", "MQ_AUTH_JWT_LEEWAY_MS": "0",
+    }  # fmt: skip
+    server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true", **by_jwt})
     await server.start()
 
     def settings(password: str) -> dict[str, object]:
@@ -717,6 +774,7 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
         assert AdminClient(settings(writer)).describe_acls(anything).result(WAIT_S) == []
 
     try:
+        await _renewed(f"127.0.0.1:{port}")
         await asyncio.to_thread(run)
         with socket.create_connection(("127.0.0.1", port)) as stranger:  # Metadata before saying who it is
             stranger.sendall(b"\0\0\0\x0e\0\x03\0\x01\0\0\0\x01\0\0\xff\xff\xff\xff")

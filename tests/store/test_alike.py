@@ -1,0 +1,103 @@
+"""Records that are alike pass without being decoded; whatever passes so decodes, byte for byte as it was sent."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import suppress
+from itertools import chain
+
+import pytest
+
+from store import record_batch
+from store.alike import are_alike
+from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
+from store.limits import KEY_BYTES_MAX
+from store.record_batch import Record, encode
+from tests.seeds import each_seed
+
+COUNT = 300
+
+
+def _batch(count: int, *, key: bytes | None = None, value: bytes | None = b"v" * 20, step_ms: int = 0) -> bytearray:
+    return encode([Record(key, value, 1_000 + number * step_ms) for number in range(count)])
+
+
+def _decodes(batch: bytearray) -> bool:
+    """Whether it passes the check of each record; lengths and checksum are made to fit its bytes."""
+    record_batch._LENGTH.pack_into(batch, 8, len(batch) - 12)
+    count = record_batch.record_count(batch)
+    with suppress(MalformedBatch, RecordTooLarge, IllegalRecord):
+        record_batch._check_records(batch, 0, count, True, None)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 8_193])
+@pytest.mark.parametrize(("key", "value"), [(None, b"v" * 20), (b"key", None), (b"", b""), (b"k" * 70, b"v" * 150)])
+def test_records_of_one_size_are_alike(count: int, key: bytes | None, value: bytes | None) -> None:
+    assert are_alike(_batch(count, key=key, value=value), count)
+    assert are_alike(memoryview(_batch(count, key=key, value=value, step_ms=1)), count)
+
+
+def test_a_key_is_held_to_its_limit() -> None:
+    assert are_alike(_batch(COUNT, key=bytes(KEY_BYTES_MAX)), COUNT)
+    assert not are_alike(_batch(COUNT, key=bytes(KEY_BYTES_MAX + 1)), COUNT)
+
+
+def test_what_is_not_alike_is_left_to_the_decoder() -> None:
+    sizes = [Record(None, bytes(number % 7), 0) for number in range(COUNT)]
+    headers = [Record(None, b"v", 0, [("h", b"1")])] * COUNT
+    backwards = [Record(None, b"v", -(10**12) * number) for number in range(COUNT)]
+    for records in (sizes, headers, backwards):
+        batch = encode(records)
+        assert not are_alike(batch, COUNT)
+        assert record_batch.check(batch).record_count == COUNT
+
+
+def test_records_that_are_missing_or_left_over() -> None:
+    batch = _batch(COUNT)
+    assert not are_alike(batch, COUNT - 1)
+    assert not are_alike(batch, COUNT + 1)
+    assert not are_alike(batch + b"\0", COUNT)
+    assert not are_alike(batch[:-1], COUNT)
+
+
+@each_seed(20)
+def test_whatever_passes_decodes(seed: int) -> None:
+    rng = random.Random(seed)
+    passed = 0
+    for _ in range(100):
+        count = rng.choice((40, 70, 130))
+        batch = _batch(count, key=rng.choice((None, b"k")), value=rng.choice((None, b"v" * rng.randrange(200))),
+                       step_ms=rng.choice((0, 1, 100)))  # fmt: skip
+        size = (len(batch) - 61) // count
+        for _ in range(rng.randint(1, 3)):
+            at = 61 + rng.randrange(len(batch) - 61)
+            new = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            for place in rng.choice(((at,), range(61 + (at - 61) % size, len(batch), size))):  # in one, or in each
+                batch[place] = new
+        if rng.random() < 0.2:
+            del batch[rng.randrange(62, len(batch)) :]
+        if are_alike(batch, count):
+            passed += 1
+            assert _decodes(batch)
+    assert passed > 5
+
+
+def test_a_batch_that_is_alike_is_refused_for_a_wrong_checksum() -> None:
+    batch = _batch(COUNT)
+    (crc,) = struct.unpack_from(">I", batch, 17)
+    struct.pack_into(">I", batch, 17, crc ^ 1)
+    with pytest.raises(MalformedBatch):
+        record_batch.check(batch)
+
+
+def test_a_number_that_is_not_its_own() -> None:
+    deltas = chain((63, 64), (8_191, 8_192))
+    for delta in deltas:  # one number that is not its own
+        other = encode([Record(None, b"v" * 20, 1_000)] * (delta + 1))
+        place = len(other) - 22 - 1 - (1 if delta < 64 else 2 if delta < 8_192 else 3)
+        other[place] ^= 2
+        assert not are_alike(other, delta + 1)
+        assert not _decodes(other)
