@@ -28,7 +28,7 @@ def facts(counts: PendingCounts | None) -> object:
     """All that counts say, to compare them."""
     if counts is None:
         return None
-    minutes = [(part.is_merged, sorted(part.by_topic())) for part in (counts.due, counts.rolled)]
+    minutes = [(part.is_merged, sorted(part.by_topic())) for part in (counts.near, counts.rolled)]
     return counts.total, counts.by_topic, minutes
 
 
