@@ -9,8 +9,8 @@ it is read from its file (timer/pending_file.py); after a crash recovery counts 
 
     page      (topic id, number of the hour or day since the epoch) -> its counts, and their sum
 
-A page that holds nothing is removed. When topics and times would make more than PAGES_MAX pages, those of all topics
-are merged, and what is due when is known of all topics together only, until the next start.
+Each is kept of all topics together, and by topic. A page that holds nothing is removed. When topics and times would
+make more than PAGES_MAX pages, those by topic are given up until the next start.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MINUTE_MS = 60_000
 QUARTER_MS = 15 * MINUTE_MS
 
 PAGES_MAX = 65_536
-"""Pages by topic, of some 400 bytes with their place in the table. Of all topics together there are at most as many as
-the longest delay has days, and the roll window hours."""
+"""Pages by topic, of what is near and of what has rolled each; a page takes some 400 bytes with its place in the table.
+Of all topics together there are at most as many as the longest delay has days, and the roll window hours."""
 
 ALL_TOPICS = 0
-"""The topic id of merged pages. No topic has it."""
+"""The topic id of what is kept of all topics together. No topic has it."""
 
 Page: TypeAlias = "array[int]"
 """Counts, and their sum as the last one."""
@@ -46,49 +46,37 @@ class TimeCounts:
         self.bin_ms = bin_ms
         self.page_bins = page_bins
         self._pages: dict[tuple[int, int], Page] = {}
-        self._is_merged = False
 
     def add(self, topic_id: int, due_ms: int, count: int) -> None:
         """Count so many more (or, below 0, less) of a topic at a time."""
         number, at = divmod(due_ms // self.bin_ms, self.page_bins)
-        key = (ALL_TOPICS, number) if self._is_merged else (topic_id, number)
+        key = topic_id, number
         page = self._pages.get(key)
         if page is None:
-            if len(self._pages) >= PAGES_MAX and not self._is_merged:
-                self._merge()
-                self.add(topic_id, due_ms, count)
-                return
             page = self._pages[key] = array("i", bytes(4 * (self.page_bins + 1)))
         page[at] += count
         page[-1] += count
         if not page[-1]:
             del self._pages[key]
 
-    def _merge(self) -> None:
-        pages, self._pages, self._is_merged = self._pages, {}, True
-        for (_, number), page in pages.items():
-            for at in range(self.page_bins):
-                if page[at]:
-                    self.add(ALL_TOPICS, (number * self.page_bins + at) * self.bin_ms, page[at])
-
-    @property
-    def is_merged(self) -> bool:
-        """Whether all topics are counted together."""
-        return self._is_merged
+    def __len__(self) -> int:
+        """How many pages there are."""
+        return len(self._pages)
 
     def pages(self, topic_ids: frozenset[int] | None) -> list[tuple[int, Page]]:
-        """The pages of some topics (None: all) with their numbers, in no order. Of all topics when they are merged."""
-        if topic_ids is None or self._is_merged:
-            return [(number, page) for (_, number), page in self._pages.items()]
-        return [(number, page) for (topic_id, number), page in self._pages.items() if topic_id in topic_ids]
+        """The pages of some topics (None: all) with their numbers, in no order."""
+        return [
+            (number, page)
+            for (topic_id, number), page in self._pages.items()
+            if topic_ids is None or topic_id in topic_ids
+        ]
 
-    def by_topic(self) -> list[tuple[int, int, Page]]:
+    def rows(self) -> list[tuple[int, int, Page]]:
         """All pages, with their topics and numbers."""
         return [(topic_id, number, page) for (topic_id, number), page in self._pages.items()]
 
-    def restore(self, pages: Iterable[tuple[int, int, Sequence[int]]], *, is_merged: bool) -> None:
-        """Become what `by_topic` and `is_merged` told; the sums of the pages may be missing."""
-        self._is_merged = is_merged
+    def restore(self, pages: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Take over what `rows` told; the sums of the pages may be missing."""
         for topic_id, number, page in pages:
             counts = page[: self.page_bins]
             self._pages[topic_id, number] = array("i", [*counts, sum(counts)])
@@ -127,6 +115,16 @@ class TimeCounts:
                     yield start_ms, start_ms + self.bin_ms, page[place]
 
 
+class Times(tuple[TimeCounts, TimeCounts]):
+    """Counts of what is near and of what has rolled."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Times:
+        """Both empty."""
+        return super().__new__(cls, (TimeCounts(MINUTE_MS, 60), TimeCounts(QUARTER_MS, 96)))
+
+
 class Span(NamedTuple):
     """A time up to `end_ms`: whether nothing is due later, and whether any in it has rolled."""
 
@@ -141,14 +139,18 @@ class PendingCounts:
     def __init__(self) -> None:
         self.total = 0
         self.by_topic: dict[int, int] = {}
-        self.near = TimeCounts(MINUTE_MS, 60)
-        self.rolled = TimeCounts(QUARTER_MS, 96)
+        self.of_all = Times()
+        self.of_topics: Times | None = Times()  # None: too many pages
 
     def add(self, topic_id: int, due_ms: int, *, rolls: bool, count: int = 1) -> None:
         """Count schedules more that are pending."""
         self.total += count
         self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + count
-        (self.rolled if rolls else self.near).add(topic_id, due_ms, count)
+        self.of_all[rolls].add(ALL_TOPICS, due_ms, count)
+        if self.of_topics is not None:
+            self.of_topics[rolls].add(topic_id, due_ms, count)
+            if len(self.of_topics[rolls]) > PAGES_MAX:
+                self.of_topics = None
 
     def remove(self, topic_id: int, due_ms: int, *, rolls: bool, count: int = 1) -> None:
         """Count schedules less that were counted so."""
@@ -164,18 +166,20 @@ class PendingCounts:
         for minute, count in minutes.items():
             self.remove(topic_id, minute * MINUTE_MS, rolls=False, count=count)
 
-    def knows(self, topic_ids: frozenset[int] | None) -> bool:
-        """Whether what is due when is known of just these topics."""
-        if topic_ids is None or not (self.near.is_merged or self.rolled.is_merged):
-            return True
-        return all(topic_id in topic_ids for topic_id, count in self.by_topic.items() if count)
+    def times(self, topic_ids: frozenset[int] | None) -> tuple[Times, frozenset[int] | None] | None:
+        """What knows when schedules of some topics (None: all) are due, and what to ask it for; None: nothing does."""
+        if topic_ids is None or all(topic_id in topic_ids for topic_id, count in self.by_topic.items() if count):
+            return self.of_all, None
+        return None if self.of_topics is None else (self.of_topics, topic_ids)
 
     def next_ones(self, topic_ids: frozenset[int] | None, from_ms: int, count_least: int) -> Span:
-        """The time from a time on in which at least `count_least` are due, or all. It is not much longer than it must
-        be. When topics are merged these may be of others."""
+        """The time from a time on in which at least `count_least` of some topics are due, or all; it is not much longer
+        than it must be. When nothing is known of just these topics: of all."""
+        times, topic_ids = self.times(topic_ids) or (self.of_all, None)
         count, end_ms, has_rolled = 0, from_ms, False
-        parts = (self.near.bins(topic_ids, from_ms), self.rolled.bins(topic_ids, from_ms))
-        for start_ms, stop_ms, some in heapq.merge(*parts, key=itemgetter(0)):
+        for start_ms, stop_ms, some in heapq.merge(
+            *(part.bins(topic_ids, from_ms) for part in times), key=itemgetter(0)
+        ):
             if count >= count_least and start_ms >= end_ms:
                 return Span(end_ms, False, has_rolled)
             count += some

@@ -5,15 +5,15 @@ File format, big-endian, written whole:
 
     0       4         6        8         16             24      28 + 12 n
     +-------+---------+--------+---------+--------------+-------+----------------------+-----------+-----------+-----+
-    | magic | version | merged | log end | queue offset | count | count x (topic id,   | near      | rolled    | crc |
-    | u32   | u16     | u16    | i64     | i64          | u32   | schedules): i32, i64 |           |           | u32 |
+    | magic | version | parts  | log end | queue offset | count | count x (topic id,   | near,     | of topics | crc |
+    | u32   | u16     | u16    | i64     | i64          | u32   | schedules): i32, i64 | rolled    | the same  | u32 |
     +-------+---------+--------+---------+--------------+-------+----------------------+-----------+-----------+-----+
 
     magic 0x6D717470 ("mqtp"); version 2; crc: CRC-32C of everything before it
     log end, queue offset   those of the clean checkpoint it belongs to; it says nothing about any other state
     near, rolled            count u32, then so many pages of timer/pending_counts.py: topic id i32, number i64, and
                             counts i32: 60 minutes of an hour, 96 quarters of the hours of a day
-    merged                  bits: 1, 2: near, rolled are of all topics together (topic id 0)
+    parts                   2: of all topics (topic id 0) near and rolled; 4: the same by topic follow
 
 Invariant
     N1  Written and flushed before the clean checkpoint. One that is missing, damaged, of another version or of another
@@ -44,6 +44,10 @@ def _page_of(times: TimeCounts) -> struct.Struct:
     return struct.Struct(f">iq{times.page_bins}i")
 
 
+def _parts(counts: PendingCounts) -> list[TimeCounts]:
+    return [*counts.of_all, *(counts.of_topics or ())]
+
+
 class Parsed(NamedTuple):
     """What a file says."""
 
@@ -60,28 +64,30 @@ def parse(content: bytes) -> Parsed | None:
         raise ValueError("not a file of pending counts")
     if len(content) < _HEADER.size + _CRC.size:
         return None
-    _, version, merged, log_end, queue_offset, topic_count = _HEADER.unpack_from(content)
+    _, version, parts, log_end, queue_offset, topic_count = _HEADER.unpack_from(content)
     unknown = Parsed(version, log_end, queue_offset, None)
     if version != VERSION:
         return unknown
     counts = PendingCounts()
-    parts = [(_HEADER.size, end := _HEADER.size + topic_count * _TOPIC.size)]
+    if parts == len(counts.of_all):
+        counts.of_topics = None
+    topics_end = end = _HEADER.size + topic_count * _TOPIC.size
+    places = []
     try:
-        for times in (counts.near, counts.rolled):
+        for times in _parts(counts):
             start = end + _COUNT.size
             end = start + _COUNT.unpack_from(content, end)[0] * _page_of(times).size
-            parts.append((start, end))
+            places.append((times, start, end))
         (crc,) = _CRC.unpack_from(content, end)
     except struct.error:  # it is shorter than it says
         return unknown
     if crc != crc32c(content[:end]):
         return unknown
-    topics, *pages = (content[slice(*part)] for part in parts)
-    counts.by_topic.update(_TOPIC.iter_unpack(topics))
+    counts.by_topic.update(_TOPIC.iter_unpack(content[_HEADER.size : topics_end]))
     counts.total = sum(counts.by_topic.values())
-    for bit, times, part in zip((1, 2), (counts.near, counts.rolled), pages, strict=True):
-        rows = _page_of(times).iter_unpack(part)
-        times.restore(((topic_id, number, page) for topic_id, number, *page in rows), is_merged=bool(merged & bit))
+    for times, start, end in places:
+        rows = _page_of(times).iter_unpack(content[start:end])
+        times.restore((topic_id, number, page) for topic_id, number, *page in rows)
     return Parsed(version, log_end, queue_offset, counts)
 
 
@@ -94,13 +100,13 @@ class PendingFile:
     def write(self, counts: PendingCounts, log_end: int, queue_offset: int) -> None:
         """Replace what the file says. Durable on return; OSError when it is not."""
         by_topic = counts.by_topic
-        merged = counts.near.is_merged | counts.rolled.is_merged << 1
-        content = _HEADER.pack(MAGIC, VERSION, merged, log_end, queue_offset, len(by_topic))
+        parts = _parts(counts)
+        content = _HEADER.pack(MAGIC, VERSION, len(parts), log_end, queue_offset, len(by_topic))
         content += b"".join(_TOPIC.pack(topic_id, count) for topic_id, count in by_topic.items())
-        for times in (counts.near, counts.rolled):
-            pages, pack = times.by_topic(), _page_of(times).pack
-            content += _COUNT.pack(len(pages))
-            content += b"".join(pack(topic_id, number, *page[:-1]) for topic_id, number, page in pages)
+        for times in parts:
+            rows, pack = times.rows(), _page_of(times).pack
+            content += _COUNT.pack(len(rows))
+            content += b"".join(pack(topic_id, number, *page[:-1]) for topic_id, number, page in rows)
         self._file.pwritev([content, _CRC.pack(crc32c(content))], 0)
         self._file.datasync()
 

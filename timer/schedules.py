@@ -60,6 +60,9 @@ DUE_WINDOW_MS = 5_000
 DUE_WINDOWS_PER_PAGE = 4
 """So often it is looked for more before a page stays short."""
 
+WALKED_SHARE = 64
+"""Looking at a schedule in its slot takes as long as searching so many units of the timer log."""
+
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
 
@@ -319,10 +322,11 @@ class Schedules:
         if to_ms is not None and end_ms >= to_ms:
             end_ms, is_all = to_ms, True
         near = query._replace(from_ms=from_ms, to_ms=end_ms, keys=None)
+        searches = has_rolled or (query.topic_ids is not None and await self._are_many(from_ms, end_ms))
         found: list[DuePosition] = []
         worst: DuePosition | None = None  # what is behind it is not among the next ones
         until: DuePosition | None = None if is_all else DuePosition(end_ms - 1, _LAST_POSITION)
-        async for end, pending in self._look_through(near, 0) if has_rolled else self._walk_slots(near):
+        async for end, pending in self._look_through(near, 0) if searches else self._walk_slots(near):
             for position, due_ms, _ in pending:
                 one = DuePosition(due_ms, position)
                 if one > after and (worst is None or one < worst):
@@ -331,7 +335,7 @@ class Schedules:
                 found.sort()
                 del found[DUE_WINDOW_MAX:]
                 worst = found[-1]
-            if not has_rolled and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
+            if not searches and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
                 until = DuePosition(end * SLOT_MS - 1, _LAST_POSITION)
                 break
         found.sort()
@@ -339,6 +343,13 @@ class Schedules:
             del found[DUE_WINDOW_MAX:]
             until = found[-1]
         return _Window(query, after, found, until, state.clock.now_ms())
+
+    async def _are_many(self, from_ms: int, to_ms: int) -> bool:
+        """Whether to walk the slots of a time, in which schedules of all topics are, takes longer than a search."""
+        counts = [0, 0, 0]
+        bounds_ms = [from_ms - from_ms % MINUTE_MS, to_ms + -to_ms % MINUTE_MS]
+        await self._spread(Query(), bounds_ms, counts)
+        return counts[1] * WALKED_SHARE > (self._state.timer_log.end - self._state.timer_log.start) // UNIT_BYTES
 
     async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
         """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Of whole minutes they are at hand,
@@ -350,8 +361,8 @@ class Schedules:
         counts = [0] * (len(bounds_ms) + 1)  # with what is before all bounds, and behind them
         minute_ms = now_ms - now_ms % MINUTE_MS
         past = [0, 0]
-        if await self._spread(of_topics, bounds_ms, counts) and await self._spread(of_topics, [minute_ms], past):
-            rolled_count = sum(page[-1] for _, page in state.pending.rolled.pages(query.topic_ids))
+        rolled_count = await self._spread(of_topics, bounds_ms, counts)
+        if rolled_count is not None and await self._spread(of_topics, [minute_ms], past) is not None:
             this_minute = of_topics._replace(from_ms=minute_ms, to_ms=now_ms)
             past[0] += sum([len(pending) async for _, pending in self._walk_slots(this_minute)])
             return Census(counts[1:-1], past[0], rolled_count)
@@ -365,27 +376,30 @@ class Schedules:
                     rolled_count += bool(magic & MAGIC_ROLL)
         return Census(counts[1:-1], overdue_count, rolled_count)
 
-    async def _spread(self, query: Query, bounds_ms: Sequence[int], counts: list[int]) -> bool:
-        """Add what is pending of some topics to counts between bounds; False when these are not all whole bins, or the
-        topics are not told apart."""
-        pending = self._state.pending
-        if not pending.knows(query.topic_ids) or any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
-            return False
-        for times in (pending.near, pending.rolled):
-            pages = times.pages(query.topic_ids)
+    async def _spread(self, query: Query, bounds_ms: Sequence[int], counts: list[int]) -> int | None:
+        """Add what is pending of some topics to counts between bounds; return how many of all have rolled. None when
+        the bounds are not all whole bins, or the topics are not told apart."""
+        known = self._state.pending.times(query.topic_ids)
+        if known is None or any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
+            return None
+        times, topic_ids = known
+        sums = []
+        for part in times:
+            pages = part.pages(topic_ids)
             for start in range(0, len(pages), _TURN_PAGES):
                 for number, page in pages[start : start + _TURN_PAGES]:
-                    if not times.spread(number, page, bounds_ms, counts):
-                        return False
+                    if not part.spread(number, page, bounds_ms, counts):
+                        return None
                 await self._state.log.yield_to_loop()
-        return True
+            sums.append(sum(page[-1] for _, page in pages))
+        return sums[True]
 
     async def count(self, query: Query) -> int:
         """How many are pending and meant, whatever their key. Raises TimerBusy, Corrupt."""
         await self._state.caught_up()
         bounds_ms = [query.from_ms] + ([] if query.to_ms is None else [query.to_ms])
         counts = [0] * (len(bounds_ms) + 1)
-        if await self._spread(query, bounds_ms, counts):
+        if await self._spread(query, bounds_ms, counts) is not None:
             return counts[1]
         async with self._searching:
             return sum([len(pending) async for _, pending in self._look_through(query, 0)])
@@ -431,7 +445,8 @@ class Schedules:
 
     async def _pending_in_range(self, start: int, units: bytes, query: Query) -> list[tuple[int, int, int]]:
         """As `_pending`, for a range of time: most units cost no more than a look at their due time."""
-        places = due_between(units, query.from_ms, (1 << 63) if query.to_ms is None else query.to_ms)
+        to_ms = (1 << 63) if query.to_ms is None else query.to_ms
+        places = due_between(units, query.from_ms, to_ms, query.topic_ids)
         pending: list[tuple[int, int, int]] = []
         for count, place in enumerate(places, 1):
             at = place * UNIT_BYTES

@@ -15,11 +15,14 @@ Schedule = tuple[int, int, bool]  # topic id, due ms, whether it rolls
 
 
 def counted(counts: PendingCounts, topic_ids: frozenset[int] | None, bounds_ms: list[int]) -> tuple[list[int], bool]:
-    """What `counts` say of the times between bounds, and whether that is exact."""
+    """What `counts` say of the times between bounds, and whether that is exact; not so when they do not know."""
+    known = counts.times(topic_ids)
+    if known is None:
+        return [], False
     result = [0] * (len(bounds_ms) + 1)
     is_exact = True
-    for times in (counts.near, counts.rolled):
-        for number, page in times.pages(topic_ids):
+    for times in known[0]:
+        for number, page in times.pages(known[1]):
             is_exact = times.spread(number, page, bounds_ms, result) and is_exact
     return result[1:-1], is_exact
 
@@ -44,20 +47,17 @@ def test_counts_of_any_minutes_are_those_of_what_was_added_and_not_removed(
             counts.add(*pending[-1][:2], rolls=rolls)
         step_ms = rng.choice((MINUTE_MS, QUARTER_MS))
         bounds_ms = sorted(BEGIN_MS + step_ms * rng.randrange(4 * 1440) for _ in range(4))
-        for topic_ids in (None, frozenset((7, 8))):
-            if counts.knows(topic_ids):
-                meant = [due_ms for topic_id, due_ms, _ in pending if topic_ids is None or topic_id in topic_ids]
-                expected = [sum(bounds_ms[n] <= due_ms < bounds_ms[n + 1] for due_ms in meant) for n in range(3)]
-                found, is_exact = counted(counts, topic_ids, bounds_ms)
-                assert is_exact or step_ms == MINUTE_MS
-                assert found == expected or not is_exact
-                exact_count += is_exact
-    assert exact_count > 300
-    assert counts.near.is_merged == (pages_max == 2)
-    assert counts.knows(None)
-    assert counts.knows(frozenset((7, 8, 9)))
+        for topic_ids in (None, frozenset((7, 8)), frozenset((7, 8, 9, 10))):
+            meant = [due_ms for topic_id, due_ms, _ in pending if topic_ids is None or topic_id in topic_ids]
+            expected = [sum(bounds_ms[n] <= due_ms < bounds_ms[n + 1] for due_ms in meant) for n in range(3)]
+            found, is_exact = counted(counts, topic_ids, bounds_ms)
+            assert is_exact or step_ms == MINUTE_MS or counts.of_topics is None
+            assert found == expected or not is_exact
+            exact_count += is_exact
+    assert exact_count > 400
+    assert (counts.of_topics is None) == (pages_max == 2)
     assert counts.total == len(pending)
-    assert sum(page[-1] for _, page in counts.rolled.pages(None)) == sum(rolls for _, _, rolls in pending)
+    assert sum(page[-1] for _, page in counts.of_all[True].pages(None)) == sum(rolls for _, _, rolls in pending)
 
 
 def test_what_fired_leaves_its_minutes_and_empty_pages_take_no_memory() -> None:
@@ -69,7 +69,8 @@ def test_what_fired_leaves_its_minutes_and_empty_pages_take_no_memory() -> None:
     counts.remove_fired(7, items[:2])
     assert counted(counts, None, [BEGIN_MS, BEGIN_MS + MINUTE_MS, BEGIN_MS + 2 * MINUTE_MS]) == ([0, 1], True)
     counts.remove_fired(7, items[2:])
-    assert (counts.total, counts.near.pages(None)) == (0, [])
+    assert counts.of_topics is not None
+    assert (counts.total, *map(len, counts.of_all), *map(len, counts.of_topics)) == (0, 0, 0, 0, 0)
 
 
 def test_the_next_ones_are_in_the_shortest_time_with_enough_of_them() -> None:
