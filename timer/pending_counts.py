@@ -1,92 +1,136 @@
-"""How many schedules are pending: in all, by topic, and by the minute in which they are due.
+"""How many schedules are pending: in all, by topic, and by when they are due.
 
 Kept up by whatever adds or removes a pending schedule, so a count over time looks at no schedule. After a clean stop
 it is read from its file (timer/pending_file.py); after a crash recovery counts the units that it hangs up again.
 
-The minutes of one hour are a page, of 300 bytes:
+    near      those that wait in the slot of their due time: by the minute, an hour a page
+    rolled    those that wait in an intermediate slot, as they are due later: by the quarter of an hour, a day a page
+              (all time zones of today are whole quarters off)
 
-    (topic id, hour) -> 60 counts, and their sum
+    page      (topic id, number of the hour or day since the epoch) -> its counts, and their sum
 
-A page that holds nothing is removed. When topics and hours would make more than PAGES_MAX pages, the pages of all
-topics are merged, and what is due when is known for all topics together only, until the next start.
+Each is kept of all topics together, and by topic. A page that holds nothing is removed. When topics and times would
+make more than PAGES_MAX pages, those by topic are given up until the next start.
 """
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from timer.items import Item, fire_ms_of
 
 MINUTE_MS = 60_000
-PAGE_MINUTES = 60
+QUARTER_MS = 15 * MINUTE_MS
+
 PAGES_MAX = 65_536
-"""Pages by topic, of some 400 bytes with their place in the table. Of all topics together there are at most as many as
-the longest delay has hours."""
+"""Pages by topic, of what is near and of what has rolled each; a page takes some 400 bytes with its place in the table.
+Of all topics together there are at most as many as the longest delay has days, and the roll window hours."""
 
 ALL_TOPICS = 0
-"""The topic id of merged pages. No topic has it."""
+"""The topic id of what is kept of all topics together. No topic has it."""
 
-_SUM = PAGE_MINUTES  # the place of a page's sum
-
-Hour: TypeAlias = "array[int]"
-"""The 60 minutes of an hour, and their sum."""
+Page: TypeAlias = "array[int]"
+"""Counts, and their sum as the last one."""
 
 
-class MinuteCounts:
-    """Counts by topic and minute."""
+class TimeCounts:
+    """Counts by topic and time, in bins of one length."""
 
-    def __init__(self) -> None:
-        self._pages: dict[tuple[int, int], Hour] = {}
-        self._is_merged = False
+    def __init__(self, bin_ms: int, page_bins: int) -> None:
+        self.bin_ms = bin_ms
+        self.page_bins = page_bins
+        self._pages: dict[tuple[int, int], Page] = {}
 
-    def add(self, topic_id: int, minute: int, count: int) -> None:
-        """Count so many more (or, below 0, less) of a topic in a minute of the epoch."""
-        hour = minute // PAGE_MINUTES
-        key = (ALL_TOPICS, hour) if self._is_merged else (topic_id, hour)
+    def add(self, topic_id: int, due_ms: int, count: int) -> None:
+        """Count so many more (or, below 0, less) of a topic at a time."""
+        number, at = divmod(due_ms // self.bin_ms, self.page_bins)
+        key = topic_id, number
         page = self._pages.get(key)
         if page is None:
-            if len(self._pages) >= PAGES_MAX and not self._is_merged:
-                self._merge()
-                self.add(topic_id, minute, count)
-                return
-            page = self._pages[key] = array("i", bytes(4 * (PAGE_MINUTES + 1)))
-        page[minute % PAGE_MINUTES] += count
-        page[_SUM] += count
-        if not page[_SUM]:
+            page = self._pages[key] = array("i", bytes(4 * (self.page_bins + 1)))
+        page[at] += count
+        page[-1] += count
+        if not page[-1]:
             del self._pages[key]
 
-    def _merge(self) -> None:
-        pages, self._pages, self._is_merged = self._pages, {}, True
-        for (_, hour), page in pages.items():
-            for at in range(PAGE_MINUTES):
-                if page[at]:
-                    self.add(ALL_TOPICS, hour * PAGE_MINUTES + at, page[at])
+    def __len__(self) -> int:
+        """How many pages there are."""
+        return len(self._pages)
 
-    @property
-    def is_merged(self) -> bool:
-        """Whether all topics are counted together."""
-        return self._is_merged
+    def pages(self, topic_ids: frozenset[int] | None) -> list[tuple[int, Page]]:
+        """The pages of some topics (None: all) with their numbers, in no order."""
+        return [
+            (number, page)
+            for (topic_id, number), page in self._pages.items()
+            if topic_ids is None or topic_id in topic_ids
+        ]
 
-    def pages(self, topic_ids: frozenset[int] | None) -> list[tuple[int, Hour]]:
-        """The pages of some topics (None: all) with their hours, in no order. Of all topics when they are merged."""
-        if topic_ids is None or self._is_merged:
-            return [(hour, page) for (_, hour), page in self._pages.items()]
-        return [(hour, page) for (topic_id, hour), page in self._pages.items() if topic_id in topic_ids]
+    def rows(self) -> list[tuple[int, int, Page]]:
+        """All pages, with their topics and numbers."""
+        return [(topic_id, number, page) for (topic_id, number), page in self._pages.items()]
 
-    def by_topic(self) -> list[tuple[int, int, Hour]]:
-        """All pages, with their topics and hours."""
-        return [(topic_id, hour, page) for (topic_id, hour), page in self._pages.items()]
+    def restore(self, pages: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Take over what `rows` told; the sums of the pages may be missing."""
+        for topic_id, number, page in pages:
+            counts = page[: self.page_bins]
+            self._pages[topic_id, number] = array("i", [*counts, sum(counts)])
 
-    def restore(self, pages: Iterable[tuple[int, int, Sequence[int]]], *, is_merged: bool) -> None:
-        """Become what `by_topic` and `is_merged` told; the sums of the pages may be missing."""
-        self._is_merged = is_merged
-        for topic_id, hour, page in pages:
-            counts = page[:PAGE_MINUTES]
-            self._pages[topic_id, hour] = array("i", [*counts, sum(counts)])
+    def spread(self, number: int, page: Page, bounds_ms: Sequence[int], counts: list[int]) -> bool:
+        """Add a page to counts between bounds that rise: `counts[i]` is of what is before `bounds_ms[i]`, the last one
+        of what is behind all. False when a bound lies within a bin that is not empty."""
+        bin_ms = self.bin_ms
+        first_ms = number * self.page_bins * bin_ms
+        index = bisect_right(bounds_ms, first_ms)
+        if index == len(bounds_ms) or bounds_ms[index] >= first_ms + self.page_bins * bin_ms:
+            counts[index] += page[-1]
+            return True
+        is_exact = True
+        for at in range(self.page_bins):
+            if page[at]:
+                start_ms = first_ms + at * bin_ms
+                index = bisect_right(bounds_ms, start_ms)
+                counts[index] += page[at]
+                is_exact = is_exact and (index == len(bounds_ms) or bounds_ms[index] >= start_ms + bin_ms)
+        return is_exact
+
+    def bins(self, topic_ids: frozenset[int] | None, from_ms: int) -> Iterator[tuple[int, int, int]]:
+        """Start, end and count of all bins that do not end before a time and are not empty. Page by page in order; of
+        many topics there may be pages of one time."""
+        pages = self.pages(topic_ids)
+        from_number = from_ms // self.bin_ms // self.page_bins
+        heap = [(number, at) for at, (number, _) in enumerate(pages) if number >= from_number]
+        heapq.heapify(heap)  # most often few are asked for
+        while heap:
+            number, at = heapq.heappop(heap)
+            page, first_ms = pages[at][1], number * self.page_bins * self.bin_ms
+            for place in range(max(0, from_ms - first_ms) // self.bin_ms, self.page_bins):
+                if page[place]:
+                    start_ms = first_ms + place * self.bin_ms
+                    yield start_ms, start_ms + self.bin_ms, page[place]
+
+
+class Times(tuple[TimeCounts, TimeCounts]):
+    """Counts of what is near and of what has rolled."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Times:
+        """Both empty."""
+        return super().__new__(cls, (TimeCounts(MINUTE_MS, 60), TimeCounts(QUARTER_MS, 96)))
+
+
+class Span(NamedTuple):
+    """A time up to `end_ms`: whether nothing is due later, and whether any in it has rolled."""
+
+    end_ms: int
+    is_all: bool
+    has_rolled: bool
 
 
 class PendingCounts:
@@ -95,18 +139,18 @@ class PendingCounts:
     def __init__(self) -> None:
         self.total = 0
         self.by_topic: dict[int, int] = {}
-        self.due = MinuteCounts()
-        self.rolled = MinuteCounts()
-        """Of these, those that wait in an intermediate slot; by the minute in which they are due all the same."""
+        self.of_all = Times()
+        self.of_topics: Times | None = Times()  # None: too many pages
 
     def add(self, topic_id: int, due_ms: int, *, rolls: bool, count: int = 1) -> None:
         """Count schedules more that are pending."""
         self.total += count
         self.by_topic[topic_id] = self.by_topic.get(topic_id, 0) + count
-        minute = due_ms // MINUTE_MS
-        self.due.add(topic_id, minute, count)
-        if rolls:
-            self.rolled.add(topic_id, minute, count)
+        self.of_all[rolls].add(ALL_TOPICS, due_ms, count)
+        if self.of_topics is not None:
+            self.of_topics[rolls].add(topic_id, due_ms, count)
+            if len(self.of_topics[rolls]) > PAGES_MAX:
+                self.of_topics = None
 
     def remove(self, topic_id: int, due_ms: int, *, rolls: bool, count: int = 1) -> None:
         """Count schedules less that were counted so."""
@@ -122,37 +166,23 @@ class PendingCounts:
         for minute, count in minutes.items():
             self.remove(topic_id, minute * MINUTE_MS, rolls=False, count=count)
 
-    def knows(self, topic_ids: frozenset[int] | None) -> bool:
-        """Whether what is due when is known of just these topics."""
-        if topic_ids is None or not self.due.is_merged:
-            return True
-        return all(topic_id in topic_ids for topic_id, count in self.by_topic.items() if count)
+    def times(self, topic_ids: frozenset[int] | None) -> tuple[Times, frozenset[int] | None] | None:
+        """What knows when schedules of some topics (None: all) are due, and what to ask it for; None: nothing does."""
+        if topic_ids is None or all(topic_id in topic_ids for topic_id, count in self.by_topic.items() if count):
+            return self.of_all, None
+        return None if self.of_topics is None else (self.of_topics, topic_ids)
 
-
-def spread(hour: int, page: Hour, bounds: Sequence[int], counts: list[int]) -> None:
-    """Add a page to counts between bounds, minutes that rise: `counts[i]` is of what is before `bounds[i]`, the last
-    one of what is behind all."""
-    first = hour * PAGE_MINUTES
-    index = bisect_right(bounds, first)
-    if index == len(bounds) or bounds[index] >= first + PAGE_MINUTES:
-        counts[index] += page[_SUM]
-        return
-    for at in range(PAGE_MINUTES):
-        counts[bisect_right(bounds, first + at)] += page[at]
-
-
-def end_of(pages: list[tuple[int, Hour]], from_minute: int, count_least: int) -> tuple[int, bool]:
-    """A minute before which at least `count_least` are due from a minute on, or all; and whether it is all. It is the
-    first such minute, or of many topics one of the same hour."""
-    count, end = 0, from_minute
-    for hour, page in sorted(pages, key=lambda of_hour: of_hour[0]):
-        first = hour * PAGE_MINUTES
-        if first + PAGE_MINUTES <= from_minute:
-            continue
-        for at in range(max(0, from_minute - first), PAGE_MINUTES):
-            if page[at]:
-                if count >= count_least and first + at >= end:
-                    return end, False
-                count += page[at]
-                end = max(end, first + at + 1)
-    return end, True
+    def next_ones(self, topic_ids: frozenset[int] | None, from_ms: int, count_least: int) -> Span:
+        """The time from a time on in which at least `count_least` of some topics are due, or all; it is not much longer
+        than it must be. When nothing is known of just these topics: of all."""
+        times, topic_ids = self.times(topic_ids) or (self.of_all, None)
+        count, end_ms, has_rolled = 0, from_ms, False
+        for start_ms, stop_ms, some in heapq.merge(
+            *(part.bins(topic_ids, from_ms) for part in times), key=itemgetter(0)
+        ):
+            if count >= count_least and start_ms >= end_ms:
+                return Span(end_ms, False, has_rolled)
+            count += some
+            end_ms = max(end_ms, stop_ms)
+            has_rolled = has_rolled or stop_ms - start_ms == QUARTER_MS
+        return Span(end_ms, True, has_rolled)

@@ -1,19 +1,19 @@
-"""How many schedules are pending, by topic and by minute: what a clean stop leaves, so that the next start need not
+"""How many schedules are pending, by topic and by time: what a clean stop leaves, so that the next start need not
 count.
 
 File format, big-endian, written whole:
 
     0       4         6        8         16             24      28 + 12 n
     +-------+---------+--------+---------+--------------+-------+----------------------+-----------+-----------+-----+
-    | magic | version | merged | log end | queue offset | count | count x (topic id,   | minutes   | minutes   | crc |
-    | u32   | u16     | u16    | i64     | i64          | u32   | schedules): i32, i64 | by due    | of rolled | u32 |
+    | magic | version | parts  | log end | queue offset | count | count x (topic id,   | near,     | of topics | crc |
+    | u32   | u16     | u16    | i64     | i64          | u32   | schedules): i32, i64 | rolled    | the same  | u32 |
     +-------+---------+--------+---------+--------------+-------+----------------------+-----------+-----------+-----+
 
     magic 0x6D717470 ("mqtp"); version 2; crc: CRC-32C of everything before it
     log end, queue offset   those of the clean checkpoint it belongs to; it says nothing about any other state
-    minutes                 count u32, then so many pages of timer/pending_counts.py: topic id i32, hour of the epoch
-                            i64, 60 counts i32
-    merged                  bits: 1, 2: the first, the second part of the minutes is of all topics together (topic id 0)
+    near, rolled            count u32, then so many pages of timer/pending_counts.py: topic id i32, number i64, and
+                            counts i32: 60 minutes of an hour, 96 quarters of the hours of a day
+    parts                   2: of all topics (topic id 0) near and rolled; 4: the same by topic follow
 
 Invariant
     N1  Written and flushed before the clean checkpoint. One that is missing, damaged, of another version or of another
@@ -29,16 +29,23 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from store.files import Files
-from timer.pending_counts import PAGE_MINUTES, PendingCounts
+from timer.pending_counts import PendingCounts, TimeCounts
 
 _HEADER = struct.Struct(">IHHqqI")
 _TOPIC = struct.Struct(">iq")
 _COUNT = struct.Struct(">I")
-_PAGE = struct.Struct(f">iq{PAGE_MINUTES}i")
 _CRC = struct.Struct(">I")
 assert _HEADER.size == 28
 MAGIC = 0x6D717470
 VERSION = 2
+
+
+def _page_of(times: TimeCounts) -> struct.Struct:
+    return struct.Struct(f">iq{times.page_bins}i")
+
+
+def _parts(counts: PendingCounts) -> list[TimeCounts]:
+    return [*counts.of_all, *(counts.of_topics or ())]
 
 
 class Parsed(NamedTuple):
@@ -57,28 +64,30 @@ def parse(content: bytes) -> Parsed | None:
         raise ValueError("not a file of pending counts")
     if len(content) < _HEADER.size + _CRC.size:
         return None
-    _, version, merged, log_end, queue_offset, topic_count = _HEADER.unpack_from(content)
+    _, version, parts, log_end, queue_offset, topic_count = _HEADER.unpack_from(content)
     unknown = Parsed(version, log_end, queue_offset, None)
     if version != VERSION:
         return unknown
-    parts = [(_HEADER.size, end := _HEADER.size + topic_count * _TOPIC.size)]
+    counts = PendingCounts()
+    if parts == len(counts.of_all):
+        counts.of_topics = None
+    topics_end = end = _HEADER.size + topic_count * _TOPIC.size
+    places = []
     try:
-        for _ in range(2):
+        for times in _parts(counts):
             start = end + _COUNT.size
-            end = start + _COUNT.unpack_from(content, end)[0] * _PAGE.size
-            parts.append((start, end))
+            end = start + _COUNT.unpack_from(content, end)[0] * _page_of(times).size
+            places.append((times, start, end))
         (crc,) = _CRC.unpack_from(content, end)
     except struct.error:  # it is shorter than it says
         return unknown
     if crc != crc32c(content[:end]):
         return unknown
-    counts = PendingCounts()
-    topics, *pages = (content[slice(*part)] for part in parts)
-    counts.by_topic.update(_TOPIC.iter_unpack(topics))
+    counts.by_topic.update(_TOPIC.iter_unpack(content[_HEADER.size : topics_end]))
     counts.total = sum(counts.by_topic.values())
-    for bit, minutes, part in zip((1, 2), (counts.due, counts.rolled), pages, strict=True):
-        rows = _PAGE.iter_unpack(part)
-        minutes.restore(((topic_id, hour, page) for topic_id, hour, *page in rows), is_merged=bool(merged & bit))
+    for times, start, end in places:
+        rows = _page_of(times).iter_unpack(content[start:end])
+        times.restore((topic_id, number, page) for topic_id, number, *page in rows)
     return Parsed(version, log_end, queue_offset, counts)
 
 
@@ -91,13 +100,13 @@ class PendingFile:
     def write(self, counts: PendingCounts, log_end: int, queue_offset: int) -> None:
         """Replace what the file says. Durable on return; OSError when it is not."""
         by_topic = counts.by_topic
-        merged = counts.due.is_merged | counts.rolled.is_merged << 1
-        content = _HEADER.pack(MAGIC, VERSION, merged, log_end, queue_offset, len(by_topic))
+        parts = _parts(counts)
+        content = _HEADER.pack(MAGIC, VERSION, len(parts), log_end, queue_offset, len(by_topic))
         content += b"".join(_TOPIC.pack(topic_id, count) for topic_id, count in by_topic.items())
-        for minutes in (counts.due, counts.rolled):
-            pages = minutes.by_topic()
-            content += _COUNT.pack(len(pages))
-            content += b"".join(_PAGE.pack(topic_id, hour, *page[:PAGE_MINUTES]) for topic_id, hour, page in pages)
+        for times in parts:
+            rows, pack = times.rows(), _page_of(times).pack
+            content += _COUNT.pack(len(rows))
+            content += b"".join(pack(topic_id, number, *page[:-1]) for topic_id, number, page in rows)
         self._file.pwritev([content, _CRC.pack(crc32c(content))], 0)
         self._file.datasync()
 

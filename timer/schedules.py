@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from store.errors import Corrupt, StoreError
@@ -33,12 +34,12 @@ from store.topics import TIMER_QUEUE
 from store.types import Delay, Source
 from timer.changes import Standing
 from timer.errors import TimerBusy
-from timer.pending_counts import MINUTE_MS, Hour, end_of, spread
+from timer.pending_counts import MINUTE_MS
 from timer.ports import Partitions, Target
 from timer.record_cache import Picked, pick
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.state import TURN_UNITS, TimerState
-from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, unpack_dues, unpack_units
+from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, due_between, unpack_units
 from timer.wheel import NOWHERE
 
 UNITS_PER_PAGE_MAX = 1_000_000
@@ -58,6 +59,9 @@ DUE_WINDOW_MS = 5_000
 
 DUE_WINDOWS_PER_PAGE = 4
 """So often it is looked for more before a page stays short."""
+
+WALKED_SHARE = 64
+"""Looking at a schedule in its slot takes as long as searching so many units of the timer log."""
 
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
@@ -277,7 +281,10 @@ class Schedules:
                 if window is None or not window.has(query, after, self._state.clock.now_ms()):
                     window = self._window = await self._due_after(query, after)
             positions = window.positions
-            for number in range(bisect_right(positions, after), len(positions)):
+            begin = bisect_right(positions, after)
+            for number in range(begin, len(positions)):
+                if (number - begin) % limit == 0:
+                    await self._read_ahead(position for _, position in positions[number : number + limit])
                 if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
                     return DuePage(schedules, after)
                 after = positions[number]
@@ -294,26 +301,32 @@ class Schedules:
             after = window.until
         return DuePage(schedules, after)
 
+    async def _read_ahead(self, positions: Iterable[int]) -> None:
+        """Have the records of units at hand for `read`: each entry is read once, many in one go."""
+        wanted: dict[int, list[int]] = {}
+        for position in positions:
+            unit = self._state.timer_log.read(position)
+            wanted.setdefault(unit.entry_position, []).append(unit.record_index)
+        while wanted:
+            count = await self._state.record_cache.read_ahead(wanted)
+            for entry_position in list(islice(wanted, count)):
+                del wanted[entry_position]
+
     async def _due_after(self, query: Query, after: DuePosition) -> _Window:
         """The next schedules behind a position: DUE_WINDOW_LEAST or more, unless there are fewer."""
         state = self._state
         await state.caught_up()
         next_ms = after.due_ms + (after.position == _LAST_POSITION)
         from_ms, to_ms = max(query.from_ms, next_ms), query.to_ms
-        due, rolled = state.pending.due, state.pending.rolled
-        end_minute, is_all = end_of(due.pages(query.topic_ids), from_ms // MINUTE_MS, DUE_WINDOW_LEAST)
-        end_ms = end_minute * MINUTE_MS
+        end_ms, is_all, has_rolled = state.pending.next_ones(query.topic_ids, from_ms, DUE_WINDOW_LEAST)
         if to_ms is not None and end_ms >= to_ms:
             end_ms, is_all = to_ms, True
         near = query._replace(from_ms=from_ms, to_ms=end_ms, keys=None)
-        in_the_way = [0, 0, 0]  # those that have rolled and are due before, in and behind these minutes
-        for hour, page in rolled.pages(query.topic_ids):
-            spread(hour, page, (from_ms // MINUTE_MS, end_minute), in_the_way)
+        searches = has_rolled or (query.topic_ids is not None and await self._are_many(from_ms, end_ms))
         found: list[DuePosition] = []
         worst: DuePosition | None = None  # what is behind it is not among the next ones
-        walks = not in_the_way[1]
         until: DuePosition | None = None if is_all else DuePosition(end_ms - 1, _LAST_POSITION)
-        async for end, pending in self._walk_slots(near) if walks else self._look_through(near, 0):
+        async for end, pending in self._look_through(near, 0) if searches else self._walk_slots(near):
             for position, due_ms, _ in pending:
                 one = DuePosition(due_ms, position)
                 if one > after and (worst is None or one < worst):
@@ -322,7 +335,7 @@ class Schedules:
                 found.sort()
                 del found[DUE_WINDOW_MAX:]
                 worst = found[-1]
-            if walks and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
+            if not searches and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
                 until = DuePosition(end * SLOT_MS - 1, _LAST_POSITION)
                 break
         found.sort()
@@ -330,6 +343,13 @@ class Schedules:
             del found[DUE_WINDOW_MAX:]
             until = found[-1]
         return _Window(query, after, found, until, state.clock.now_ms())
+
+    async def _are_many(self, from_ms: int, to_ms: int) -> bool:
+        """Whether to walk the slots of a time, in which schedules of all topics are, takes longer than a search."""
+        counts = [0, 0, 0]
+        bounds_ms = [from_ms - from_ms % MINUTE_MS, to_ms + -to_ms % MINUTE_MS]
+        await self._spread(Query(), bounds_ms, counts)
+        return counts[1] * WALKED_SHARE > (self._state.timer_log.end - self._state.timer_log.start) // UNIT_BYTES
 
     async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
         """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Of whole minutes they are at hand,
@@ -339,44 +359,48 @@ class Schedules:
         now_ms = state.clock.now_ms()
         of_topics = Query(query.topic_ids)
         counts = [0] * (len(bounds_ms) + 1)  # with what is before all bounds, and behind them
-        if state.pending.knows(query.topic_ids) and not any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
-            this_minute = [now_ms // MINUTE_MS]
-            past, rolled = [0, 0], [0, 0]
-            await self._spread(state.pending.due.pages(query.topic_ids), [ms // MINUTE_MS for ms in bounds_ms], counts)
-            await self._spread(state.pending.due.pages(query.topic_ids), this_minute, past)
-            await self._spread(state.pending.rolled.pages(query.topic_ids), this_minute, rolled)
-            now = of_topics._replace(from_ms=this_minute[0] * MINUTE_MS, to_ms=now_ms)
-            past[0] += sum([len(pending) async for _, pending in self._walk_slots(now)])
-            return Census(counts[1:-1], past[0], rolled[1])
+        minute_ms = now_ms - now_ms % MINUTE_MS
+        past = [0, 0]
+        rolled_count = await self._spread(of_topics, bounds_ms, counts)
+        if rolled_count is not None and await self._spread(of_topics, [minute_ms], past) is not None:
+            this_minute = of_topics._replace(from_ms=minute_ms, to_ms=now_ms)
+            past[0] += sum([len(pending) async for _, pending in self._walk_slots(this_minute)])
+            return Census(counts[1:-1], past[0], rolled_count)
+        counts = [0] * len(counts)
         overdue_count = rolled_count = 0
         async with self._searching:
             async for _, pending in self._look_through(of_topics, 0):
                 for _, due_ms, magic in pending:
                     counts[bisect_right(bounds_ms, due_ms)] += 1
-                    if due_ms < now_ms:
-                        overdue_count += 1
-                    elif magic & MAGIC_ROLL:
-                        rolled_count += 1
+                    overdue_count += due_ms < now_ms
+                    rolled_count += bool(magic & MAGIC_ROLL)
         return Census(counts[1:-1], overdue_count, rolled_count)
 
-    async def _spread(self, pages: list[tuple[int, Hour]], bounds: Sequence[int], counts: list[int]) -> None:
-        """Add pages to counts between bounds."""
-        for start in range(0, len(pages), _TURN_PAGES):
-            for hour, page in pages[start : start + _TURN_PAGES]:
-                spread(hour, page, bounds, counts)
-            await self._state.log.yield_to_loop()
+    async def _spread(self, query: Query, bounds_ms: Sequence[int], counts: list[int]) -> int | None:
+        """Add what is pending of some topics to counts between bounds; return how many of all have rolled. None when
+        the bounds are not all whole bins, or the topics are not told apart."""
+        known = self._state.pending.times(query.topic_ids)
+        if known is None or any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
+            return None
+        times, topic_ids = known
+        sums = []
+        for part in times:
+            pages = part.pages(topic_ids)
+            for start in range(0, len(pages), _TURN_PAGES):
+                for number, page in pages[start : start + _TURN_PAGES]:
+                    if not part.spread(number, page, bounds_ms, counts):
+                        return None
+                await self._state.log.yield_to_loop()
+            sums.append(sum(page[-1] for _, page in pages))
+        return sums[True]
 
     async def count(self, query: Query) -> int:
         """How many are pending and meant, whatever their key. Raises TimerBusy, Corrupt."""
-        state = self._state
-        to_ms = query.to_ms
-        if state.pending.knows(query.topic_ids) and not query.from_ms % MINUTE_MS and (to_ms or 0) % MINUTE_MS == 0:
-            bounds = [query.from_ms // MINUTE_MS] + ([] if to_ms is None else [to_ms // MINUTE_MS])
-            counts = [0] * (len(bounds) + 1)
-            await state.caught_up()
-            await self._spread(state.pending.due.pages(query.topic_ids), bounds, counts)
+        await self._state.caught_up()
+        bounds_ms = [query.from_ms] + ([] if query.to_ms is None else [query.to_ms])
+        counts = [0] * (len(bounds_ms) + 1)
+        if await self._spread(query, bounds_ms, counts) is not None:
             return counts[1]
-        await state.caught_up()
         async with self._searching:
             return sum([len(pending) async for _, pending in self._look_through(query, 0)])
 
@@ -421,8 +445,8 @@ class Schedules:
 
     async def _pending_in_range(self, start: int, units: bytes, query: Query) -> list[tuple[int, int, int]]:
         """As `_pending`, for a range of time: most units cost no more than a look at their due time."""
-        from_ms, to_ms = query.from_ms, (1 << 63) if query.to_ms is None else query.to_ms
-        places = [place for place, (due_ms,) in enumerate(unpack_dues(units)) if from_ms <= due_ms < to_ms]
+        to_ms = (1 << 63) if query.to_ms is None else query.to_ms
+        places = due_between(units, query.from_ms, to_ms, query.topic_ids)
         pending: list[tuple[int, int, int]] = []
         for count, place in enumerate(places, 1):
             at = place * UNIT_BYTES

@@ -28,8 +28,10 @@ def facts(counts: PendingCounts | None) -> object:
     """All that counts say, to compare them."""
     if counts is None:
         return None
-    minutes = [(part.is_merged, sorted(part.by_topic())) for part in (counts.due, counts.rolled)]
-    return counts.total, counts.by_topic, minutes
+    times = [
+        part if part is None else [sorted(one.rows()) for one in part] for part in (counts.of_all, counts.of_topics)
+    ]
+    return counts.total, counts.by_topic, times
 
 
 COUNTS = counts_of({7: 3, 9: 200})
@@ -47,6 +49,11 @@ def test_counts_are_read_back_for_their_checkpoint_only() -> None:
     assert opened(disk).read(0, 0) is None
     opened(disk).write(COUNTS, 520, 11)
     again = opened(disk.crash(Random(0)))
+    apart = counts_of({7: 3})
+    apart.of_topics = None
+    again.write(apart, 0, 1)
+    assert facts(again.read(0, 1)) == facts(apart)
+    again.write(COUNTS, 520, 11)
     assert facts(again.read(520, 11)) == facts(COUNTS)
     assert again.read(520, 12) is None
     assert again.read(572, 11) is None

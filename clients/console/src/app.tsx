@@ -5,7 +5,7 @@ import { ApiError, unreachableSince } from "./api.js";
 import { duration, relative, time } from "./format.js";
 import { HELP, PAGES, areKeysOn, isHelpOpen } from "./keys.js";
 import { place } from "./router.js";
-import { info, live, me, phase, signOut, start } from "./session.js";
+import { info, live, me, openDocs, phase, signOut, start } from "./session.js";
 import { theme, type Theme } from "./theme.js";
 import { Button, Dialog, ErrorNote, Select, Skeleton, State, Toasts, now } from "./ui/basics.js";
 import { AccessPage } from "./pages/access.js";
@@ -102,7 +102,7 @@ function Header(): JSX.Element {
         {who?.expires_ms != null && <p class="muted small up">token ends {relative(who.expires_ms, now.value)}</p>}
         <Select label="Theme" value={theme.value} options={THEMES} onChange={(chosen) => (theme.value = chosen)} />
         <p class="side-links">
-          <a href="docs">API</a>
+          <a href="docs" onClick={openDocs} title="The reference of the API, to try each route with this token; in a tab of its own">API</a>
           <button type="button" class="link" onClick={() => (isHelpOpen.value = true)}>Keys</button>
           {who?.is_authenticated === true && <button type="button" class="link" onClick={() => signOut()}>Sign out</button>}
         </p>

@@ -110,6 +110,21 @@ export function signOut(message = ""): void {
   hangUp();
 }
 
+let docs: Window | null = null;
+
+/** Open the API's reference in a tab that may ask for our token, as that page keeps none either. No other page gets it. */
+export function openDocs(event: MouseEvent): void {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  docs = window.open("docs", "_blank");
+}
+
+addEventListener("message", ({ origin, source, data }) => {
+  if (docs !== null && source === docs && origin === location.origin && data === "mq-docs" && token.value !== null) {
+    docs.postMessage({ mqToken: token.value }, location.origin);
+  }
+});
+
 onUnauthorized.call = (message) => {
   if (token.value !== null) signOut(phase.value === "in" ? `The token is no longer valid: ${message}` : message);
   else if (phase.value === "in") signOut(message);

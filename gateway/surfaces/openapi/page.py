@@ -1,8 +1,8 @@
 """The documents as one page of HTML for people: rendered here, read without a network. Pure.
 
 What the page shows is what the documents say, nothing else; every text is escaped. Its style and its script (a filter,
-and opening what a link points to; the page works without it) are in page.css and page.js and go into the page, and the
-policy lets in these two and nothing more.
+opening what a link points to, and a form to try each route; the page works without it) are in page.css and page.js and
+go into the page. The policy lets in these two, and requests to the server that the page is from.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _hash_source(text: str) -> str:
 
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src {_hash_source(_STYLE)}; script-src {_hash_source(_SCRIPT)}; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
@@ -125,7 +126,11 @@ class _Page:
             f"<tr><td><code>{escape(_scheme(one))}</code></td><td>{_inline(one.get('description', ''))}</td></tr>"
             for one in schemes.values()
         )
-        return f"<p>Credentials are needed. One of:</p>{_table(rows)}"
+        field = (
+            '<p id="token" hidden><label>Token to try routes with <input type="password" autocomplete="off" '
+            'spellcheck="false"></label> <small role="status"></small></p>'
+        )
+        return f"<p>Credentials are needed. One of:</p>{_table(rows)}{field}"
 
     # ------------------------------------------------------------------------------------------------ routes
 
@@ -135,10 +140,12 @@ class _Page:
 
     def _operation(self, method: str, path: str, item: Node, one: Node) -> str:
         find = _attribute(f"{method} {path} {one['summary']}")
+        can_try = "" if "101" in one["responses"] else " data-try"  # no page can ask for another protocol like this
         others = [server["url"] for server in item.get("servers", ()) if server["url"] != "/"]
         also = "".join(f"<p>Also at <code>{escape(prefix + path)}</code>.</p>" for prefix in others)
         return (
-            f'<details class="operation" id="{one["operationId"]}" data-find="{find}"><summary>{_badge(method)}'
+            f'<details class="operation" id="{one["operationId"]}" data-find="{find}"{can_try}>'
+            f"<summary>{_badge(method)}"
             f'<code class="path">{_path(path)}</code><span class="what">{_inline(one["summary"])}</span></summary>'
             f'<div class="inside">{_paragraphs(one["description"])}{also}'
             f"<pre><code>{escape(self._curl(method, path, item, one))}</code></pre>"
