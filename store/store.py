@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
 
@@ -26,7 +27,7 @@ from store.config import StoreConfig
 from store.data_format import check_format
 from store.dedup.idempotency import Idempotency
 from store.dedup.moved import PART_BYTES_MAX, Leaving, decode_part, encode_part, first_part, still_known
-from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked
+from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked, UnknownQueue
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
@@ -393,17 +394,34 @@ class Store:
             creates=name,
         )
 
+    async def put_topic(self, wanted: Topic) -> Topic:
+        """Have a topic that was made elsewhere, under its id, with its partitions and configuration; another one of its
+        name is deleted. Durable on return. Raises IllegalTopic when it has more partitions here, and what `append`
+        raises."""
+        with suppress(UnknownQueue):
+            if self.topic(wanted.name).topic_id != wanted.topic_id:
+                await self.delete_topic(wanted.name)
+        while True:
+            topic, is_new = await self._topic_changes.make(lambda _: self._topics.decide_put(wanted))
+            if not is_new:
+                return topic
+            await self._in_force(topic)
+
     async def configure_topic(self, name: str, changes: Changes) -> tuple[Topic, bool]:
         """The topic with other choices (names of TopicConfig; None takes one back), and whether that changed it.
         Durable and in force on return. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
         check_config(self.topic(name).config.changed(changes), retention_ms_max=self.config.retention_ms)
         topic, is_new = await self._topic_changes.make(lambda _: self._topics.decide_configure(name, changes))
         if is_new:
-            for queue in self._topics.queues_of(topic):
-                self._hidden_until.pop(queue, None)
-                self._hide_given_up(queue)
-            await self._hide_expired([topic])
+            await self._in_force(topic)
         return topic, is_new
+
+    async def _in_force(self, topic: Topic) -> None:
+        """Hide what the topic's configuration says is over, and nothing else."""
+        for queue in self._topics.queues_of(topic):
+            self._hidden_until.pop(queue, None)
+            self._hide_given_up(queue)
+        await self._hide_expired([topic])
 
     async def grow_topic(self, name: str, partitions: int) -> tuple[Topic, bool]:
         """The topic with more partitions, and whether that changed it. Raises UnknownQueue, IllegalTopic, and what
@@ -541,6 +559,11 @@ class Store:
     def queues_of(self, topic_id: int) -> list[QueueKey]:
         """The queues of a topic. Raises UnknownQueue."""
         return self._topics.queues_of(self._topics.of_queue(QueueKey(topic_id, 0)))
+
+    @property
+    def next_topic_id(self) -> int:
+        """The lowest id that no topic has had here."""
+        return self._topics.next_id
 
     def topics(self) -> list[Topic]:
         """All topics, system topics included, by id."""

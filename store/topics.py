@@ -223,6 +223,11 @@ class TopicTable:
         for topic in (META, TIMER, OFFSETS, RECURRING, CLUSTER, MOVED_IDS):
             self._put(topic)
 
+    @property
+    def next_id(self) -> int:
+        """The lowest id that no topic has had."""
+        return self._next_id
+
     def decide_create(
         self,
         name: str,
@@ -270,6 +275,22 @@ class TopicTable:
     def decide_delete(self, name: str) -> TopicDeleted:
         """The event to write. Raises UnknownQueue, IllegalTopic for a system topic."""
         return TopicDeleted(self._user_topic(name).topic_id)
+
+    def decide_put(self, wanted: Topic) -> Event | Topic:
+        """The next event on the way to a topic that was made elsewhere, by its id; the topic when it is as wanted. A
+        topic of its name under another id has to be deleted first. Raises TopicExists, IllegalTopic when it has more
+        partitions here."""
+        topic = self._by_id.get(wanted.topic_id)
+        if topic is None:
+            if wanted.name in self._by_name:
+                raise TopicExists(f"topic {wanted.name} exists under another id")
+            return TopicCreated(
+                wanted.topic_id, wanted.name, wanted.partitions, wanted.created_ms, wanted.config.chosen(),
+                wanted.json_keys,
+            )  # fmt: skip
+        if topic.partitions != wanted.partitions:
+            return self.decide_grow(topic.name, wanted.partitions)
+        return topic if topic.config == wanted.config else TopicConfigured(topic.topic_id, wanted.config.chosen())
 
     def decide_create_queue(self, queue: QueueKey) -> QueueCreated | Topic:
         """The event to write, or the topic if it has the queue. Raises UnknownQueue when there is no such topic,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.cluster.metadata import OutcomeUnknown, Unavailable
+from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.errors import (
     ALREADY_STORED,
     DISK_FULL,
@@ -103,6 +105,14 @@ ANSWERS: dict[type[Exception], _Answer] = {
     AnswerLost: _Answer(
         READ_ONLY, True, "The answer of the partition's broker was lost; whether this was stored is unknown."
     ),
+    Unavailable: _Answer(
+        OVERLOADED, True, "The cluster's metadata cannot be reached. Nothing was changed.", Overloaded.retry_after_ms
+    ),
+    OutcomeUnknown: _Answer(
+        READ_ONLY, True, "The cluster's metadata cannot be reached; whether this was changed is unknown."
+    ),
+    UnknownBroker: _Answer(404),
+    MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(
         TOO_MANY,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,10 +28,11 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from gateway.api.errors import error_of
-from gateway.brokers.base import Broker
+from gateway.brokers.base import ALONE, Broker
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
 from gateway.codec.records import BATCH_REFUSED, STEP_RECORDS, ProduceRecord
+from gateway.codec.schedule_ids import with_node
 from gateway.codec.tags import (
     HEADER_DELAYS,
     MESSAGE_GROUP_HEADER,
@@ -42,6 +43,7 @@ from gateway.codec.tags import (
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
 from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition, place_of
+from gateway.routing.holding import await_move, held_until_s
 from gateway.routing.select import SELECTORS
 from gateway.routing.selectors import CustomSelector, Selected
 from gateway.settings.limits import Limits
@@ -137,13 +139,13 @@ class Begun(NamedTuple):
 class KeysTaken(RequestError):
     """SCHEDULE_KEY_TAKEN for the records of a request at these indexes. Nothing of it was stored."""
 
-    def __init__(self, taken: Mapping[int, ScheduleId | None]) -> None:
+    def __init__(self, taken: Mapping[int, ScheduleId | None], node: str | None = None) -> None:
         self.refusals = {
             request_index: RequestError(
                 SCHEDULE_KEY_TAKEN,
                 "schedule_key: a send that is under way has it"
                 if schedule is None
-                else f"schedule_key: the pending schedule {schedule.text} has it",
+                else f"schedule_key: the pending schedule {with_node(node, schedule.text)} has it",
             )
             for request_index, schedule in taken.items()
         }
@@ -153,6 +155,10 @@ class KeysTaken(RequestError):
             f"{first.message}. Nothing was stored.",
             validation_errors=[f"records[{index}].{one.message}" for index, one in self.refusals.items()],
         )
+
+
+class Elsewhere(Exception):
+    """The partition is on another broker than the caller can use. Nothing was stored."""
 
 
 class _Lane(NamedTuple):
@@ -307,6 +313,7 @@ class Producer:
         if sequence is not None and len(parts) > 1:
             raise _not_one_batch()
         for part, answer in await self._store(
+            topic,
             parts,
             acks,
             known=partial(self._answer_known, send),
@@ -372,7 +379,7 @@ class Producer:
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
             for (lane, route, _), answer in await self._store(
-                parts, self._acks if acks is None else acks, elsewhere=elsewhere
+                topic, parts, self._acks if acks is None else acks, elsewhere=elsewhere
             )
         ]
         self._count(topic, count)
@@ -404,21 +411,31 @@ class Producer:
         )
         if expected_offset is not None:
             append = replace(append, expected_offset=route.to_physical(expected_offset))
-        try:
-            (answer,) = await self._send(route, (append,), acks)
-        except AlreadyStored as known:
-            self.duplicate_count += 1
-            return self._known(view, route.broker, known.originals[0][0], record.timestamp_ms, acks)
-        except SealedQueue:  # the partition moves: it is not the broker's fault
-            raise
-        except (Overloaded, DiskFull):
-            is_free = partition is None and own is None and _is_free(record, selector)
-            moved = self._elsewhere(view, selector, [_Part(_Lane(target, (0,)), route, append)]) if is_free else None
-            if moved is None:
-                raise
-            ((lane, route, append),) = moved
-            target = lane.partition
-            (answer,) = await self._send(route, (append,), acks)
+        until_s: float | None = None
+        is_second = False
+        while True:
+            try:
+                (answer,) = await self._send(route, (append,), acks)
+                break
+            except AlreadyStored as known:
+                self.duplicate_count += 1
+                return self._known(view, route.broker, known.originals[0][0], record.timestamp_ms, acks)
+            except SealedQueue:
+                until_s = held_until_s() if until_s is None else until_s
+                await await_move(self._routes, view.name, ((target, route),), until_s)
+                route = self._routes.writable(view.name, target)
+                append = replace(append, queue=route.queue)
+                if expected_offset is not None:
+                    append = replace(append, expected_offset=route.to_physical(expected_offset))
+            except (Overloaded, DiskFull):
+                is_free = partition is None and own is None and _is_free(record, selector) and not is_second
+                moved = (
+                    self._elsewhere(view, selector, [_Part(_Lane(target, (0,)), route, append)]) if is_free else None
+                )
+                if moved is None:
+                    raise
+                ((lane, route, append),) = moved
+                target, is_second = lane.partition, True
         self._count(view.name, 1)
         self.byte_count += len(append.batch)
         return Receipt(target, route.to_logical(answer.base_offset), timestamp_ms, None, None, answer.acks)
@@ -471,14 +488,18 @@ class Producer:
         partition: int | None,
         json_values: bool,
         acks: Acks | None,
+        only_on: str | None = None,
     ) -> Begun:
         """Begin to store records that `place` has put together, as one batch; `finish` takes the broker's answer.
-        Raises as `produce`; nothing was stored then."""
+        `only_on`: for callers who send again whatever the broker refuses: begin on this broker or on none. Another
+        node's answer may be lost, and then the records may be stored. Raises as `produce`, Elsewhere; nothing was
+        stored then."""
         view = self._routes.topic(topic)
         now_ms = self._clock.now_ms()
         prepared = self._prepare(view, records, partition, now_ms, None, None)
         target = prepared[0][0]
         route = self._routes.writable(topic, target)
+        _check_broker(route, only_on)
         append = Append(
             queue=route.queue,
             batch=record_batch.encode([encoded for _, encoded in prepared]),
@@ -595,7 +616,8 @@ class Producer:
                 answers = await broker.append(appends, acks=acks)
         except ScheduleKeyTaken as error:
             assert lane is not None
-            raise KeysTaken({lane.request_indexes[index]: id_ for index, id_ in error.taken.items()}) from None
+            taken = {lane.request_indexes[index]: id_ for index, id_ in error.taken.items()}
+            raise KeysTaken(taken, _node_of(broker)) from None
         except OffsetMoved as moved:
             end_offset = route.to_logical(moved.next_offset)
             message = f"The partition ends at offset {end_offset} now. Nothing was stored."
@@ -607,8 +629,14 @@ class Producer:
         self._routes.answered(broker, (ended_s - started_s) * 1000, ended_s * 1000)
         return answers
 
+    def _routed(self, topic: str, part: _Part) -> _Part:
+        """The part on its way to where its partition is now."""
+        route = self._routes.writable(topic, part.lane.partition)
+        return part._replace(route=route, append=replace(part.append, queue=route.queue))
+
     async def _store(
         self,
+        topic: str,
         parts: Iterable[_Part],
         acks: Acks,
         *,
@@ -617,42 +645,43 @@ class Producer:
         expected_offset: int | None = None,
     ) -> list[tuple[_Part, Appended]]:
         """Send parts, those of one partition in their order and one call a broker (schedules one by one); what was
-        stored, and where. `known` is told what an earlier send has stored of a part, and returns what is left of it.
-        `elsewhere` is asked once for other partitions when a broker has refused parts and stored nothing of them.
-        `expected_offset` is the partition's for the first record of the request."""
-        by_call: dict[Broker | int, list[_Part]] = {}
-        for number, part in enumerate(parts):
-            by_call.setdefault(number if part.append.delays else part.route.broker, []).append(part)
+        stored, and where. A call that meets a partition which moves is held, and made again. `known` is told what an
+        earlier send has stored of a part, and returns what is left of it. `elsewhere` is asked once for other
+        partitions when a broker has refused parts and stored nothing of them. `expected_offset` is the partition's for
+        the first record of the request."""
+        calls = deque((call, False) for call in _by_call(parts))
         stored: list[tuple[_Part, Appended]] = []
-        for rest in by_call.values():
-            is_second = False
-            while rest:
-                appends = [part.append for part in rest]
-                lane, route, append = rest[0]
-                if expected_offset is not None:
-                    # What is before these records was stored by an earlier try of the same request.
-                    expected = route.to_physical(expected_offset + lane.request_indexes[0])
-                    appends[0] = replace(append, expected_offset=expected)
-                try:
-                    answers = await self._send(route, appends, acks, lane)
-                except AlreadyStored as error:
-                    assert known is not None
-                    left = [
-                        known(part, found) if found else part for part, found in zip(rest, error.originals, strict=True)
-                    ]
-                    rest = [part for part in left if part is not None]
-                    continue
-                except SealedQueue:  # the partition moves: it is not the broker's fault
+        until_s: float | None = None
+        while calls:
+            call, is_second = calls.popleft()
+            appends = [part.append for part in call]
+            lane, route, append = call[0]
+            if expected_offset is not None:
+                # What is before these records was stored by an earlier try of the same request.
+                expected = route.to_physical(expected_offset + lane.request_indexes[0])
+                appends[0] = replace(append, expected_offset=expected)
+            try:
+                answers = await self._send(route, appends, acks, lane)
+            except AlreadyStored as error:
+                assert known is not None
+                left = [
+                    known(part, found) if found else part for part, found in zip(call, error.originals, strict=True)
+                ]
+                again = _by_call([part for part in left if part is not None])
+            except SealedQueue:  # nothing of this call was stored
+                until_s = held_until_s() if until_s is None else until_s
+                await await_move(self._routes, topic, [(part.lane.partition, part.route) for part in call], until_s)
+                again = _by_call([self._routed(topic, part) for part in call])
+            except (Overloaded, DiskFull):
+                moved = None if elsewhere is None or is_second else elsewhere(call)
+                if moved is None:
                     raise
-                except (Overloaded, DiskFull):
-                    moved = None if elsewhere is None or is_second else elsewhere(rest)
-                    if moved is None:
-                        raise
-                    rest, is_second = moved, True
-                    continue
+                again, is_second = [moved], True
+            else:
+                again = []
                 self.byte_count += sum([len(append.batch) for append in appends])
-                stored += zip(rest, answers, strict=True)
-                break
+                stored += zip(call, answers, strict=True)
+            calls.extendleft((one, is_second) for one in reversed(again))
         return stored
 
     def _elsewhere(self, view: TopicView, selector: str | None, parts: Sequence[_Part]) -> list[_Part] | None:
@@ -691,8 +720,9 @@ class Producer:
             partition, offset = place_of(self._routes, view.name, broker, original)
             return Receipt(partition, offset, timestamp_ms, None, None, acks, True)
         return Receipt(
-            original.queue.queue_id, None, timestamp_ms, encode_schedule_id(*schedule), schedule.due_ms, acks, True
-        )
+            original.queue.queue_id, None, timestamp_ms, with_node(_node_of(broker), encode_schedule_id(*schedule)),
+            schedule.due_ms, acks, True,
+        )  # fmt: skip
 
     async def produce_batches(
         self,
@@ -750,6 +780,7 @@ class Producer:
             self.duplicate_count += count
 
         for (lane, route, append), answer in await self._store(
+            topic,
             parts,
             acks,
             known=known,
@@ -762,11 +793,18 @@ class Producer:
         return [receipts[part.lane.request_indexes[0]] for part in parts]
 
     def begin_batch(
-        self, topic: str, partition: int | None, batch: Buffer, *, acks: Acks | None, is_numbered: bool
+        self,
+        topic: str,
+        partition: int | None,
+        batch: Buffer,
+        *,
+        acks: Acks | None,
+        is_numbered: bool,
+        only_on: str | None = None,
     ) -> Begun:
         """Begin to send one raw batch to a partition, or to the topic's next; `finish_batch` takes the broker's answer.
-        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. Raises as
-        `produce_batches`, SequenceGone; nothing was stored then."""
+        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. `only_on`:
+        see `begin`. Raises as `produce_batches`, SequenceGone, Elsewhere; nothing was stored then."""
         view = self._routes.topic(topic)
         if partition is not None:
             _check_partition(view, partition)
@@ -774,6 +812,7 @@ class Producer:
         if partition is None:
             partition = self._next(view, self.selector_of(view, None))
         route = self._routes.writable(topic, partition)
+        _check_broker(route, only_on)
         append = Append(
             queue=route.queue,
             batch=batch,
@@ -965,18 +1004,37 @@ class Producer:
         new, receipts, reached = tuple.__new__, send.receipts, answer.acks
         if delays:
             self.scheduled_count += len(delays)
+            node = _node_of(route.broker)
             ids = encode_schedule_ids([delay.due_ms for delay in delays], answer.position)
             for request_index, (_, _, timestamp_ms, _), (due_ms, _, target, _, _), schedule_id in zip(
                 request_indexes, records, delays, ids, strict=True
             ):
                 receipts[request_index] = new(
-                    Receipt, (target, None, timestamp_ms, schedule_id, due_ms, reached, False)
+                    Receipt, (target, None, timestamp_ms, with_node(node, schedule_id), due_ms, reached, False)
                 )
             return
         offset = route.to_logical(answer.base_offset)
         for request_index, (_, _, timestamp_ms, _) in zip(request_indexes, records, strict=True):
             receipts[request_index] = new(Receipt, (partition, offset, timestamp_ms, None, None, reached, False))
             offset += 1
+
+
+def _node_of(broker: Broker) -> str | None:
+    """The node by which the ids of a broker's schedules begin; None: of a server that is alone."""
+    return None if broker.name == ALONE else broker.name
+
+
+def _check_broker(route: Route, only_on: str | None) -> None:
+    if only_on is not None and route.broker.name != only_on:
+        raise Elsewhere(f"the partition is on broker {route.broker.name}")
+
+
+def _by_call(parts: Iterable[_Part]) -> list[list[_Part]]:
+    """Parts by the call that each goes in: one a broker, and one for each of schedules."""
+    by_call: dict[Broker | int, list[_Part]] = {}
+    for number, part in enumerate(parts):
+        by_call.setdefault(number if part.append.delays else part.route.broker, []).append(part)
+    return list(by_call.values())
 
 
 def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:

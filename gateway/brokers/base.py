@@ -13,6 +13,9 @@ from typing import Protocol
 from store.errors import Overloaded, StoreError
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 
+ALONE = "local"
+"""The name of the broker of a server that is no node of a cluster."""
+
 
 class BrokerUnreachable(Overloaded):
     """The broker cannot be reached, and was not asked. Nothing was stored."""
@@ -70,6 +73,11 @@ class Broker(Protocol):
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """The queue's first readable offset, and the one its next record gets. Raises UnknownQueue."""
+        ...
+
+    async def first_kept(self, queue: QueueKey) -> int:
+        """The first offset that a sealed queue still has, as far as it is known: another node's answer may be some
+        seconds old, and stands while that node cannot be reached. Raises UnknownQueue."""
         ...
 
     async def create_queue(self, queue: QueueKey) -> None:

@@ -83,6 +83,10 @@ class LocalBroker:
         """See `Broker.offset_for_time`."""
         return await self._store.offset_for_time(queue, time_ms, boundary)
 
+    async def first_kept(self, queue: QueueKey) -> int:
+        """See `Broker.first_kept`."""
+        return self._store.bounds(queue).min_offset
+
     async def create_queue(self, queue: QueueKey) -> None:
         """See `Broker.create_queue`."""
         await self._store.create_queue(queue)

@@ -17,6 +17,7 @@ import typer
 from gateway.cli import (
     audit,
     bench,
+    broker,
     complete,
     config,
     context,
@@ -24,6 +25,7 @@ from gateway.cli import (
     group,
     index,
     offline,
+    partition,
     recurring,
     schedule,
     send,
@@ -52,6 +54,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
+app.add_typer(broker.app, name="broker")
+app.add_typer(partition.app, name="partition")
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(recurring.app, name="recurring")
 app.command("send")(send.send)

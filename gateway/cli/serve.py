@@ -34,6 +34,20 @@ def serve(
             help="When a send is answered: [b]flushed[/b] survives a power cut (default), [b]written[/b] only a kill."
         ),
     ] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Be one of several nodes, under this name; with --etcd and --secret-file.")
+    ] = None,
+    etcd: Annotated[
+        list[str] | None,
+        typer.Option(help="Where the nodes keep what they agree on: http://host:2379; may be given again."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret by which the nodes know each other.")
+    ] = None,
+    internal_port: Annotated[
+        int | None,
+        typer.Option(help="Port for the other nodes; 0 picks a free one. [dim]default: 8083[/dim]"),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags and MQ_* variables win over it.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     auth: Annotated[
@@ -54,12 +68,14 @@ def serve(
       mq serve --data ./data
       mq serve --data ./data --port 0 --acks written
       mq serve --data ./data --auth --host 0.0.0.0
+      mq serve --data ./data --node n1 --etcd http://127.0.0.1:2379 --secret-file secret
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
     import uvloop
 
     from gateway.auth.policy import PolicyError
+    from gateway.cluster.metadata import MetadataError
     from gateway.main import logs, wiring
     from gateway.main.tls import TlsError
     from gateway.settings.config import ConfigError, load
@@ -70,6 +86,10 @@ def serve(
         "port": port,
         "kafka.port": kafka_port,
         "store.acks": acks,
+        "cluster.node": node,
+        "cluster.etcd": tuple(etcd) if etcd else None,
+        "cluster.secret_file": secret_file,
+        "cluster.internal_port": internal_port,
         "log_level": log_level,
         "auth.enabled": auth or None,
         "insecure_no_auth": insecure_no_auth or None,
@@ -84,8 +104,10 @@ def serve(
     logs.configure(level, settings.log_format)
     try:
         uvloop.run(wiring.serve(settings, announce=_announce))
-    except (PolicyError, TlsError) as error:
+    except (ConfigError, PolicyError, TlsError) as error:
         raise CliError(str(error), USAGE) from error
+    except MetadataError as error:
+        raise CliError(f"cannot join the cluster: {error}") from error
     except StoreError as error:
         raise CliError(f"cannot serve {settings.data}: {error}") from error
     except OSError as error:

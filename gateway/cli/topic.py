@@ -1,4 +1,4 @@
-"""`mq topic`: create, list, describe, alter and delete topics; where their partitions begin and end."""
+"""`mq topic`: create, list, describe, alter and delete topics; where their partitions are, begin and end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.client import ask, path_segment
+from gateway.cli.client import Client, ask, path_segment
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -200,6 +200,35 @@ def offsets(
     fields = ("partition", "beginning_offset", "end_offset", *(() if at is None else ("offset_for_time",)))
     headings = ("partition", "first", "next", "offset")[: len(fields)]
     print_table(headings, [[row[field] for field in fields] for row in partitions])
+
+
+@app.command("routes")
+def routes(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
+    """Show on which broker each partition is, and where its older records are. With --json, one line a partition.
+
+    [b]Example[/b]
+
+      mq topic routes orders
+    """
+    rows, _ = ask(url, lambda client: client.listed(f"{_path(name)}/routes", "partitions"))
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    cells = [
+        (row["partition"], row["owner"], ", ".join(map(_segment, rows_of(row, "segments")))) for row in rows
+    ]  # fmt: skip
+    print_table(("partition", "owner", "segments"), cells)
+
+
+def _segment(segment: dict[str, object]) -> str:
+    end = segment["end_offset"]
+    return f"{segment['broker']} {segment['first_offset']}-{'' if end is None else number_of(end) - 1}"
+
+
+async def number_of_partitions(client: Client, name: str) -> int:
+    """How many partitions a topic has. Raises CliError."""
+    return number_of((await client.get(_path(name)))["partitions"])
 
 
 _SETTINGS = ("retention_ms", "max_message_bytes", "selector", "mq_headers")

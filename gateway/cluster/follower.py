@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from gateway.brokers.base import Broker
-from gateway.cluster.metadata import Listing, Metadata, Value
+from gateway.cluster.metadata import ABSENT, Changes, Listing, Metadata, Value
 from gateway.cluster.mover import PARTITIONS, Known, UnknownBroker, chain_of, key_of
 from gateway.cluster.record import decode, encode
-from gateway.routing.base import TopicView
-from gateway.routing.table import RouteTable
+from gateway.routing.table import Chain, RouteTable
 from store.errors import UnknownQueue
 
 log = logging.getLogger(__name__)
@@ -34,38 +33,60 @@ class ChainFollower:
         """Follow until cancelled."""
         async with aclosing(self._metadata.watch(PARTITIONS)) as watch:
             async for seen in watch:
-                if isinstance(seen, Listing):
-                    for key in self._values.keys() - seen.values.keys():
-                        del self._values[key]
-                for key, value in seen.values.items():
-                    if value is None:
-                        self._values.pop(key, None)
-                    else:
-                        self._note(key, value)
+                self.see(seen)
+
+    def see(self, seen: Listing | Changes) -> None:
+        """Apply what a watch tells of partitions; it may tell of more."""
+        if isinstance(seen, Listing):
+            for key in self._values.keys() - seen.values.keys():
+                del self._values[key]
+        for key, value in seen.values.items():
+            if not key.startswith(PARTITIONS):
+                continue
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._note(key, value)
 
     def note(self, topic_id: int, partition: int, known: Known) -> None:
-        """Apply what this node has written itself: it serves at once, not when the watch has come round."""
-        self._note(key_of(topic_id, partition), Value(encode(known.record), known.revision))
+        """Apply what this node has written or read itself: it serves at once, not when the watch has come round."""
+        if known.revision != ABSENT:
+            self._note(key_of(topic_id, partition), Value(encode(known.record), known.revision))
 
-    def topic_added(self, topic: TopicView) -> None:
-        """Apply what is known of the partitions of a topic that this node has just learned of."""
-        for partition in range(topic.partitions):
-            if (value := self._values.get(key_of(topic.topic_id, partition))) is not None:
-                self._apply(topic.topic_id, partition, value)
+    def known_chain(self, topic_id: int, partition: int) -> Chain | None:
+        """The chain of a partition that has moved, as far as it is known; None for any other one."""
+        if (value := self._values.get(key_of(topic_id, partition))) is None:
+            return None
+        return self._chain(topic_id, partition, value)
+
+    def moved(self) -> dict[tuple[int, int], Known]:
+        """The records of all partitions that have moved, by topic id and number; those that are not understood are left
+        out."""
+        found = {}
+        for key, value in self._values.items():
+            with suppress(ValueError):
+                found[_named(key)] = Known(decode(value.data), value.revision)
+        return found
 
     def _note(self, key: str, value: Value) -> None:
         known = self._values.get(key)
         if known is not None and known.revision >= value.revision:
             return  # the watch is behind what this node did itself
         self._values[key] = value
-        topic_id, _, partition = key.removeprefix(PARTITIONS).partition("/")
-        self._apply(int(topic_id), int(partition), value)
+        topic_id, partition = _named(key)
+        if (chain := self._chain(topic_id, partition, value)) is not None:
+            with suppress(UnknownQueue):  # not known here yet, or not any more
+                self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
 
-    def _apply(self, topic_id: int, partition: int, value: Value) -> None:
+    def _chain(self, topic_id: int, partition: int, value: Value) -> Chain | None:
         try:
-            chain = chain_of(decode(value.data), self._broker_named)
-            self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
-        except UnknownQueue:
-            pass  # not known here yet, or not any more
+            return chain_of(decode(value.data), self._broker_named)
         except (ValueError, UnknownBroker) as error:
             log.error("partition's place not applied topic_id=%d partition=%d error=%s", topic_id, partition, error)
+            return None
+
+
+def _named(key: str) -> tuple[int, int]:
+    """The topic id and the number of a partition's key."""
+    topic_id, _, partition = key.removeprefix(PARTITIONS).partition("/")
+    return int(topic_id), int(partition)

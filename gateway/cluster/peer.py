@@ -20,6 +20,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import aiohttp
@@ -43,6 +44,12 @@ MESSAGE_BYTES_MAX = 8 * MiB
 
 WAITING_BYTES_MAX = 64 * MiB
 """Bytes of appends that wait for one peer; beyond it they are refused."""
+
+FIRST_KEPT_FRESH_S = 5.0
+"""How long the first offset of a sealed queue is believed."""
+
+FIRST_KEPT_MAX = 10_000
+"""Sealed queues of which it is remembered."""
 
 CALL_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
@@ -72,6 +79,7 @@ class PeerBroker:
         self._number = 0
         self._waiting: deque[_Call] = deque()
         self._waiting_bytes = 0
+        self._first_kept: dict[QueueKey, tuple[int, float]] = {}  # and until when it is believed
         self._sending: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession
@@ -99,6 +107,16 @@ class PeerBroker:
     def name(self) -> str:
         """See `Broker.name`."""
         return self._name
+
+    def reach_at(self, address: str) -> None:
+        """The node has been started again, and is at another address of the same kind (TCP)."""
+        if self._path is None:
+            self._url = address.rstrip("/") + PATH
+
+    async def look_at_topic(self, name: str) -> None:
+        """Have the other node look at a topic that was made, changed or deleted, in the metadata: it need not wait
+        until its watch has come round. Raises as `bounds`."""
+        await self._look("look_at_topic", {"name": name})
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -227,6 +245,18 @@ class PeerBroker:
         head = {"queue": queue, "time_ms": time_ms, "boundary": boundary.value}
         answered, _ = await self._look("offset_for_time", head)
         return int(answered["offset"])
+
+    async def first_kept(self, queue: QueueKey) -> int:
+        """See `Broker.first_kept`. It only rises, as records expire."""
+        now_s = asyncio.get_running_loop().time()
+        first, until_s = self._first_kept.get(queue, (0, 0.0))
+        if now_s >= until_s:
+            with suppress(BrokerUnreachable):
+                first = (await self.bounds(queue)).min_offset
+            if len(self._first_kept) >= FIRST_KEPT_MAX:
+                self._first_kept.clear()
+            self._first_kept[queue] = first, now_s + FIRST_KEPT_FRESH_S
+        return first
 
     def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`. At first, and after the other node could not be reached, all queues are told."""

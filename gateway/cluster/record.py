@@ -33,6 +33,9 @@ import orjson
 
 VERSION = 1
 
+NODE_NAME_CHARS_MAX = 32
+"""Of the name of a node, which is that of its broker."""
+
 SEGMENTS_MAX = 4096
 """Segments of one partition: the record of so many has 700 kB, within one value of the metadata."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gateway.api.quotas import TopicQuota
+from gateway.brokers.base import ALONE
 from gateway.brokers.local import LocalBroker
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
@@ -17,26 +19,64 @@ from timer.service import TimerService
 
 log = logging.getLogger(__name__)
 
-BROKER_NAME = "local"
+BROKER_NAME = ALONE
+
+
+class Topics(Protocol):
+    """Who makes and changes topics: the embedded broker, or the cluster it belongs to."""
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: TopicConfig | None = None,
+        json_keys: KeyForm | None = None,
+        is_own: bool = False,
+    ) -> TopicView:
+        """See `LocalBroker.create_topic`."""
+        ...
+
+    async def configure_topic(self, name: str, changes: Changes) -> TopicView:
+        """See `LocalBroker.configure_topic`."""
+        ...
+
+    async def grow_topic(self, name: str, partitions: int) -> TopicView:
+        """See `LocalBroker.grow_topic`."""
+        ...
+
+    async def delete_topic(self, name: str) -> None:
+        """See `LocalBroker.delete_topic`."""
+        ...
 
 
 class LocalAdmin:
     """Topics of the embedded broker, and whether it can take and deliver records. Fills `routes`, which the timer
-    delivers by."""
+    delivers by; of a node of a cluster (`name`) the cluster does that, once `topics` is its."""
 
-    def __init__(self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable) -> None:
+    def __init__(
+        self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable, *, name: str = BROKER_NAME
+    ) -> None:
         self.routes = routes
         self._quota = TopicQuota(limits, self.routes)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 
-        self.broker = LocalBroker(store, timer, name=BROKER_NAME, on_topic=self._add_routes, on_deleted=self._remove)
+        is_alone = name == BROKER_NAME
+        self.broker = LocalBroker(
+            store,
+            timer,
+            name=name,
+            on_topic=self._add_routes if is_alone else _ignore,
+            on_deleted=self._remove if is_alone else _ignore,
+        )
+        self.topics: Topics = self.broker
         self._timer = timer
         self.timer_failure: str | None = None
         """Why no delayed record is delivered until a restart; None: they are."""
 
         for topic in store.topics():
-            if not topic.is_system:
+            if is_alone and not topic.is_system:
                 self._add_routes(topic)
 
     def _add_routes(self, topic: TopicView) -> None:
@@ -50,7 +90,7 @@ class LocalAdmin:
     async def create_own_topic(self, name: str, partitions: int) -> TopicView:
         """See `gateway.groups.coordinator.context.OwnTopics`."""
         try:
-            return await self.broker.create_topic(name, partitions, is_own=True)
+            return await self.topics.create_topic(name, partitions, is_own=True)
         except TopicExists:
             return self.routes.topic(name)
 
@@ -60,21 +100,21 @@ class LocalAdmin:
         """See `gateway.api.topics.TopicAdmin`."""
         is_there = name in self.routes
         with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
-            return await self.broker.create_topic(name, partitions, config=config, json_keys=json_keys)
+            return await self.topics.create_topic(name, partitions, config=config, json_keys=json_keys)
 
     async def configure_topic(self, name: str, changes: Changes) -> TopicView:
         """See `gateway.api.topics.TopicAdmin`."""
-        return await self.broker.configure_topic(name, changes)
+        return await self.topics.configure_topic(name, changes)
 
     async def grow_topic(self, name: str, partitions: int) -> TopicView:
         """See `gateway.api.topics.TopicAdmin`."""
         more = partitions - self.routes.topic(name).partitions
         with self._quota.room_for(topics=0, partitions=max(0, more)):
-            return await self.broker.grow_topic(name, partitions)
+            return await self.topics.grow_topic(name, partitions)
 
     async def delete_topic(self, name: str) -> None:
         """See `gateway.api.topics.TopicAdmin`."""
-        await self.broker.delete_topic(name)
+        await self.topics.delete_topic(name)
 
     def brokers(self) -> Sequence[str]:
         """See `gateway.api.topics.TopicAdmin`."""
@@ -95,3 +135,7 @@ class LocalAdmin:
             cause = failures.exceptions[0]
             log.error("timer stopped, delayed records wait for a restart error=%r", cause, exc_info=cause)
             self.timer_failure = f"the timer has stopped: {type(cause).__name__}"
+
+
+def _ignore(_: TopicView) -> None:
+    """The cluster tells of topics."""

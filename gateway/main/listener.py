@@ -174,7 +174,8 @@ def fast_path_of(gateway: Gateway, request_ids: RequestIds) -> FastPath:
             V2Records(gateway.limits), PlainMessages(gateway.limits), plain_lines(gateway), plain_records(gateway)
         ),
         batches=(V2Batches(),),
-        calls=(PlainReceives(gateway), PlainAcks(gateway)),
+        # A group of a cluster may belong to another node, which the normal path asks.
+        calls=(PlainReceives(gateway), PlainAcks(gateway)) if gateway.cluster is None else (),
     )  # fmt: skip
 
 

@@ -241,6 +241,20 @@ ROUTES: tuple[Row, ...] = (
     _patch(_NATIVE, "change_topic", topics.change_topic, Permission.CREATE, action="topic.alter"),
     _post("/admin/topics", "admin_create_topic", topics.admin_create_topic, Permission.CREATE, action="topic.create"),
     _delete(_NATIVE, "delete_topic", topics.delete_topic, Permission.DELETE, action="topic.delete"),
+    _get(
+        f"{_NATIVE}/routes",
+        "list_topic_routes",
+        brokers.list_topic_routes,
+        Permission.OPERATE,
+        queries.TopicRoutesQuery,
+    ),
+    _post(
+        f"{_NATIVE}/partitions/{{partition}}/move",
+        "move_partition",
+        brokers.move_partition,
+        Permission.OPERATE,
+        action="partition.move",
+    ),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, queries.OffsetsQuery),
     _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, queries.SendRawQuery),
     _post(

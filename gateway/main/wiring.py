@@ -31,11 +31,14 @@ from gateway.api.read import Consumer
 from gateway.api.recurring import SentPlacing
 from gateway.api.trail import Trail
 from gateway.auth.administration import AccessFiles
+from gateway.cluster.members import check_alone
+from gateway.cluster.node import ClusterNode
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
+from gateway.main.clustering import belonging, checked, clustered, trusting_own
 from gateway.main.file_handles import within_handles
 from gateway.main.identity import cluster_id
 from gateway.main.listener import (
@@ -77,6 +80,7 @@ from gateway.surfaces.http.admission import rates_of
 from gateway.surfaces.http.application import uses_c_parser
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
+from gateway.surfaces.http.forwarding import Forwarder
 from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.kafka.server import serving_kafka
 from gateway.surfaces.native.access import ACCESS_FILES
@@ -99,8 +103,8 @@ _GC_ALLOCATIONS = 50_000
 async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> None:
     """Run a server until SIGTERM or SIGINT. `announce` gets its URL once it accepts connections.
 
-    Raises StoreLocked, Corrupt, PolicyError, TlsError, or OSError when it cannot start; an ExceptionGroup when one of
-    its tasks died.
+    Raises StoreLocked, Corrupt, CannotJoin, MetadataError, ConfigError, PolicyError, TlsError, or OSError when it
+    cannot start; an ExceptionGroup when one of its tasks died.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -154,19 +158,47 @@ async def run(
     async with AsyncExitStack() as parts:
         parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config.host, config.port))
+        is_node = config.cluster.node is not None
+        if is_node:
+            checked(config.cluster)
+            own = config.cluster
+            internal = parts.enter_context(bound_socket(own.internal_host, own.internal_port))
         kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
+            if not is_node:
+                check_alone(config.data, files)
+            name = config.cluster.node or BROKER_NAME
             routes = RouteTable(TABLES[config.latency_penalties])
-            routes.rooms[BROKER_NAME] = config.room
-            timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock))
+            routes.rooms[name] = config.room
+            timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock, own=name))
             store.pin(lambda: timer.needed_position)
-            admin = LocalAdmin(store, timer, config.limits, routes)
+            admin = LocalAdmin(store, timer, config.limits, routes, name=name)
+            node: ClusterNode | None = None
+            if is_node:
+                node = await parts.enter_async_context(
+                    clustered(
+                        config,
+                        store,
+                        admin,
+                        clock,
+                        listener=listener,
+                        internal=internal,
+                        tls=tls,
+                        progress=progress,
+                        stopping=stopping,
+                    )
+                )
             trail = Trail(config.data, files, clock, monotonic_s=time.monotonic)
             parts.push_async_callback(trail.close)
             gateway, groups = build_gateway(config, store, timer, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
+            if node is not None:
+                gateway = await belonging(gateway, groups, node)
+                forwarder = Forwarder(node, trusting_own(config.tls))
+                parts.push_async_callback(forwarder.close)
+                gateway = replace(gateway, forwarder=forwarder)
             recurring = build_recurring(gateway, store, admin)
             await parts.enter_async_context(_opened_recurring(recurring, store))
         kafka_addresses = {name: address_of(bound) for name, bound in kafka_sockets.items()}
@@ -202,6 +234,8 @@ async def run(
                 tasks.create_task(readings.run(), name="disk"),
                 tasks.create_task(figures.run(), name="figures"),
             ]
+            if node is not None:
+                running.append(tasks.create_task(node.run(), name="cluster"))
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             async with (
@@ -313,7 +347,7 @@ def build_recurring(gateway: Gateway, store: Store, admin: LocalAdmin) -> Recurr
         store.files,
         admin.broker,
         store,
-        RoutedPartitions(admin.routes, own=BROKER_NAME),
+        RoutedPartitions(admin.routes, own=admin.broker.name),
         gateway.clock,
         placing=SentPlacing(gateway.producer, admin.routes),
         count_max=gateway.limits.recurring_max,
@@ -346,9 +380,9 @@ async def _opened_store(
 
 @asynccontextmanager
 async def _opened_timer(
-    config: GatewayConfig, store: Store, routes: RouteTable, files: Files, clock: Clock
+    config: GatewayConfig, store: Store, routes: RouteTable, files: Files, clock: Clock, *, own: str
 ) -> AsyncIterator[TimerService]:
-    partitions = RoutedPartitions(routes, own=BROKER_NAME)
+    partitions = RoutedPartitions(routes, own=own)
     timer = TimerService(config.timer, store, files, clock, partitions=partitions)
     await timer.start()
     try:

@@ -118,6 +118,10 @@ class Routes(Protocol):
         called."""
         ...
 
+    async def refresh(self, topic: str, partition: int) -> None:
+        """Look where a partition is now, if somebody knows better than this table; as far as it can be told."""
+        ...
+
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:
         """The partition that a queue is part of, and its offset for one of the queue's. Raises UnknownQueue."""
         ...

@@ -9,6 +9,8 @@ several, or with a queue that held something else before:
                    first, what is before that is not shown any more either
     a time         is searched for segment by segment; the last record up to a time is the one before the first record
                    behind it
+    retention      of sealed segments is told by `Broker.first_kept`, also while their broker cannot be reached: so what
+                   is behind them can be read, and they themselves are an error, never skipped
 
 Errors are those of the brokers, and UnknownQueue.
 """
@@ -116,17 +118,19 @@ def _is_whole(chain: Sequence[Route]) -> bool:
 
 
 async def _bounds(chain: Sequence[Route]) -> Bounds:
-    high = 0
-    for segment in reversed(chain):
-        own = await segment.broker.bounds(segment.queue)
-        low = max(own.min_offset, segment.physical_start)
-        if segment.physical_end is None:
-            high = segment.to_logical(max(own.max_offset, segment.physical_start))
-        else:
-            low = min(low, segment.physical_end)
-        if low > segment.physical_start:
-            break
-    return Bounds(segment.to_logical(low), high)
+    last = chain[-1]
+    own = await last.broker.bounds(last.queue)
+    low = max(own.min_offset, last.physical_start)
+    first = last.to_logical(low)
+    high = last.to_logical(max(own.max_offset, last.physical_start))
+    if low == last.physical_start:
+        for segment in reversed(chain[:-1]):
+            assert segment.physical_end is not None
+            low = min(max(await segment.broker.first_kept(segment.queue), segment.physical_start), segment.physical_end)
+            first = segment.to_logical(low)
+            if low > segment.physical_start:
+                break
+    return Bounds(first, high)
 
 
 def _shifted(entry: Entry, shift: int) -> Entry:

@@ -18,7 +18,7 @@ logical and physical offsets are the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain as chained
 from operator import attrgetter
@@ -78,6 +78,9 @@ class RouteTable:
         self._watching: dict[tuple[str, int | None], dict[object, Callable[[], None]]] = {}
         self.partition_count = 0
         """Partitions of all topics."""
+
+        self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
+        """Looks where a partition is now, and sets its chain; None: nobody knows better than this table."""
 
     def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue
@@ -169,6 +172,11 @@ class RouteTable:
                     del self._watching[key]
 
         return forget
+
+    async def refresh(self, topic: str, partition: int) -> None:
+        """See `Routes.refresh`."""
+        if self.refresh_by is not None:
+            await self.refresh_by(topic, partition)
 
     def _wake(self, topic: str, partitions: Iterable[int]) -> None:
         changed: list[int | None] = list(partitions)

@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Literal, NamedTuple, get_args, get_origin
 
 from gateway.auth.config import AuthConfig
+from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import GatewayConfig, Plain, known_settings, plain, settings_of, variable_of
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.limits import Limits
@@ -52,6 +53,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "auth": (AuthConfig, "Authentication: `[auth]`"),
     "tls": (TlsConfig, "TLS: `[tls]`"),
     "kafka": (KafkaConfig, "Kafka clients: `[kafka]`"),
+    "cluster": (ClusterConfig, "Several nodes: `[cluster]`"),
     "limits": (Limits, "Limits: `[limits]`"),
 }
 

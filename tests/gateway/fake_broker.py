@@ -202,6 +202,9 @@ class FakeBroker:
         self.sealed.add(queue)
         return self._bounds(queue).max_offset
 
+    async def first_kept(self, queue: QueueKey) -> int:
+        return self._bounds(queue).min_offset
+
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         self.min_offsets[queue] = max(before_offset, self.min_offsets.get(queue, 0))
 

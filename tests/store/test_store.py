@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from threading import Event
 import pytest
 
 from store import Store, StoreConfig
-from store.errors import StoreLocked, StoreStopped, UnknownQueue
+from store.errors import IllegalTopic, StoreLocked, StoreStopped, UnknownQueue
 from store.files import OsFiles
 from store.index.file import FileConsumeQueues
 from store.limits import KiB, MiB
@@ -21,7 +22,7 @@ from store.log.entry import ALIGNMENT, entry_bytes
 from store.offline.verify import verify
 from store.record_batch import Record, encode
 from store.store import CHECKPOINT_STEPS_MAX, FLUSHED_FILE_LOG_BYTES, INLINE_READ_BYTES_MAX
-from store.topics import META_QUEUE, TIMER_QUEUE
+from store.topics import META_QUEUE, TIMER_QUEUE, KeyForm, Topic, TopicConfig
 from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk, SimFile
@@ -286,6 +287,28 @@ async def test_two_processes_cannot_open_one_directory() -> None:
             await open_store(disk)
     async with opened(disk):
         pass
+
+
+async def test_a_topic_that_was_made_elsewhere_is_here_as_it_is_there() -> None:
+    disk = SimDisk()
+    wanted = Topic(40, "orders", 2, 7, TopicConfig(max_message_bytes=100), KeyForm.CONFLUENT)
+    async with opened(disk) as store:
+        own = await queue_of(store, "orders")
+        await put(store, own, b"of another topic of this name")
+        assert await store.put_topic(wanted) == wanted
+        assert store.next_topic_id == 41
+        with pytest.raises(UnknownQueue):
+            store.bounds(own)
+        await put(store, QueueKey(40, 1), b"1")
+        grown = replace(wanted, partitions=3, config=TopicConfig())
+        assert await store.put_topic(grown) == grown == await store.put_topic(grown)
+        with pytest.raises(IllegalTopic):
+            await store.put_topic(wanted)
+    disk.kill()
+    async with opened(disk) as store:
+        assert store.topic("orders") == grown
+        assert await values_of(store, QueueKey(40, 1)) == [b"1"]
+        assert store.next_topic_id == 41
 
 
 async def test_a_deleted_topic_that_is_made_again_is_empty() -> None:

@@ -156,12 +156,17 @@ class ListQuery(Shape):
     cursor: ListCursor | None = None
 
 
-class ListRoutesQuery(Shape):
+class TopicRoutesQuery(Shape):
+    """Which partitions of a topic, page by page."""
+
+    limit: ListRows | None = None
+    cursor: ListCursor | None = None
+
+
+class ListRoutesQuery(TopicRoutesQuery):
     """Which partitions, page by page."""
 
     topic: Topic | None = None
-    limit: ListRows | None = None
-    cursor: ListCursor | None = None
 
 
 class PointsQuery(Shape):

@@ -190,7 +190,7 @@ class Settings(Answer):
 # Where partitions are
 
 
-BrokerState = Literal["up", "avoided", "stopped"]
+BrokerState = Literal["up", "avoided", "stopped", "offline"]
 
 
 class ShownBroker(Part):
@@ -200,12 +200,19 @@ class ShownBroker(Part):
     kind: Annotated[Literal["embedded"], one_of("embedded", said="`embedded`: the store of this node.")]
     state: Annotated[
         BrokerState,
-        one_of("up", "avoided", "stopped", said="`avoided`: keyless records go elsewhere for a while; it was slow."),
+        one_of(
+            "up",
+            "avoided",
+            "stopped",
+            "offline",
+            said="`avoided`: keyless records go elsewhere for a while; it was slow. `offline`: its node is not there.",
+        ),
     ]
     reasons: Annotated[list[str], Meta(description="Why it takes no records.")]
     latency_ms: Annotated[float | None, Meta(description="Of sends lately, a moving mean; null: there was none.")]
     excluded_until_ms: Annotated[int | None, Meta(description="Until when it is avoided.")]
     partitions: Annotated[int, Meta(ge=0, description="Whose open segment is on it.")]
+    url: Annotated[str | None, Meta(description="Where clients reach its node; null: here.")]
 
 
 class BrokerList(Answer):
@@ -223,7 +230,7 @@ class ShownSegment(Part):
     state: Annotated[Literal["sealed", "open"], one_of("sealed", "open")]
 
 
-class ShownRoute(Part):
+class ShownRoute(Answer):
     """A partition."""
 
     topic: str

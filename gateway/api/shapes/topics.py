@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from gateway.api.shapes.base import OpenShape, Shape, chars, judged, up_to
 from gateway.api.shapes.schema import Schema, nullable
+from gateway.cluster.record import NODE_NAME_CHARS_MAX
 from gateway.errors import INVALID, MALFORMED
 from gateway.routing.select import SELECTORS
 from gateway.settings.limits import Limits
@@ -61,6 +62,15 @@ class TopicChangesBody(TopicSettings):
     """What is to change."""
 
     more = {"minProperties": 1, "examples": [{"partitions": 8}, {"retention_ms": None}]}
+
+
+class MovePartitionBody(Shape):
+    """Where a partition is to be."""
+
+    codes = {"to": INVALID}
+    more = {"examples": [{"to": "n2"}]}
+
+    to: Annotated[str, chars(NODE_NAME_CHARS_MAX, "A broker of the cluster, by name.")]
 
 
 def kafka_settings_schema(limits: Limits) -> dict[str, Schema]:

@@ -6,6 +6,7 @@ GroupError
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
 ├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
 ├── GroupFull           a limit of the group is reached: retry later or raise it                     (429)
+├── GroupElsewhere      it belongs to another node of the cluster: the message says where               (409)
 ├── GroupUnavailable     it is not known yet how far the group is: retry in a moment                 (503)
 └── IllegalRequest      the request breaks a rule; the message names it                              (422)
 """
@@ -39,6 +40,10 @@ class GroupFull(GroupError):
 
 class GroupUnavailable(GroupError):
     """Nobody can say now how far the group is; nothing may be concluded from it."""
+
+
+class GroupElsewhere(GroupError):
+    """The group belongs to another node of the cluster; that one is to be asked."""
 
 
 class IllegalRequest(GroupError):

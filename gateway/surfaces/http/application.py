@@ -28,6 +28,7 @@ from gateway.surfaces.http.auditing import audited, begun, note_error_code
 from gateway.surfaces.http.buffers_body import BuffersBody
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
+from gateway.surfaces.http.forwarding import forwarding
 from gateway.surfaces.http.origins import ORIGIN, Origins
 from gateway.surfaces.http.reading import Unread, give_back, read_body
 from gateway.surfaces.http.routes import Row, check_table
@@ -90,7 +91,7 @@ def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Orig
 
 
 def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
-    handler = row.handler
+    handler = forwarding(gateway, row.path, row.handler)
     admit = admission(gateway, row.path, row.permission, origins)
     rates = gateway.rates
     is_logged = gateway.config.access_log

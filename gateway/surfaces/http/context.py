@@ -6,10 +6,12 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from gateway.api.cluster import Cluster
 from gateway.api.connections import Connections
 from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
@@ -127,6 +129,14 @@ class GatewayStats:
     kafka: KafkaStats = field(default_factory=KafkaStats)
 
 
+class Forwards(Protocol):
+    """See `gateway/surfaces/http/forwarding.py`."""
+
+    async def answer(self, request: web.Request, body: bytes, node: str) -> web.Response:
+        """What a node of the cluster answers to this request. Raises RequestError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
     """The parts of one running server."""
@@ -165,6 +175,12 @@ class Gateway:
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
     figures: Figures = field(default_factory=no_figures)
     """What runs through the server, lately."""
+
+    cluster: Cluster | None = None
+    """What this node belongs to; None: it is alone."""
+
+    forwarder: Forwards | None = None
+    """Sends requests on to other nodes of the cluster."""
 
     searching: set[str] = field(default_factory=set)
     """Who looks through a topic now: once at a time."""

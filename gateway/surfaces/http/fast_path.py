@@ -115,6 +115,8 @@ class FastPath:
         self._asks = gateway.authenticator.is_required  # else everybody may do everything
         self._check_origin = origins.check
         self._producer = gateway.producer
+        # What is given back to the normal path is sent again: it must be certain that it was not stored.
+        self._only_on = None if gateway.cluster is None else gateway.cluster.name
         self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
         self._records, self._batch_forms, self._call_forms = records, batches, calls
@@ -239,7 +241,9 @@ class FastPath:
     def _begin(self, way: _Way, batch: _Batch) -> None:
         topic, partition, json_values, acks = way
         try:
-            begun = self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
+            begun = self._producer.begin(
+                topic, batch.records, partition=partition, json_values=json_values, acks=acks, only_on=self._only_on
+            )
         except Exception:  # nothing was stored; see `take`
             self._give_back(batch.waiting)
             return
@@ -277,7 +281,7 @@ class FastPath:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
-        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
+        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False, only_on=self._only_on)
         begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
 
     def _answer_batch(

@@ -26,12 +26,16 @@ class RecoveryProgress:
 
     done_bytes: int = 0
     total_bytes: int = 0
+    waits_for: str | None = None
+    """What the start waits for when the store is open."""
 
     def tell(self, done_bytes: int, total_bytes: int) -> None:
         """See `store.log.recovery.Progress`."""
         self.done_bytes, self.total_bytes = done_bytes, total_bytes
 
     def __str__(self) -> str:
+        if self.waits_for is not None:
+            return f"waiting for {self.waits_for}"
         if not self.total_bytes:
             return "recovering: opening the store"
         return f"recovering: {self.done_bytes} of at most {self.total_bytes} bytes of the log read"

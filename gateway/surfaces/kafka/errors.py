@@ -64,6 +64,7 @@ CODES: dict[type[Exception], int] = {
     groups.GroupActive: INCONSISTENT_PROTOCOL,
     groups.GroupFull: GROUP_MAX_SIZE_REACHED,
     groups.GroupUnavailable: NOT_COORDINATOR,  # not COORDINATOR_LOAD_IN_PROGRESS, which sarama does not know
+    groups.GroupElsewhere: NOT_COORDINATOR,
     groups.IllegalRequest: INVALID_REQUEST,
     groups.GroupError: UNKNOWN,
 }

@@ -9,11 +9,13 @@ from aiohttp import web
 
 from gateway.api.pages import read_place, write_place
 from gateway.api.shapes import server
-from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery
-from gateway.routing.base import Route, TopicView
-from gateway.surfaces.http.answers import json_answer, packed
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery, TopicRoutesQuery
+from gateway.api.shapes.topics import MovePartitionBody
+from gateway.cluster.mover import UnknownBroker
+from gateway.routing.base import Route, TopicView, UnknownPartition
+from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import read_query
+from gateway.surfaces.http.reading import partition_in, read_query, read_shape, topic_in
 from store.errors import UnknownQueue
 
 PARTITIONS_A_TURN = 2_000
@@ -39,13 +41,26 @@ async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.
             continue
     now_ms = perf_counter() * 1000
     rows = []
-    for name in sorted({*counts, *gateway.admin.brokers()}):
+    cluster = gateway.cluster
+    for name in sorted({*counts, *gateway.admin.brokers(), *(() if cluster is None else cluster.members)}):
         left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
         own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
+        member = None if cluster is None else cluster.members.get(name)
+        if cluster is not None and not cluster.is_there(name):
+            state = "offline"
         excluded_until_ms = round(gateway.clock.now_ms() + left_ms) if left_ms else None
         rows.append(
-            server.ShownBroker(name, "embedded", state, own_reasons, latency_ms, excluded_until_ms, counts.get(name, 0))
+            server.ShownBroker(
+                broker=name,
+                kind="embedded",
+                state=state,
+                reasons=own_reasons,
+                latency_ms=latency_ms,
+                excluded_until_ms=excluded_until_ms,
+                partitions=counts.get(name, 0),
+                url=None if member is None else member.url,
+            )
         )
     return json_answer(request, server.BrokerList(rows))
 
@@ -53,11 +68,39 @@ async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.
 async def list_routes(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """A page of partitions, by topic and number, with the segments of each: which broker has which of its offsets."""
     query = read_query(ListRoutesQuery, request, gateway)
+    return await _routes(gateway, request, query.topic, query.limit, query.cursor)
+
+
+async def list_topic_routes(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """A page of a topic's partitions, with the segments of each: which broker has which of its offsets."""
+    query = read_query(TopicRoutesQuery, request, gateway)
+    return await _routes(gateway, request, request.match_info["topic"], query.limit, query.cursor)
+
+
+async def move_partition(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Move a partition to a broker. Records that are sent meanwhile wait; offsets go on without a gap. Answered when it
+    is there; one that is there already stays."""
+    check_accept(request)
+    to = read_shape(MovePartitionBody, body, gateway).to
+    view, partition = topic_in(gateway, request), partition_in(request)
+    assert partition is not None
+    if partition >= view.partitions:
+        raise UnknownPartition
+    if gateway.cluster is not None:
+        await gateway.cluster.move(view.name, partition, to)
+    elif to not in gateway.admin.brokers():
+        raise UnknownBroker(f"there is no broker {to} here")
+    return json_answer(request, _route(gateway, view, partition))
+
+
+async def _routes(
+    gateway: Gateway, request: web.Request, topic: str | None, rows_max: int | None, cursor: str | None
+) -> web.StreamResponse:
     routes = gateway.routes_table
-    place = read_place(query.cursor, (str, int))
-    views = routes.topics() if query.topic is None else [routes.topic(query.topic)]
+    place = read_place(cursor, (str, int))
+    views = routes.topics() if topic is None else [routes.topic(topic)]
     total = sum(view.partitions for view in views)
-    limit = query.limit or PAGE_ROWS_DEFAULT
+    limit = rows_max or PAGE_ROWS_DEFAULT
     rows: list[server.ShownRoute] = []
     is_last = True
     for view in views:

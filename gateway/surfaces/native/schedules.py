@@ -39,6 +39,7 @@ from gateway.api.shapes.schedules import BatchBody, MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
+from gateway.codec.schedule_ids import split_node, with_node
 from gateway.codec.tags import SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, OVERLOADED, RequestError, bad_request, invalid
@@ -189,7 +190,7 @@ async def move_schedule(gateway: Gateway, request: web.Request, body: bytes) -> 
     schedule = await _changeable(gateway, request)
     due_ms = _due_ms(gateway, body)
     moved = _done(await request.app[SCHEDULES].move(schedule, due_ms)).schedule
-    return json_answer(request, answers.Moved(moved.text, moved.due_ms))
+    return json_answer(request, answers.Moved(_text(gateway, moved), moved.due_ms))
 
 
 async def fire_schedule(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -261,7 +262,7 @@ async def change_schedules(gateway: Gateway, request: web.Request, body: bytes) 
                 case "move":
                     assert due_ms is not None
                     moved = _done(await timer.move(schedule, due_ms)).schedule
-                    shown = {"new_schedule_id": moved.text, "deliver_at": moved.due_ms}
+                    shown = {"new_schedule_id": _text(gateway, moved), "deliver_at": moved.due_ms}
                 case _:
                     shown = asdict(_fired(gateway, _done(await timer.fire(schedule))))
         except TimeoutError:
@@ -316,6 +317,9 @@ async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None
 
 async def _named_id(gateway: Gateway, request: web.Request, named: str, needed: Permission) -> ScheduleId:
     """The schedule of an id, if the caller may do this to it. Raises RequestError."""
+    node, named = split_node(named)
+    if node is not None and (gateway.cluster is None or node != gateway.cluster.name):
+        raise RequestError(SCHEDULE_NOT_FOUND, f"This schedule belongs to node {node}: ask it by its own path.")
     try:
         schedule_id = decode_schedule_id(named)
     except ValueError:
@@ -431,6 +435,10 @@ async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) 
     return await timer.count(query)
 
 
+def _text(gateway: Gateway, schedule: ScheduleId) -> str:
+    return with_node(None if gateway.cluster is None else gateway.cluster.name, schedule.text)
+
+
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
     picked = schedule.record
     record = picked.record
@@ -440,7 +448,7 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
     )
     view = _topic_of(gateway, schedule.topic_id)
     row: dict[str, object] = {
-        "schedule_id": schedule.id.text,
+        "schedule_id": _text(gateway, schedule.id),
         "topic": None if view is None else view.name,
         "partition": schedule.partition,
         **(

@@ -231,6 +231,17 @@ _OPS: dict[str, Operation] = {
         answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
         errors=(*QUERY, 40050, *TOPIC),
     ),
+    "list_topic_routes": Operation(
+        tag="Operations",
+        answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, *TOPIC),
+    ),
+    "move_partition": Operation(
+        tag="Operations",
+        body=_body(ref("MovePartition")),
+        answers={200: _json("Where it is.", ref("ShownRoute"))},
+        errors=(400, 404, 422, *PARTITION, *WRITES),
+    ),
     "list_connections": Operation(
         tag="Operations",
         answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from aiohttp import web
 
@@ -34,16 +34,31 @@ FORGET_S = 60.0
 """Changes of a topic that nobody has asked for this long are not noted any more."""
 
 
+async def _nothing(_: object) -> None:
+    """Topics come from nowhere else."""
+
+
 class PeerService:
-    """Answers operations. `queues_of` names all queues of a topic."""
+    """Answers operations. `queues_of` names all queues of a topic. `know` learns of topics, by id, that other nodes may
+    have learned of before; it returns at once when it knows them all. `look_at` applies what the metadata says of a
+    topic, by name."""
 
     def __init__(
-        self, broker: Broker, secret: Secret, clock: Clock, *, queues_of: Callable[[int], Sequence[QueueKey]]
+        self,
+        broker: Broker,
+        secret: Secret,
+        clock: Clock,
+        *,
+        queues_of: Callable[[int], Sequence[QueueKey]],
+        know: Callable[[Collection[int]], Awaitable[None]] = _nothing,
+        look_at: Callable[[str], Awaitable[None]] = _nothing,
     ) -> None:
         self._broker = broker
         self._secret = secret
         self._clock = clock
         self._queues_of = queues_of
+        self._know = know
+        self._look_at = look_at
         self._seen = SeenRequests()
         self._changes: dict[int, _TopicChanges] = {}
         self.refused_count = 0
@@ -59,6 +74,7 @@ class PeerService:
             "export_ids": self._export_ids,
             "import_ids": self._import_ids,
             "expire_queue": self._expire_queue,
+            "look_at_topic": self._look_at_topic,
         }
 
     def application(self) -> web.Application:
@@ -105,6 +121,7 @@ class PeerService:
             (Acks(acks), [peer_wire.append_of(append, batches) for append in appends])
             for acks, appends in head["calls"]
         ]
+        await self._know({append.queue.topic_id for _, appends in calls for append in appends})
         begun = [self._begun(appends, acks) for acks, appends in calls]
         return peer_wire.pack({"calls": [await _outcome(each) for each in begun]})
 
@@ -113,6 +130,11 @@ class PeerService:
             return self._broker.begin_append(appends, acks=acks)
         except StoreError as error:
             return error
+
+    async def _queue_of(self, head: Head) -> QueueKey:
+        queue = QueueKey(*head["queue"])
+        await self._know((queue.topic_id,))
+        return queue
 
     async def _schedule(self, head: Head, batches: Batches) -> bytes:
         append = peer_wire.append_of(head["append"], batches)
@@ -123,7 +145,7 @@ class PeerService:
         tags = head.get("tags")
         return peer_wire.read_message(
             await self._broker.read(
-                QueueKey(*head["queue"]),
+                await self._queue_of(head),
                 head["offset"],
                 max_bytes=min(head["max_bytes"], MESSAGE_BYTES_MAX),
                 end_offset=head["end"],
@@ -132,14 +154,16 @@ class PeerService:
         )
 
     async def _bounds(self, head: Head, _: Batches) -> bytes:
-        return peer_wire.pack({"bounds": await self._broker.bounds(QueueKey(*head["queue"]))})
+        queue = await self._queue_of(head)
+        return peer_wire.pack({"bounds": await self._broker.bounds(queue)})
 
     async def _offset_for_time(self, head: Head, _: Batches) -> bytes:
-        queue, boundary = QueueKey(*head["queue"]), Boundary(head["boundary"])
+        queue, boundary = await self._queue_of(head), Boundary(head["boundary"])
         return peer_wire.pack({"offset": await self._broker.offset_for_time(queue, head["time_ms"], boundary)})
 
     async def _create_queue(self, head: Head, _: Batches) -> bytes:
-        await self._broker.create_queue(QueueKey(*head["queue"]))
+        queue = await self._queue_of(head)
+        await self._broker.create_queue(queue)
         return peer_wire.pack({})
 
     async def _seal_queue(self, head: Head, _: Batches) -> bytes:
@@ -158,10 +182,15 @@ class PeerService:
         await self._broker.expire_queue(QueueKey(*head["queue"]), head["before"])
         return peer_wire.pack({})
 
+    async def _look_at_topic(self, head: Head, _: Batches) -> bytes:
+        await self._look_at(str(head["name"]))
+        return peer_wire.pack({})
+
     async def _changed(self, head: Head, _: Batches) -> bytes:
         """Which queues of a topic have got records since a number, and their ends, waiting for the first; all of them
         for who has no number of ours. Raises UnknownQueue when the topic is gone."""
         topic_id = int(head["topic_id"])
+        await self._know((topic_id,))
         queues = self._queues_of(topic_id)
         now_s = asyncio.get_running_loop().time()
         for idle in [each for each in self._changes.values() if not each.waiting and now_s - each.asked_s > FORGET_S]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from gateway.api.cluster import broker_numbers, leader_of
 from gateway.api.shapes import answers
 from gateway.codec.topic_configs import kafka_configs
 from gateway.errors import TOPIC_METADATA_NOT_FOUND, RequestError
-from gateway.routing.base import UnknownPartition
+from gateway.routing.base import TopicView, UnknownPartition
 from gateway.surfaces.http.answers import v2_answer
 from gateway.surfaces.http.caller import visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in, topic_in
 from store.errors import UnknownQueue
 
-_BROKER_ID = 0  # one broker answers for all partitions
-
 
 async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The broker ids of the REST Proxy's metadata."""
-    return v2_answer(request, answers.Brokers([_BROKER_ID]))
+    return v2_answer(request, answers.Brokers(broker_numbers(gateway.cluster)))
 
 
 async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -33,14 +32,14 @@ async def topic_metadata(gateway: Gateway, request: web.Request, _: bytes) -> we
         view = topic_in(gateway, request)
     except UnknownQueue:
         raise RequestError(TOPIC_METADATA_NOT_FOUND, "Topic not found.") from None
-    rows = [_partition(number) for number in range(view.partitions)]
+    rows = [_partition(gateway, view, number) for number in range(view.partitions)]
     return v2_answer(request, answers.TopicMetadata(view.name, kafka_configs(view.config), rows))
 
 
 async def partitions(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The partitions of a topic."""
     view = topic_in(gateway, request)
-    return v2_answer(request, [_partition(number) for number in range(view.partitions)])
+    return v2_answer(request, [_partition(gateway, view, number) for number in range(view.partitions)])
 
 
 async def partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -50,7 +49,7 @@ async def partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     assert number is not None
     if number >= view.partitions:
         raise UnknownPartition
-    return v2_answer(request, _partition(number))
+    return v2_answer(request, _partition(gateway, view, number))
 
 
 async def partition_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -61,6 +60,6 @@ async def partition_offsets(gateway: Gateway, request: web.Request, _: bytes) ->
     return v2_answer(request, answers.PartitionOffsets(bounds.min_offset, bounds.max_offset))
 
 
-def _partition(number: int) -> answers.PartitionMetadata:
-    replica = answers.Replica(_BROKER_ID, leader=True, in_sync=True)
-    return answers.PartitionMetadata(number, _BROKER_ID, [replica])
+def _partition(gateway: Gateway, view: TopicView, number: int) -> answers.PartitionMetadata:
+    leader = leader_of(gateway.cluster, gateway.routes_table, view.name, number)
+    return answers.PartitionMetadata(number, leader, [answers.Replica(leader, leader=True, in_sync=True)])

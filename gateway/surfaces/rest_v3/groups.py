@@ -7,6 +7,7 @@ from typing import Literal
 
 from aiohttp import web
 
+from gateway.api.cluster import own_number
 from gateway.api.shapes.v3 import (
     V3Assignment,
     V3Assignments,
@@ -26,7 +27,7 @@ from gateway.surfaces.http.answers import json_answer
 from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
-from gateway.surfaces.rest_v3.resources import BROKER_ID, Links, links
+from gateway.surfaces.rest_v3.resources import Links, links
 
 ROWS_PER_TURN = 500
 
@@ -42,14 +43,14 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     to = links(gateway, request)
     access = access_of(request)
     views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
-    rows = [_group_row(to, gateway.groups.describe(view.group)) for view in views]
+    rows = [_group_row(gateway, to, gateway.groups.describe(view.group)) for view in views]
     return json_answer(request, V3Groups(to.page("consumer-groups"), rows))
 
 
 async def get_group(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One consumer group."""
     to = links(gateway, request)
-    return json_answer(request, _group_row(to, _described(gateway, request)))
+    return json_answer(request, _group_row(gateway, to, _described(gateway, request)))
 
 
 async def list_consumers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -164,7 +165,7 @@ def _no_lag() -> RequestError:
     return RequestError(404, "Consumer group lag not found: nothing is committed there.")
 
 
-def _group_row(to: Links, group: GroupDescription) -> V3Group:
+def _group_row(gateway: Gateway, to: Links, group: GroupDescription) -> V3Group:
     view: GroupView = group.view
     path = ["consumer-groups", view.group]
     return V3Group(
@@ -173,7 +174,7 @@ def _group_row(to: Links, group: GroupDescription) -> V3Group:
         is_simple=view.member_count == 0,
         partition_assignor=group.config.strategy or "",
         state=_STATES[view.state],
-        coordinator=to.related("brokers", BROKER_ID),
+        coordinator=to.related("brokers", own_number(gateway.cluster)),
         consumer=to.related(*path, "consumers"),
         consumers=to.related(*path, "consumers"),
         lag_summary=to.related(*path, "lag-summary"),

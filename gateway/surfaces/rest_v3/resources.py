@@ -1,8 +1,8 @@
 """The REST Proxy's v3 API, the part that its clients use: clusters, brokers, topics, settings, partitions.
 
 Paths begin with `/v3` (or `/kafka/v3`). A resource has `kind` and `metadata`; a list has its resources in `data`, in
-one page. There is one cluster, whose id is the data directory's, and one broker, 0. Sending is in records.py, groups
-are in groups.py.
+one page. There is one cluster, whose id is the data directory's (of several nodes, that of the first), and one broker a
+node, 0 when it is alone. Sending is in records.py, groups are in groups.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 from msgspec import to_builtins
+from yarl import URL
 
+from gateway.api.cluster import broker_numbers, leader_of
 from gateway.api.shapes.base import load
 from gateway.api.shapes.topics import (
     V3ConfigChangesBody,
@@ -51,8 +53,6 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, partition_in
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.topics import Changes, TopicConfig
-
-BROKER_ID = 0
 
 
 @lru_cache(maxsize=4096)
@@ -102,29 +102,30 @@ def links(gateway: Gateway, request: web.Request) -> Links:
 async def list_clusters(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The one cluster. Clients ask for it first, to learn its id."""
     to = links(gateway, request)
-    return json_answer(request, V3Clusters(PageMetadata(to.to()), [_cluster(to)]))
+    return json_answer(request, V3Clusters(PageMetadata(to.to()), [_cluster(gateway, to)]))
 
 
 async def get_cluster(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The cluster."""
-    return json_answer(request, _cluster(links(gateway, request)))
+    return json_answer(request, _cluster(gateway, links(gateway, request)))
 
 
 async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """The one broker."""
+    """All brokers."""
     to = links(gateway, request)
-    return json_answer(request, V3Brokers(to.page("brokers"), [_broker(to, request)]))
+    rows = [_broker(gateway, to, request, number) for number in broker_numbers(gateway.cluster)]
+    return json_answer(request, V3Brokers(to.page("brokers"), rows))
 
 
 async def get_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """A broker by its id."""
-    to = _checked_broker(gateway, request)
-    return json_answer(request, _broker(to, request))
+    to, broker_id = _checked_broker(gateway, request)
+    return json_answer(request, _broker(gateway, to, request, broker_id))
 
 
 async def list_broker_configs(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """What holds for topics that chose nothing, under Kafka's names."""
-    to = _checked_broker(gateway, request)
+    to, broker_id = _checked_broker(gateway, request)
     retention_ms = gateway.config.store.retention_ms
     values = {
         "log.retention.ms": str(-1 if retention_ms is None else retention_ms),
@@ -133,23 +134,23 @@ async def list_broker_configs(gateway: Gateway, request: web.Request, _: bytes) 
     }
     rows = [
         V3BrokerConfig(
-            *to.at(["brokers", BROKER_ID, "configs", name], f"/broker={BROKER_ID}/config={name}"),
+            *to.at(["brokers", broker_id, "configs", name], f"/broker={broker_id}/config={name}"),
             name=name,
             value=value,
             is_read_only=True,
             source="DEFAULT_CONFIG",
             is_default=True,
-            broker_id=BROKER_ID,
+            broker_id=broker_id,
         )
         for name, value in values.items()
     ]
-    return json_answer(request, V3BrokerConfigs(to.page("brokers", BROKER_ID, "configs"), rows))
+    return json_answer(request, V3BrokerConfigs(to.page("brokers", broker_id, "configs"), rows))
 
 
-def _cluster(to: Links) -> V3Cluster:
+def _cluster(gateway: Gateway, to: Links) -> V3Cluster:
     return V3Cluster(
         *to.at([], ""),
-        controller=to.related("brokers", BROKER_ID),
+        controller=to.related("brokers", broker_numbers(gateway.cluster)[0]),
         acls=to.related("acls"),
         brokers=to.related("brokers"),
         broker_configs=to.related("broker-configs"),
@@ -159,22 +160,26 @@ def _cluster(to: Links) -> V3Cluster:
     )
 
 
-def _broker(to: Links, request: web.Request) -> V3Broker:
+def _broker(gateway: Gateway, to: Links, request: web.Request, broker_id: int) -> V3Broker:
+    member = gateway.cluster and next(one for one in gateway.cluster.members.values() if one.number == broker_id)
+    url = URL(member.url) if member else request.url
     return V3Broker(
-        *to.at(["brokers", BROKER_ID], f"/broker={BROKER_ID}"),
-        broker_id=BROKER_ID,
-        host=request.url.host,
-        port=request.url.port,
-        configs=to.related("brokers", BROKER_ID, "configs"),
-        partition_replicas=to.related("brokers", BROKER_ID, "partition-replicas"),
+        *to.at(["brokers", broker_id], f"/broker={broker_id}"),
+        broker_id=broker_id,
+        host=url.host,
+        port=url.port,
+        configs=to.related("brokers", broker_id, "configs"),
+        partition_replicas=to.related("brokers", broker_id, "partition-replicas"),
     )
 
 
-def _checked_broker(gateway: Gateway, request: web.Request) -> Links:
+def _checked_broker(gateway: Gateway, request: web.Request) -> tuple[Links, int]:
     to = links(gateway, request)
-    if request.match_info["broker"] != str(BROKER_ID):
-        raise RequestError(404, f"Broker not found. The one here is {BROKER_ID}.")
-    return to
+    numbers = broker_numbers(gateway.cluster)
+    for number in numbers:
+        if request.match_info["broker"] == str(number):
+            return to, number
+    raise RequestError(404, f"Broker not found. Those here are {', '.join(map(str, numbers))}.")
 
 
 # ---------------------------------------------------------------------------------------------- topics
@@ -367,14 +372,14 @@ async def list_partitions(gateway: Gateway, request: web.Request, _: bytes) -> w
     """The partitions of a topic."""
     to = links(gateway, request)
     view = topic_of(gateway, request)
-    rows = [_partition_row(to, view, number) for number in range(view.partitions)]
+    rows = [_partition_row(gateway, to, view, number) for number in range(view.partitions)]
     return json_answer(request, V3Partitions(to.page("topics", view.name, "partitions"), rows))
 
 
 async def get_partition(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One partition."""
     to = links(gateway, request)
-    return json_answer(request, _partition_row(to, *_partition(gateway, request)))
+    return json_answer(request, _partition_row(gateway, to, *_partition(gateway, request)))
 
 
 async def get_partition_offset(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -402,12 +407,13 @@ async def list_replicas(gateway: Gateway, request: web.Request, _: bytes) -> web
     to = links(gateway, request)
     view, number = _partition(gateway, request)
     path = ["topics", view.name, "partitions", number, "replicas"]
+    broker_id = leader_of(gateway.cluster, gateway.routes_table, view.name, number)
     replica = V3Replica(
-        *to.at([*path, BROKER_ID], f"/topic={view.name}/partition={number}/replica={BROKER_ID}"),
+        *to.at([*path, broker_id], f"/topic={view.name}/partition={number}/replica={broker_id}"),
         topic_name=view.name,
         partition_id=number,
-        broker_id=BROKER_ID,
-        broker=to.related("brokers", BROKER_ID),
+        broker_id=broker_id,
+        broker=to.related("brokers", broker_id),
     )
     return json_answer(request, V3Replicas(to.page(*path), [replica]))
 
@@ -421,13 +427,14 @@ def _partition(gateway: Gateway, request: web.Request) -> tuple[TopicView, int]:
     return view, number
 
 
-def _partition_row(to: Links, view: TopicView, number: int) -> V3Partition:
+def _partition_row(gateway: Gateway, to: Links, view: TopicView, number: int) -> V3Partition:
     path = ["topics", view.name, "partitions", number]
+    leader = leader_of(gateway.cluster, gateway.routes_table, view.name, number)
     return V3Partition(
         *to.at(path, f"/topic={view.name}/partition={number}"),
         topic_name=view.name,
         partition_id=number,
-        leader=to.related(*path, "replicas", BROKER_ID),
+        leader=to.related(*path, "replicas", leader),
         replicas=to.related(*path, "replicas"),
         reassignment=to.related(*path, "reassignment"),
     )

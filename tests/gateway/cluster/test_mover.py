@@ -312,11 +312,11 @@ async def test_records_stay_in_order_once_and_all_while_partitions_move_and_the_
 async def test_partitions_move_between_nodes_over_http_while_all_send_and_read() -> None:
     async with asyncio.timeout(PATIENCE_S), cluster(partitions=2, is_remote=True) as made:
         acknowledged: dict[tuple[int, int], bytes] = {}
-        is_over = False
+        is_sending, is_over = True, False
 
         async def send(via: str, partition: int) -> None:
             number = 0
-            while not is_over:
+            while is_sending:
                 value = f"{via}-{partition}-{number}".encode()
                 offset = await made.send(via, value, partition)
                 assert acknowledged.setdefault((partition, offset), value) == value
@@ -334,14 +334,16 @@ async def test_partitions_move_between_nodes_over_http_while_all_send_and_read()
 
         followed: dict[tuple[str, int], list[bytes]] = {(via, part): [] for via in NAMES for part in (0, 1)}
         async with asyncio.TaskGroup() as work:
+            senders = [work.create_task(send(via, partition)) for via, partition in followed]
             for via, partition in followed:
-                work.create_task(send(via, partition))
                 work.create_task(follow(via, partition, followed[via, partition]))
             for to in ("n2", "n3", "n1", "n3", "n2"):
                 for partition in (0, 1):
                     await made.nodes[to].mover.move(made.topic.topic_id, partition, to)
                 count = len(acknowledged)
                 await until(lambda count=count: len(acknowledged) > count + 20, pause_s=0.001)  # type: ignore[misc]
+            is_sending = False
+            await asyncio.wait(senders)
             is_over = True
         for partition in (0, 1):
             theirs = {offset: value for (part, offset), value in acknowledged.items() if part == partition}

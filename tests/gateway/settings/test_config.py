@@ -143,3 +143,23 @@ def test_a_name_that_is_nearly_one_is_told_which(sources: dict[str, dict[str, ob
     with pytest.raises(ConfigError) as refusal:
         load(flags={"zzzz": 1})
     assert "mean" not in str(refusal.value)
+
+
+NODE = {"cluster.node": "n1", "cluster.etcd": ("http://127.0.0.1:2379",), "cluster.secret_file": Path("secret")}
+
+
+def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -> None:
+    assert build({"data": Path("d")}).cluster.node is None
+    config = build({"data": Path("d"), **NODE, "cluster.internal_port": "0"}).cluster
+    assert (config.node, config.etcd, config.internal_port) == ("n1", ("http://127.0.0.1:2379",), 0)
+    for changed, said in (
+        ({"cluster.etcd": ()}, "needs cluster.etcd"),
+        ({"cluster.secret_file": None}, "needs cluster.secret_file"),
+        ({"cluster.node": None}, "needs cluster.node"),
+        ({"cluster.etcd": ("127.0.0.1:2379",)}, "is no URL"),
+        ({"cluster.etcd_user": "root"}, "go together"),
+        ({"cluster.internal_port": 65536}, "internal_port"),
+    ):
+        given = {name: value for name, value in {"data": Path("d"), **NODE, **changed}.items() if value is not None}
+        with pytest.raises(ConfigError, match=said):
+            build(given)

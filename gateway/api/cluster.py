@@ -1,0 +1,81 @@
+"""What surfaces ask of the cluster that this node belongs to. A server that is alone has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from gateway.routing.base import Routes
+
+
+class MemberView(Protocol):
+    """One broker of the cluster."""
+
+    @property
+    def name(self) -> str:
+        """Its node's name."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """What APIs that count brokers know it by."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where clients reach its node."""
+        ...
+
+
+class Cluster(Protocol):
+    """The brokers of the cluster, moves, and what belongs to one node."""
+
+    @property
+    def name(self) -> str:
+        """This node's name."""
+        ...
+
+    @property
+    def members(self) -> Mapping[str, MemberView]:
+        """All brokers, by name."""
+        ...
+
+    def is_there(self, name: str) -> bool:
+        """Whether a broker's node runs, as far as its session tells."""
+        ...
+
+    async def move(self, topic: str, partition: int, to: str) -> object:
+        """Move a partition to a broker; durable on return. Raises UnknownQueue, UnknownPartition, UnknownBroker,
+        MoveConflict, and what brokers and metadata raise."""
+        ...
+
+    def owner(self, kind: str, name: str) -> str | None:
+        """The node to which a name of a kind (GROUPS, RECURRING) belongs; None: to none."""
+        ...
+
+    async def claim(self, kind: str, name: str) -> str:
+        """Likewise; to this node from now on, if it belonged to none. Raises Unavailable."""
+        ...
+
+
+GROUPS, RECURRING = "groups", "recurring"
+
+
+ALONE_NUMBER = 0
+"""The number of the broker of a server that is alone."""
+
+
+def broker_numbers(cluster: Cluster | None) -> list[int]:
+    """The numbers of all brokers, for APIs that count them."""
+    return [ALONE_NUMBER] if cluster is None else sorted(member.number for member in cluster.members.values())
+
+
+def own_number(cluster: Cluster | None) -> int:
+    """The number of this node's broker."""
+    return ALONE_NUMBER if cluster is None else cluster.members[cluster.name].number
+
+
+def leader_of(cluster: Cluster | None, routes: Routes, topic: str, partition: int) -> int:
+    """The number of the broker that takes a partition's records. Raises UnknownQueue."""
+    broker = routes.writable(topic, partition).broker.name
+    return ALONE_NUMBER if cluster is None else cluster.members[broker].number

@@ -1,0 +1,59 @@
+"""`mq partition`: move partitions between the brokers of a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+import typer
+from rich.progress import TextColumn
+
+from gateway.cli.client import JSON, Client, ask, path_segment
+from gateway.cli.complete import topic_names
+from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, print_json, progress
+from gateway.cli.topic import PATH, number_of_partitions
+
+app = typer.Typer(help="Move partitions between the brokers of a cluster.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Makes `move` a subcommand although it is the only one."""
+
+
+@app.command("move")
+def move(
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=topic_names)],
+    to: Annotated[str, typer.Option("--to", help="The broker that they are to be on.", show_default=False)],
+    partitions: Annotated[
+        list[int] | None, typer.Argument(help="Which.", show_default=False, metavar="[PARTITION]...")
+    ] = None,
+    is_all: Annotated[bool, typer.Option("--all", help="All partitions of the topic.")] = False,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Move partitions to a broker, one after the other. No record is copied: new ones go there, and those that are
+    stored stay where they are and are read from there. Sends wait for some milliseconds.
+
+    [b]Examples[/b]
+
+      mq partition move orders 3 --to n2
+      mq partition move orders --all --to n2
+    """
+    if bool(partitions) == is_all:
+        raise CliError("say which partitions, or --all", USAGE)
+
+    async def moved(client: Client) -> None:
+        numbers = partitions or range(await number_of_partitions(client, topic))
+        with progress(TextColumn("{task.completed:,.0f} of {task.total:,.0f} partitions")) as bar:
+            task = bar.add_task(f"moving to {to}", total=len(numbers))
+            for number in numbers:
+                path = f"{PATH}/{path_segment(topic)}/partitions/{number}/move"
+                route = await client.post(path, orjson.dumps({"to": to}), JSON)
+                bar.advance(task)
+                if as_json:
+                    print_json(route)
+                else:
+                    typer.echo(f"{topic} partition {number} is on {route['owner']}")
+
+    ask(url, moved)

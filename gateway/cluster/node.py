@@ -1,0 +1,511 @@
+"""One node of a cluster: it follows the metadata, keeps its own topics and routes as the metadata has them, knows the
+brokers of the other nodes, and changes topics and moves partitions for whoever asks.
+
+All of the metadata is watched at once, so changes come in the order in which they were made: a topic before the records
+of its partitions, a broker before the chains that name it. What this node changes itself it applies at once.
+
+    topic made           compare-and-set, then in the own store, then the nodes that are there are told to look. A node
+                         that is asked for a topic that it does not know yet reads the metadata first (`know`)
+    topic deleted        likewise; a node that was away deletes its queues when it is back
+    move left half way   finished by the target's node after FINISH_AFTER_S, by any other one after three times that,
+                         as soon as both brokers are there
+    segments expired     taken off the chain by the owner of the partition
+
+While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+
+import orjson
+
+from gateway.brokers.base import Broker
+from gateway.cluster.follower import ChainFollower
+from gateway.cluster.members import BROKERS, NODES, OWNERS, SESSION_TTL_MS, Member, decode_member
+from gateway.cluster.metadata import (
+    ABSENT,
+    CAS_KEYS_MAX,
+    Changes,
+    Listing,
+    Metadata,
+    MetadataError,
+    OutcomeUnknown,
+    Value,
+)
+from gateway.cluster.mover import PARTITIONS, Known, MoveConflict, Mover, UnknownBroker
+from gateway.cluster.peer import PeerBroker
+from gateway.cluster.peer_auth import Secret
+from gateway.cluster.record import PartitionState
+from gateway.cluster.topics import (
+    COUNTERS,
+    TOPICS,
+    Counters,
+    TopicRecord,
+    decode_counters,
+    decode_topic,
+    encode_counters,
+    encode_topic,
+    grown,
+    in_turn,
+    key_of_topic,
+    table_of,
+)
+from gateway.routing.base import UnknownPartition
+from gateway.routing.table import RouteTable, Segment
+from store import Store
+from store.clock import Clock
+from store.errors import StoreError, UnknownQueue
+from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, check_config
+from store.topics import Changes as TopicChanges
+from store.types import QueueKey
+from store.uncancelled import to_its_end
+
+log = logging.getLogger(__name__)
+
+TELL_TIMEOUT_S = 1.0
+"""How long whoever changed a topic waits for another node to look at it."""
+
+LOOK_INTERVAL_S = 1.0
+FINISH_AFTER_S = 5.0
+"""How long a move may take before another node takes it up. One takes milliseconds."""
+
+TRIM_INTERVAL_S = 60.0
+TRIES_MAX = 5
+"""Of a move that meets another one of the same partition."""
+
+RETRY_S = 1.0
+
+
+class ClusterNode:
+    """See the module. `begin`, then `run` until cancelled; `close` at the end. `on_topics` is called after topics came,
+    changed or went."""
+
+    def __init__(
+        self,
+        name: str,
+        metadata: Metadata,
+        broker: Broker,
+        secret: Secret,
+        store: Store,
+        routes: RouteTable,
+        clock: Clock,
+        *,
+        on_topics: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._metadata = metadata
+        self._own = broker
+        self._secret = secret
+        self._store = store
+        self._routes = routes
+        self._clock = clock
+        self._on_topics = on_topics
+        self._peers: dict[str, PeerBroker] = {}
+        self._opened = AsyncExitStack()
+        self._follower = ChainFollower(metadata, routes, self.broker_named)
+        self._mover = Mover(metadata, self.broker_named, clock, home=self._home)
+        self._topics: dict[str, TopicRecord] = {}
+        self._by_id: dict[int, TopicRecord] = {}
+        self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
+        self._turn = asyncio.Lock()  # of what changes topics here
+        self._owners: dict[str, str] = {}
+        self._nodes: set[str] = set()
+        self.cluster_id = ""
+        self.members: dict[str, Member] = {}
+        """All brokers of the cluster, by name."""
+
+    # ---- following -------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Know the cluster as it is now. Raises Unavailable."""
+        await self._see(await self._metadata.list(""))
+
+    async def run(self) -> None:
+        """Follow, and look after what was left half way, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="cluster")
+            tasks.create_task(self._look_after(), name="moves")
+
+    async def close(self) -> None:
+        """Leave the other nodes' brokers."""
+        await self._opened.aclose()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._metadata.watch("")) as watch:
+                    async for seen in watch:
+                        await self._see(seen)
+            except MetadataError as error:
+                log.error("metadata cannot be followed, trying again error=%s", error)
+            except (StoreError, UnknownBroker, OSError) as error:
+                log.error("what the metadata says cannot be applied, trying again error=%s", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _see(self, seen: Listing | Changes) -> None:
+        values = seen.values
+        if isinstance(seen, Listing):
+            self._owners = {key: _node_of(value.data) for key, value in seen.values.items() if key.startswith(OWNERS)}
+            self._nodes = {key.removeprefix(NODES) for key in values if key.startswith(NODES)}
+        for key, value in values.items():
+            if key.startswith(BROKERS) and value is not None:
+                await self._see_broker(key.removeprefix(BROKERS), value)
+            elif key.startswith(NODES):
+                (self._nodes.discard if value is None else self._nodes.add)(key.removeprefix(NODES))
+            elif key.startswith(OWNERS):
+                if value is None:
+                    self._owners.pop(key, None)
+                else:
+                    self._owners[key] = _node_of(value.data)
+        self._follower.see(seen)
+        async with self._turn:
+            await self._see_topics(seen)
+
+    async def _see_broker(self, name: str, value: Value) -> None:
+        try:
+            member = decode_member(name, value.data)
+        except ValueError as error:
+            log.error("broker not known broker=%s error=%s", name, error)
+            return
+        self.members[name] = member
+        if name == self.name:
+            return
+        if (peer := self._peers.get(name)) is not None:
+            peer.reach_at(member.address)
+            return
+        peer = PeerBroker(name, member.address, self._secret, self._clock)
+        self._peers[name] = await self._opened.enter_async_context(peer)
+        log.info("broker known broker=%s address=%s", name, member.address)
+
+    async def _see_topics(self, seen: Listing | Changes) -> None:
+        for key, value in seen.values.items():
+            if key.startswith(TOPICS):
+                await self._put_topic(key.removeprefix(TOPICS), value, seen.revision)
+        if isinstance(seen, Listing):
+            there = {key.removeprefix(TOPICS) for key in seen.values if key.startswith(TOPICS)}
+            own = {topic.name for topic in self._store.topics() if topic.topic_id >= FIRST_USER_TOPIC_ID}
+            for name in (own | self._topics.keys()) - there:
+                await self._put_topic(name, None, seen.revision)
+
+    async def _put_topic(self, name: str, value: Value | None, revision: int) -> None:
+        """Have a topic here as a revision has it. Holding the turn."""
+        revision = revision if value is None else value.revision
+        if self._topic_revisions.get(name, -1) >= revision:
+            if name not in self._topics:
+                self._topic_revisions.pop(name, None)  # deleted by this node, which now hears of it
+            return
+        if value is None:
+            await self._drop_topic(name)
+            self._topic_revisions.pop(name, None)
+            return
+        try:
+            record = decode_topic(value.data)
+        except ValueError as error:
+            log.error("topic not known topic=%s error=%s", name, error)
+            return
+        topic = await self._store.put_topic(record.topic)
+        if (before := self._topics.get(name)) is not None and before.topic.topic_id != topic.topic_id:
+            del self._by_id[before.topic.topic_id]
+        self._topics[name] = self._by_id[topic.topic_id] = record
+        self._topic_revisions[name] = revision
+        chains = []
+        for partition in range(topic.partitions):
+            chain = self._follower.known_chain(topic.topic_id, partition)
+            home = self.broker_named(record.home_of(partition))
+            chains.append((Segment(home, QueueKey(topic.topic_id, partition)),) if chain is None else chain)
+        self._routes.set_chains(topic, chains)
+        self._on_topics()
+
+    async def _drop_topic(self, name: str) -> None:
+        if (record := self._topics.pop(name, None)) is not None:
+            self._by_id.pop(record.topic.topic_id, None)
+        with suppress(UnknownQueue):
+            self._routes.remove(await self._store.delete_topic(name))
+        self._on_topics()
+
+    # ---- brokers ---------------------------------------------------------------------------------------------------
+
+    def broker_named(self, name: str) -> Broker:
+        """A broker of the cluster. Raises UnknownBroker."""
+        if name == self.name:
+            return self._own
+        if (peer := self._peers.get(name)) is None:
+            raise UnknownBroker(f"there is no broker {name} in this cluster")
+        return peer
+
+    def is_there(self, name: str) -> bool:
+        """Whether a node's session says that it is there; of this one it is certain."""
+        return name == self.name or name in self._nodes
+
+    @asynccontextmanager
+    async def in_session(self, data: str) -> AsyncIterator[None]:
+        """Be there for the other nodes while the block runs; no other process may give the same `data`. Raises
+        SessionTaken, Unavailable."""
+        key = NODES + self.name
+        async with self._metadata.session(key, orjson.dumps({"v": 1, "process": data}), ttl_ms=SESSION_TTL_MS):
+            yield
+
+    def _home(self, topic_id: int, partition: int) -> str:
+        if (record := self._by_id.get(topic_id)) is None:
+            raise UnknownQueue(f"topic id {topic_id} does not exist")
+        return record.home_of(partition)
+
+    def _takers(self) -> list[str]:
+        """The brokers on which new partitions begin: those that are there."""
+        return [name for name in self.members if self.is_there(name)]
+
+    # ---- topics ----------------------------------------------------------------------------------------------------
+
+    async def know(self, topic_ids: Collection[int]) -> None:
+        """Learn of topics that other nodes may have learned of before: read the metadata when one is not known here.
+        Raises Unavailable. One that is nowhere stays unknown."""
+        if all(topic_id < FIRST_USER_TOPIC_ID or topic_id in self._by_id for topic_id in topic_ids):
+            return
+        seen = await self._metadata.list(TOPICS)
+        async with self._turn:
+            for key, value in seen.values.items():
+                await self._put_topic(key.removeprefix(TOPICS), value, seen.revision)
+
+    async def look_at(self, name: str) -> None:
+        """Apply what the metadata says of a topic now. Raises Unavailable."""
+        seen = await self._metadata.list(key := key_of_topic(name))
+        async with self._turn:
+            await self._put_topic(name, seen.values.get(key), seen.revision)
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        config: TopicConfig | None = None,
+        json_keys: KeyForm | None = None,
+        is_own: bool = False,
+    ) -> Topic:
+        """As `LocalBroker.create_topic`, for all nodes. Partitions begin on the brokers that are there, in turn; a
+        topic of the server's own on this node."""
+        if config is not None:
+            check_config(config, retention_ms_max=self._store.config.retention_ms)
+
+        async def create() -> Topic:
+            while True:
+                found, record = await self._read_topic(name)
+                counted = await self._metadata.get(COUNTERS)
+                counters = Counters(self._store.next_topic_id) if counted is None else decode_counters(counted.data)
+                table = table_of(record, counters.topic_id)
+                decided = table.decide_create(
+                    name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own
+                )
+                if isinstance(decided, Topic):
+                    assert found is not None
+                    return await self._applied(name, found)
+                topic = table.apply(decided)
+                homes = (self.name,) if is_own else in_turn(self._takers(), topic.topic_id)
+                made = TopicRecord(topic, ((0, homes),))
+                numbers = encode_counters(Counters(table.next_id, counters.broker))
+                expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}
+                if await self._set_topic(expected, made, {COUNTERS: numbers}):
+                    return topic
+
+        return await to_its_end(create())
+
+    async def configure_topic(self, name: str, changes: TopicChanges) -> Topic:
+        """As `LocalBroker.configure_topic`, for all nodes."""
+        check_config(self._routes.topic(name).config.changed(changes), retention_ms_max=self._store.config.retention_ms)
+        return await self._change_topic(name, lambda table: table.decide_configure(name, changes))
+
+    async def grow_topic(self, name: str, partitions: int) -> Topic:
+        """As `LocalBroker.grow_topic`, for all nodes."""
+        return await self._change_topic(name, lambda table: table.decide_grow(name, partitions))
+
+    async def delete_topic(self, name: str) -> None:
+        """As `LocalBroker.delete_topic`, for all nodes: one that is away deletes its records when it is back."""
+
+        async def delete() -> None:
+            key = key_of_topic(name)
+            while True:
+                found, record = await self._read_topic(name)
+                table_of(record, FIRST_USER_TOPIC_ID).decide_delete(name)
+                assert found is not None
+                assert record is not None
+                try:
+                    revision = await self._metadata.compare_and_set({key: found.revision}, {key: None})
+                except OutcomeUnknown:
+                    if await self._metadata.get(key) is not None:
+                        continue
+                    revision = found.revision + 1
+                if revision is not None:
+                    break
+            async with self._turn:
+                await self._drop_topic(name)
+                self._topic_revisions[name] = revision
+            await self._tell(name)
+            await self._forget_partitions(record.topic.topic_id)
+
+        await to_its_end(delete())
+
+    async def _change_topic(self, name: str, decide: Callable[..., object]) -> Topic:
+        async def change() -> Topic:
+            while True:
+                found, record = await self._read_topic(name)
+                table = table_of(record, FIRST_USER_TOPIC_ID)
+                decided = decide(table)
+                assert found is not None
+                assert record is not None
+                if isinstance(decided, Topic):
+                    return await self._applied(name, found)
+                topic = table.apply(decided)  # type: ignore[arg-type]
+                if await self._set_topic(
+                    {key_of_topic(name): found.revision}, grown(record, topic, self._takers()), {}
+                ):
+                    return topic
+
+        return await to_its_end(change())
+
+    async def _read_topic(self, name: str) -> tuple[Value | None, TopicRecord | None]:
+        found = await self._metadata.get(key_of_topic(name))
+        return found, None if found is None else decode_topic(found.data)
+
+    async def _set_topic(self, expected: dict[str, int], record: TopicRecord, others: dict[str, bytes]) -> bool:
+        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if nobody knows,
+        whoever asks reads and decides again."""
+        name, data = record.topic.name, encode_topic(record)
+        try:
+            revision = await self._metadata.compare_and_set(expected, {key_of_topic(name): data, **others})
+        except OutcomeUnknown:
+            return False
+        if revision is None:
+            return False
+        await self._applied(name, Value(data, revision))
+        await self._tell(name)
+        return True
+
+    async def _tell(self, name: str) -> None:
+        """Have the nodes that are there look at a topic."""
+        peers = [peer for other, peer in self._peers.items() if self.is_there(other)]
+        await asyncio.gather(*[_tell(peer, name) for peer in peers])
+
+    async def _applied(self, name: str, value: Value) -> Topic:
+        async with self._turn:
+            await self._put_topic(name, value, value.revision)
+        return self._store.topic(name)
+
+    async def _forget_partitions(self, topic_id: int) -> None:
+        """Delete the records of a deleted topic's partitions; what is left by a failure does no harm."""
+        with suppress(MetadataError):
+            listing = await self._metadata.list(f"{PARTITIONS}{topic_id}/")
+            keys = list(listing.values)
+            for first in range(0, len(keys), CAS_KEYS_MAX):
+                some = keys[first : first + CAS_KEYS_MAX]
+                expected = {key: listing.values[key].revision for key in some}
+                await self._metadata.compare_and_set(expected, dict.fromkeys(some))
+
+    # ---- moves -----------------------------------------------------------------------------------------------------
+
+    async def move(self, topic: str, partition: int, to: str) -> Known:
+        """Move a partition to a broker; its record when it is there. Raises UnknownQueue, UnknownPartition,
+        UnknownBroker, BrokerUnreachable before anything was changed; MoveConflict; and what brokers and metadata
+        raise: then the move is finished by some node as soon as it can be."""
+        view = self._routes.topic(topic)
+        if not 0 <= partition < view.partitions:
+            raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
+        self.broker_named(to)
+        return await to_its_end(self._move(view.topic_id, partition, to))
+
+    async def _move(self, topic_id: int, partition: int, to: str) -> Known:
+        for left in reversed(range(TRIES_MAX)):
+            try:
+                known = await self._mover.move(topic_id, partition, to)
+            except MoveConflict:
+                if not left:
+                    raise
+            else:
+                self._follower.note(topic_id, partition, known)
+                return known
+        raise AssertionError
+
+    async def refresh(self, topic: str, partition: int) -> None:
+        """Read where a partition is, as far as it can be read: the watch may be late."""
+        with suppress(MetadataError, UnknownQueue, ValueError):
+            topic_id = self._routes.topic(topic).topic_id
+            self._follower.note(topic_id, partition, await self._mover.known(topic_id, partition))
+
+    async def _look_after(self) -> None:
+        """Finish moves that were left, and take expired segments off chains."""
+        loop = asyncio.get_running_loop()
+        since: dict[tuple[int, int, int], float] = {}
+        trimmed_s = loop.time()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            now_s = loop.time()
+            moved = self._follower.moved()
+            left = {
+                (*at, known.revision): known.record.to
+                for at, known in moved.items()
+                if known.record.state is PartitionState.SEALING and known.record.to is not None
+            }
+            since = {key: since.get(key, now_s) for key in left}
+            for (topic_id, partition, revision), to in left.items():
+                after_s = FINISH_AFTER_S if to == self.name else 3 * FINISH_AFTER_S
+                source = moved[topic_id, partition].record.open_segment.broker
+                if now_s - since[topic_id, partition, revision] >= after_s and self.is_there(source):
+                    assert to is not None
+                    await self._finish(topic_id, partition, to if self.is_there(to) else source)
+            if now_s - trimmed_s >= TRIM_INTERVAL_S:
+                trimmed_s = now_s
+                for (topic_id, partition), known in moved.items():
+                    if known.record.owner == self.name and len(known.record.segments) > 1:
+                        await self._trim(topic_id, partition)
+
+    async def _finish(self, topic_id: int, partition: int, to: str) -> None:
+        try:
+            await self._move(topic_id, partition, to)
+        except (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError) as error:
+            log.warning(
+                "move that was left cannot be finished topic_id=%d partition=%d to=%s error=%s",
+                topic_id, partition, to, error,
+            )  # fmt: skip
+
+    async def _trim(self, topic_id: int, partition: int) -> None:
+        with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
+            self._follower.note(topic_id, partition, await self._mover.trim(topic_id, partition))
+
+    # ---- names that belong to one node -----------------------------------------------------------------------------
+
+    def owner(self, kind: str, name: str) -> str | None:
+        """The node to which a group or a recurring schedule belongs; None: to none, as far as is known here."""
+        return self._owners.get(_owner_key(kind, name))
+
+    async def claim(self, kind: str, name: str) -> str:
+        """The node to which a name belongs; this one from now on, durably, if it belongs to none. Raises
+        Unavailable."""
+        key = _owner_key(kind, name)
+        while (owner := self._owners.get(key)) is None:
+            with suppress(OutcomeUnknown):
+                if await self._metadata.compare_and_set({key: ABSENT}, {key: orjson.dumps({"node": self.name})}):
+                    self._owners[key] = self.name
+                    continue
+            if (found := await self._metadata.get(key)) is not None:
+                self._owners[key] = _node_of(found.data)
+        return owner
+
+
+def _owner_key(kind: str, name: str) -> str:
+    return f"{OWNERS}{kind}/{name}"
+
+
+def _node_of(data: bytes) -> str:
+    return str(orjson.loads(data)["node"])
+
+
+def _revision_of(value: Value | None) -> int:
+    return ABSENT if value is None else value.revision
+
+
+async def _tell(peer: PeerBroker, name: str) -> None:
+    with suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(TELL_TIMEOUT_S):
+            await peer.look_at_topic(name)

@@ -1,0 +1,61 @@
+"""What an operator may choose about several nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Being one of several nodes, when `node` is given. See docs/cluster.md."""
+
+    node: str | None = None
+    """This node's name in the cluster, for good: its data directory keeps it."""
+
+    etcd: tuple[str, ...] = ()
+    """Endpoints of etcd, in which the nodes keep what they agree on: http://host:2379."""
+
+    etcd_user: str | None = None
+    """Whom to log in to etcd as."""
+
+    etcd_password_file: Path | None = None
+    """File with the password of `etcd_user`."""
+
+    etcd_ca_file: Path | None = None
+    """Certificates (PEM) to trust for https endpoints, when etcd's is no public one."""
+
+    prefix: str = "mq/"
+    """Before every key in etcd, so that several clusters share one etcd."""
+
+    secret_file: Path | None = None
+    """File with the cluster's secret, the same on all nodes: at least 16 bytes; 32 random ones are right."""
+
+    internal_host: str = "127.0.0.1"
+    """Address to listen on for the other nodes. Clients must not reach it."""
+
+    internal_port: int = 8083
+    """0 picks a free one."""
+
+    internal_url: str | None = None
+    """Where the other nodes reach that listener. Not set: http:// with its host and port."""
+
+    client_url: str | None = None
+    """Where clients, and the other nodes for what belongs to one node, reach this one. Not set: its host and port."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.internal_port <= 65535:
+            raise ValueError("cluster.internal_port must be between 0 and 65535")
+        if self.node is None:
+            if self.etcd:
+                raise ValueError("cluster.etcd needs cluster.node: a name for this node")
+            return
+        if not self.etcd:
+            raise ValueError("cluster.node needs cluster.etcd: where the nodes keep what they agree on")
+        if self.secret_file is None:
+            raise ValueError("cluster.node needs cluster.secret_file: the secret by which nodes know each other")
+        if (self.etcd_user is None) != (self.etcd_password_file is None):
+            raise ValueError("cluster.etcd_user and cluster.etcd_password_file go together")
+        for url in (*self.etcd, self.internal_url, self.client_url):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ValueError(f"cluster: {url!r} is no URL such as http://host:2379")

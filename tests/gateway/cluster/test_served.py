@@ -1,0 +1,323 @@
+"""`mq serve` as several nodes with a real etcd: any node is asked for anything, while partitions move under load, nodes
+are killed and frozen, and etcd goes away. What clients saw is judged by tests/history.py.
+
+Covers gateway.cluster.node, gateway.cluster.members, gateway.cluster.topics, gateway.main.clustering,
+gateway.routing.holding and gateway.surfaces.http.forwarding. MQ_CLUSTER_ROUNDS sets how many rounds the long form has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.errors import OVERLOADED
+from tests.e2e.server import SMALL_FILES, Server
+from tests.gateway.cli.command import mq
+from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, free_port
+from tests.history import Outcome, Recorder, Seen, check
+from tests.waiting import PATIENCE_S, until
+
+TOPIC = "orders"
+PARTITIONS = 3
+SENDERS = 4
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+LONG_ROUNDS = int(os.environ.get("MQ_CLUSTER_ROUNDS", "60"))
+
+
+class Nodes:
+    """Servers of one cluster, and clients that use any of them."""
+
+    def __init__(self, directory: Path, etcd: EtcdServer, http: aiohttp.ClientSession, random: Random) -> None:
+        self._directory, self._http, self._random = directory, http, random
+        (directory / "secret").write_bytes(b"the secret of served nodes in tests")
+        (directory / "password").write_text(PASSWORD)
+        self._settings = {
+            **SMALL_FILES,
+            "MQ_CLUSTER_ETCD": ",".join(etcd.config.endpoints),
+            "MQ_CLUSTER_ETCD_USER": "root",
+            "MQ_CLUSTER_ETCD_PASSWORD_FILE": str(directory / "password"),
+            "MQ_CLUSTER_ETCD_CA_FILE": str(directory / "cert.pem"),
+            "MQ_CLUSTER_PREFIX": f"served-{free_port()}/",
+            "MQ_CLUSTER_SECRET_FILE": str(directory / "secret"),
+            "MQ_KAFKA_ENABLED": "false",
+        }
+        self.servers: dict[str, Server] = {}
+        self.history = Recorder()
+        self.is_over = False
+        self.moves = 0
+        self.pauses_ms: list[float] = []
+
+    async def start(self, name: str) -> None:
+        (self._directory / name).mkdir(exist_ok=True)
+        settings = {
+            **self._settings, "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
+        }  # fmt: skip
+        server = Server(self._directory / name / "data", settings, port=free_port())
+        self.servers[name] = server
+        await server.start()
+
+    async def ask(self, name: str, method: str, path: str, **sent: Any) -> tuple[int, Any]:
+        """Status and JSON of what a node answers."""
+        timeout = aiohttp.ClientTimeout(total=20)
+        async with self._http.request(method, self.servers[name].url + path, timeout=timeout, **sent) as response:
+            return response.status, await response.json(content_type=None)
+
+    async def done(self, name: str, method: str, path: str, **sent: Any) -> Any:
+        status, answer = await self.ask(name, method, path, **sent)
+        assert status < 300, (path, answer)
+        return answer
+
+    def any(self) -> str:
+        return self._random.choice(list(self.servers))
+
+    async def send(self, client: str, partition: int) -> None:
+        """One record after the other, each by any node, until it is over; some with a delay."""
+        while not self.is_over:
+            value = self.history.value(client)
+            record: dict[str, object] = {"value": value}
+            begun_ms = _now_ms()
+            due_ms = None
+            if self._random.random() < 0.1:
+                record["delay_ms"] = 50
+                due_ms = int(time.time() * 1000) + 50
+            send = self.history.send(value, partition, begun_ms, due_ms=due_ms)
+            path = f"/topics/{TOPIC}/partitions/{partition}"
+            try:
+                status, answer = await self.ask(self.any(), "POST", path, json={"records": [record]}, headers=JSON)
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                await asyncio.sleep(0.01)
+                continue
+            if status == 200 and (sent := answer["offsets"][0]).get("error_code") is None:
+                send.ok(_now_ms(), sent["offset"])
+                self.pauses_ms.append(_now_ms() - begun_ms)
+            elif answer.get("error_code") == OVERLOADED:
+                send.fail(_now_ms())
+                await asyncio.sleep(0.01)
+            else:
+                assert status == 503, answer
+                await asyncio.sleep(0.01)
+
+    async def read(self, partition: int) -> None:
+        """Follow the partition, each time by any node, until it is over."""
+        offset = 0
+        while not self.is_over:
+            try:
+                seen = await self.fetch(self.any(), partition, offset, wait_ms=100)
+            except (aiohttp.ClientError, TimeoutError, OSError, Refused):
+                await asyncio.sleep(0.02)
+                continue
+            self.history.read(partition, seen)
+            offset = seen[-1].offset + 1 if seen else offset
+
+    async def fetch(self, name: str, partition: int, offset: int, *, wait_ms: int = 0) -> list[Seen]:
+        path = f"/topics/{TOPIC}/partitions/{partition}/records?offset={offset}&timeout={wait_ms}&format=json"
+        status, answer = await self.ask(name, "GET", path)
+        if status != 200:
+            raise Refused(answer)
+        return [Seen(row["offset"], row["value"]) for row in answer]
+
+    async def move(self, partition: int, to: str) -> bool:
+        """Whether it was done."""
+        path = f"/mq/v1/topics/{TOPIC}/partitions/{partition}/move"
+        try:
+            status, _ = await self.ask(self.any(), "POST", path, json={"to": to})
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+        self.moves += status == 200
+        return status == 200
+
+    async def judge(self) -> None:
+        """What every node shows at the end, and what all clients saw."""
+        for name in self.servers:
+            for partition in range(PARTITIONS):
+                seen: list[Seen] = []
+                while more := await self.fetch(name, partition, len(seen)):
+                    seen += more
+                self.history.final_read(partition, seen)
+                bounds = await self.done(name, "GET", f"/topics/{TOPIC}/partitions/{partition}/offsets")
+                assert bounds == {"beginning_offset": 0, "end_offset": len(seen)}
+        delayed = {send.value for send in self.history.sends if send.due_ms is not None}
+        assert check(self.history) == [], f"delayed: {sorted(delayed)}"
+
+    async def end(self) -> None:
+        for server in self.servers.values():
+            await server.end()
+
+
+class Refused(Exception):
+    """An answer that is an error."""
+
+
+@asynccontextmanager
+async def served(directory: Path, etcd: EtcdServer, random: Random, count: int) -> AsyncIterator[Nodes]:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(etcd_metadata(etcd))  # its users are there
+        (directory / "cert.pem").write_bytes((etcd._cert).read_bytes())
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        nodes = Nodes(directory, etcd, http, random)
+        stack.push_async_callback(nodes.end)
+        await asyncio.gather(*[nodes.start(f"n{number}") for number in range(1, count + 1)])
+        try:
+            yield nodes
+        finally:
+            nodes.is_over = True
+
+
+@asynccontextmanager
+async def loaded(nodes: Nodes) -> AsyncIterator[None]:
+    """Senders and readers while the block runs; at its end what they saw is judged."""
+    work = [asyncio.create_task(nodes.send(f"s{number}", number % PARTITIONS)) for number in range(SENDERS)] + [
+        asyncio.create_task(nodes.read(partition)) for partition in range(PARTITIONS)
+    ]
+    try:
+        yield
+        nodes.is_over = True
+        await asyncio.wait_for(asyncio.gather(*work), PATIENCE_S)
+    finally:
+        for task in work:
+            task.cancel()
+    await asyncio.sleep(0.2)  # the last delayed records come
+    await nodes.judge()
+
+
+async def test_two_nodes_answer_as_one_while_partitions_move(tmp_path: Path, etcd: EtcdServer) -> None:
+    random = Random(24)
+    async with asyncio.timeout(2 * PATIENCE_S), served(tmp_path, etcd, random, 2) as nodes:
+        assert (await nodes.ask("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 1}))[0] == 201
+        await nodes.done("n2", "PATCH", f"/mq/v1/topics/{TOPIC}", json={"partitions": PARTITIONS})
+        async with loaded(nodes):
+            for step in range(9):
+                assert await nodes.move(step % PARTITIONS, f"n{random.randint(1, 2)}")
+                count = nodes.history.count(Outcome.OK)
+                await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 5, pause_s=0.005)  # type: ignore[misc]
+        await _owns_as_it_says(nodes)
+        await _belongs_to_one_node(nodes)
+
+
+async def _owns_as_it_says(nodes: Nodes) -> None:
+    """Routes, brokers and leaders in the words of each API, and of the command line; wrong moves are refused."""
+    (first, *_) = (await nodes.done("n1", "GET", f"/mq/v1/topics/{TOPIC}/routes"))["partitions"]
+    other = "n2" if first["owner"] == "n1" else "n1"
+    moved = await nodes.done("n1", "POST", f"/mq/v1/topics/{TOPIC}/partitions/0/move", json={"to": other})
+    assert moved["owner"] == other
+    assert [segment["state"] for segment in moved["segments"]][-2:] == ["sealed", "open"]
+    brokers = (await nodes.done("n1", "GET", "/mq/v1/brokers"))["brokers"]
+    assert [(row["broker"], row["state"]) for row in brokers] == [("n1", "up"), ("n2", "up")]
+    assert sum(row["partitions"] for row in brokers) == PARTITIONS
+    assert (await nodes.done("n2", "GET", "/brokers")) == {"brokers": [0, 1]}
+    numbers = {row["url"]: number for number, row in enumerate(brokers)}
+    cluster = (await nodes.done("n1", "GET", "/v3/clusters"))["data"][0]["cluster_id"]
+    v3 = (await nodes.done("n2", "GET", f"/v3/clusters/{cluster}/brokers"))["data"]
+    by_port = {row["port"]: row["broker_id"] for row in v3}
+    leader = (await nodes.done("n2", "GET", f"/topics/{TOPIC}/partitions/0"))["leader"]
+    assert leader == by_port[int(nodes.servers[other].url.rpartition(":")[2])]
+    assert len(numbers) == 2
+    for path, to, status in (("0", "n9", 404), (f"{PARTITIONS}", "n1", 404), ("0", "n" * 33, 422)):
+        sent = await nodes.ask("n1", "POST", f"/mq/v1/topics/{TOPIC}/partitions/{path}/move", json={"to": to})
+        assert sent[0] == status
+    url = nodes.servers["n2"].url
+    ran = await asyncio.to_thread(mq, "partition", "move", TOPIC, "--all", "--to", "n1", url=url)
+    assert ran.stdout == "".join(f"{TOPIC} partition {number} is on n1\n" for number in range(PARTITIONS)), ran.stderr
+    ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, "--json", url=url)
+    routes = [orjson.loads(line) for line in ran.stdout.splitlines()]
+    assert [(row["partition"], row["owner"]) for row in routes] == [(number, "n1") for number in range(PARTITIONS)]
+    ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, url=url)
+    assert f"n1 {routes[0]['segments'][-1]['first_offset']}-" in ran.stdout
+    ran = await asyncio.to_thread(mq, "broker", "list", url=url)
+    assert [line.split()[:3] for line in ran.stdout.splitlines()[-2:]] == [["n1", "up", "3"], ["n2", "up", "0"]]
+    assert (await asyncio.to_thread(mq, "partition", "move", TOPIC, "--to", "n1", url=url)).returncode == 2
+
+
+async def _belongs_to_one_node(nodes: Nodes) -> None:
+    """A group, a schedule and a recurring schedule are those of one node, and answered by any."""
+    receive = {"topics": [TOPIC], "max_messages": 5}
+    path = "/mq/v1/groups/workers/messages:receive"
+    first = (await nodes.done("n1", "POST", path, json=receive))["messages"]
+    second = (await nodes.done("n2", "POST", path, json=receive))["messages"]
+    both = [(row["partition"], row["offset"]) for row in (*first, *second)]
+    assert len(both) == len(set(both)) == 10
+    acked = await nodes.done(
+        "n2", "POST", "/mq/v1/groups/workers/messages:ack", json={"receipts": [row["receipt"] for row in first]}
+    )
+    assert [result["ok"] for result in acked["results"]] == [True] * 5
+    sent = await nodes.done(
+        "n1", "POST", f"/topics/{TOPIC}/partitions/1", json={"records": [{"value": "x", "delay_ms": 60_000}]},
+        headers=JSON,
+    )  # fmt: skip
+    schedule = sent["offsets"][0]["schedule_id"]
+    for name in ("n1", "n2"):
+        assert (await nodes.done(name, "GET", f"/mq/v1/schedules/{schedule}"))["schedule_id"] == schedule
+    assert (await nodes.ask("n2", "DELETE", f"/mq/v1/schedules/{schedule}"))[0] == 204
+    assert (await nodes.ask("n1", "GET", f"/mq/v1/schedules/{schedule}"))[0] == 404
+    status, _ = await nodes.ask("n2", "DELETE", f"/mq/v1/topics/{TOPIC}")
+    assert status == 204
+    assert (await nodes.ask("n1", "GET", f"/topics/{TOPIC}"))[0] == 404
+
+
+@pytest.mark.matrix
+async def test_three_nodes_lose_nothing_while_one_is_killed(tmp_path: Path, etcd: EtcdServer) -> None:
+    async with asyncio.timeout(4 * PATIENCE_S), served(tmp_path, etcd, Random(25), 3) as nodes:
+        await faults(nodes, etcd, Random(25), ["none", "kill", "freeze", "etcd"])
+        assert await nodes.servers["n1"].stop() == 0
+        brokers = (await nodes.done("n2", "GET", "/mq/v1/brokers"))["brokers"]
+        assert [row["state"] for row in brokers] == ["offline", "up", "up"]
+        alone = Server(tmp_path / "n1" / "data", {"MQ_KAFKA_ENABLED": "false"})
+        with pytest.raises(AssertionError, match="belongs to node n1 of cluster"):
+            await alone.start()
+
+
+@pytest.mark.long
+async def test_three_nodes_lose_nothing_in_many_rounds(tmp_path: Path, etcd: EtcdServer) -> None:
+    random = Random(os.environ.get("MQ_CLUSTER_SEED", "24"))
+    async with served(tmp_path, etcd, random, 3) as nodes:
+        await faults(
+            nodes, etcd, random, random.choices(["kill", "freeze", "etcd", "none"], [4, 2, 1, 2], k=LONG_ROUNDS)
+        )
+
+
+async def faults(nodes: Nodes, etcd: EtcdServer, random: Random, kinds: list[str]) -> None:
+    """Load, and one fault after the other in the middle of moves. Every partition takes records again afterwards."""
+    await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": PARTITIONS})
+    names = list(nodes.servers)
+    async with loaded(nodes):
+        for kind in kinds:
+            moves = [
+                asyncio.create_task(nodes.move(partition, random.choice(names))) for partition in range(PARTITIONS)
+            ]
+            await asyncio.sleep(random.random() * 0.03)
+            server = nodes.servers[random.choice(names)]
+            if kind == "kill":
+                await server.kill()
+                await asyncio.sleep(random.random())
+                await server.start()
+            elif kind == "freeze":
+                server.signal(signal.SIGSTOP)
+                await asyncio.sleep(0.5)
+                server.signal(signal.SIGCONT)
+            elif kind == "etcd":
+                etcd.stop()
+                await asyncio.sleep(random.random())
+                etcd.start()
+            await asyncio.wait(moves)
+            for partition in range(PARTITIONS):
+                async with asyncio.timeout(60):
+                    while not await nodes.move(partition, random.choice(names)):  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            count = nodes.history.count(Outcome.OK)
+            await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 20, pause_s=0.005)  # type: ignore[misc]
+    print(f"moves={nodes.moves} acknowledged={nodes.history.count(Outcome.OK)}")
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
