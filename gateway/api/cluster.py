@@ -26,6 +26,11 @@ class MemberView(Protocol):
         """Where clients reach its node."""
         ...
 
+    @property
+    def draining(self) -> bool:
+        """Whether no partition is to begin on it."""
+        ...
+
 
 class Cluster(Protocol):
     """The brokers of the cluster, moves, and what belongs to one node."""
@@ -47,6 +52,11 @@ class Cluster(Protocol):
     async def move(self, topic: str, partition: int, to: str) -> object:
         """Move a partition to a broker; durable on return. Raises UnknownQueue, UnknownPartition, UnknownBroker,
         MoveConflict, and what brokers and metadata raise."""
+        ...
+
+    async def set_draining(self, name: str, draining: bool) -> None:
+        """Have no partition begin on a broker from now on, or again; durable on return. Raises UnknownBroker,
+        Unavailable."""
         ...
 
     def owner(self, kind: str, name: str) -> str | None:

@@ -73,14 +73,14 @@ class Client:
         return await self._request("GET", path, None, None)
 
     async def listed(
-        self, path: str, name: str, limit: int | None = None, **asked: str | None
+        self, path: str, name: str, limit: int | None = None, *, page_rows: int = PAGE_ROWS, **asked: str | None
     ) -> tuple[list[dict[str, object]], dict[str, object]]:
         """Up to `limit` rows of the lists called `name`, page by page, and the first page. Raises CliError."""
         rows: list[dict[str, object]] = []
         first: dict[str, object] | None = None
         cursor: object = None
         while first is None or (cursor is not None and (limit is None or len(rows) < limit)):
-            count = PAGE_ROWS if limit is None else min(PAGE_ROWS, limit - len(rows))
+            count = page_rows if limit is None else min(page_rows, limit - len(rows))
             given = {**asked, "limit": str(count), "cursor": None if cursor is None else str(cursor)}
             page = await self.get(path + query(**given))
             first = first or page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import orjson
@@ -12,6 +13,9 @@ from gateway.cli.client import JSON, Client, ask, path_segment
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import URL_DEFAULT, USAGE, CliError, Json, Url, print_json, progress
 from gateway.cli.topic import PATH, number_of_partitions
+
+Route = dict[str, object]
+"""A partition as `GET /mq/v1/routes` shows it."""
 
 app = typer.Typer(help="Move partitions between the brokers of a cluster.", no_args_is_help=True)
 
@@ -43,17 +47,24 @@ def move(
     if bool(partitions) == is_all:
         raise CliError("say which partitions, or --all", USAGE)
 
-    async def moved(client: Client) -> None:
+    async def moved(client: Client) -> list[Route]:
         numbers = partitions or range(await number_of_partitions(client, topic))
-        with progress(TextColumn("{task.completed:,.0f} of {task.total:,.0f} partitions")) as bar:
-            task = bar.add_task(f"moving to {to}", total=len(numbers))
-            for number in numbers:
-                path = f"{PATH}/{path_segment(topic)}/partitions/{number}/move"
-                route = await client.post(path, orjson.dumps({"to": to}), JSON)
-                bar.advance(task)
-                if as_json:
-                    print_json(route)
-                else:
-                    typer.echo(f"{topic} partition {number} is on {route['owner']}")
+        return await move_all(client, [({"topic": topic, "partition": number}, to) for number in numbers])
 
-    ask(url, moved)
+    for route in ask(url, moved):
+        if as_json:
+            print_json(route)
+        else:
+            typer.echo(f"{topic} partition {route['partition']} is on {route['owner']}")
+
+
+async def move_all(client: Client, moves: Sequence[tuple[Route, str]]) -> list[Route]:
+    """Move partitions, each to its broker, one after the other; where they are then. Raises CliError."""
+    routes = []
+    with progress(TextColumn("{task.completed:,.0f} of {task.total:,.0f} partitions")) as bar:
+        task = bar.add_task("moving", total=len(moves))
+        for row, to in moves:
+            path = f"{PATH}/{path_segment(str(row['topic']))}/partitions/{row['partition']}/move"
+            routes.append(await client.post(path, orjson.dumps({"to": to}), JSON))
+            bar.advance(task)
+    return routes

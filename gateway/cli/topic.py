@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.api.shapes.queries import LIST_ROWS_MAX
 from gateway.cli.client import Client, ask, path_segment
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
@@ -210,7 +211,7 @@ def routes(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
       mq topic routes orders
     """
-    rows, _ = ask(url, lambda client: client.listed(f"{_path(name)}/routes", "partitions"))
+    rows, _ = ask(url, lambda client: client.listed(f"{_path(name)}/routes", "partitions", page_rows=LIST_ROWS_MAX))
     if as_json:
         for row in rows:
             print_json(row)

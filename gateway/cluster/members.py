@@ -2,7 +2,8 @@
 
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
-                           "url": where clients do}. Stays when the node is gone: partitions may be on it
+                           "url": where clients do, "draining": no partition is to begin on it}. Stays when the node is
+                           gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
@@ -66,6 +67,7 @@ class Member:
     data: str
     address: str
     url: str
+    draining: bool = False
 
 
 def check_node_name(name: str) -> None:
@@ -78,6 +80,7 @@ def encode_member(member: Member) -> bytes:
     """The JSON of a member."""
     return orjson.dumps({
         "v": VERSION, "number": member.number, "data": member.data, "address": member.address, "url": member.url,
+        "draining": member.draining,
     })  # fmt: skip
 
 
@@ -140,7 +143,7 @@ async def join(
             earlier = decode_member(own.name, known.data)
             if earlier.data != own.data:
                 raise CannotJoin(f"another data directory is node {own.name} of this cluster: choose another --node")
-            member = replace(own, number=earlier.number)
+            member = replace(own, number=earlier.number, draining=earlier.draining)
         changes = {
             CLUSTER: membership.cluster.encode(), COUNTERS: encode_counters(counters), key: encode_member(member)
         }  # fmt: skip

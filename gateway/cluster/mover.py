@@ -107,7 +107,6 @@ class Mover:
         source = self._broker_named(begun.open_segment.broker)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
         await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
-        await source.bounds(_queue(begun.open_segment))  # it can be reached: else the intent would come to nothing
         sealed = _queue(begun.open_segment)
         shift = begun.open_segment.start - begun.open_segment.physical
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's

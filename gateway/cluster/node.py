@@ -20,12 +20,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 
 import orjson
 
 from gateway.brokers.base import Broker
 from gateway.cluster.follower import ChainFollower
-from gateway.cluster.members import BROKERS, NODES, OWNERS, SESSION_TTL_MS, Member, decode_member
+from gateway.cluster.members import BROKERS, NODES, OWNERS, SESSION_TTL_MS, Member, decode_member, encode_member
 from gateway.cluster.metadata import (
     ABSENT,
     CAS_KEYS_MAX,
@@ -255,8 +256,22 @@ class ClusterNode:
         return record.home_of(partition)
 
     def _takers(self) -> list[str]:
-        """The brokers on which new partitions begin: those that are there."""
-        return [name for name in self.members if self.is_there(name)]
+        """The brokers on which new partitions begin: those that are there and not draining, if there are any."""
+        there = [name for name in self.members if self.is_there(name)]
+        return [name for name in there if not self.members[name].draining] or there
+
+    async def set_draining(self, name: str, draining: bool) -> None:
+        """Have no partition begin on a broker from now on, or have them begin there again; durable on return. Raises
+        UnknownBroker, Unavailable."""
+        key = BROKERS + name
+        while True:
+            if (found := await self._metadata.get(key)) is None:
+                raise UnknownBroker(f"there is no broker {name} in this cluster")
+            member = replace(decode_member(name, found.data), draining=draining)
+            with suppress(OutcomeUnknown):
+                if await self._metadata.compare_and_set({key: found.revision}, {key: encode_member(member)}):
+                    self.members[name] = member
+                    return
 
     # ---- topics ----------------------------------------------------------------------------------------------------
 

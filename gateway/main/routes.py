@@ -378,6 +378,13 @@ ROUTES: tuple[Row, ...] = (
     _get("/mq/v1/stats/stream", "stats_stream", stats.stats_stream, Permission.OPERATE, queries.NoQuery),
     _get("/mq/v1/audit", "audit", audit.audit, Permission.AUDIT, queries.AuditQuery),
     _get("/mq/v1/brokers", "list_brokers", brokers.list_brokers, Permission.OPERATE, queries.NoQuery),
+    _patch(
+        "/mq/v1/brokers/{broker}",
+        "change_broker",
+        brokers.change_broker,
+        Permission.OPERATE,
+        action="broker.alter",
+    ),
     _get("/mq/v1/routes", "list_routes", brokers.list_routes, Permission.OPERATE, queries.ListRoutesQuery),
     _get("/mq/v1/connections", "list_connections", connections.list_connections, Permission.OPERATE, queries.ListQuery),
     _delete(

@@ -190,10 +190,10 @@ class Settings(Answer):
 # Where partitions are
 
 
-BrokerState = Literal["up", "avoided", "stopped", "offline"]
+BrokerState = Literal["up", "avoided", "stopped", "offline", "draining"]
 
 
-class ShownBroker(Part):
+class ShownBroker(Answer):
     """A broker."""
 
     broker: str
@@ -205,7 +205,9 @@ class ShownBroker(Part):
             "avoided",
             "stopped",
             "offline",
-            said="`avoided`: keyless records go elsewhere for a while; it was slow. `offline`: its node is not there.",
+            "draining",
+            said="`avoided`: keyless records go elsewhere for a while; it was slow. `offline`: its node is not there. "
+            "`draining`: no partition begins on it.",
         ),
     ]
     reasons: Annotated[list[str], Meta(description="Why it takes no records.")]

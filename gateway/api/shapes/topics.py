@@ -64,6 +64,15 @@ class TopicChangesBody(TopicSettings):
     more = {"minProperties": 1, "examples": [{"partitions": 8}, {"retention_ms": None}]}
 
 
+class BrokerBody(Shape):
+    """What is to be of a broker."""
+
+    codes = {"draining": INVALID}
+    more = {"examples": [{"draining": True}]}
+
+    draining: Annotated[bool, Meta(description="No partition begins on it; those that are on it stay until moved.")]
+
+
 class MovePartitionBody(Shape):
     """Where a partition is to be."""
 

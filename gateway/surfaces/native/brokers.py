@@ -10,7 +10,7 @@ from aiohttp import web
 from gateway.api.pages import read_place, write_place
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery, TopicRoutesQuery
-from gateway.api.shapes.topics import MovePartitionBody
+from gateway.api.shapes.topics import BrokerBody, MovePartitionBody
 from gateway.cluster.mover import UnknownBroker
 from gateway.routing.base import Route, TopicView, UnknownPartition
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
@@ -26,6 +26,22 @@ async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.
     """All brokers: what each is, whether it takes records, how quickly it answers, and how many partitions are open on
     it."""
     read_query(NoQuery, request, gateway)
+    return json_answer(request, server.BrokerList(await _brokers(gateway)))
+
+
+async def change_broker(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Have no partition begin on a broker from now on (`draining`), or have them begin there again. What is on it stays
+    until it is moved."""
+    check_accept(request)
+    draining = read_shape(BrokerBody, body, gateway).draining
+    name = request.match_info["broker"]
+    if gateway.cluster is None:
+        raise UnknownBroker("this server is no node of a cluster")
+    await gateway.cluster.set_draining(name, draining)
+    return json_answer(request, next(row for row in await _brokers(gateway) if row.broker == name))
+
+
+async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     routes = gateway.routes_table
     counts: dict[str, int] = {}
     seen = 0
@@ -47,6 +63,8 @@ async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.
         own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
         member = None if cluster is None else cluster.members.get(name)
+        if member is not None and member.draining and not own_reasons:
+            state = "draining"
         if cluster is not None and not cluster.is_there(name):
             state = "offline"
         excluded_until_ms = round(gateway.clock.now_ms() + left_ms) if left_ms else None
@@ -62,7 +80,7 @@ async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.
                 url=None if member is None else member.url,
             )
         )
-    return json_answer(request, server.BrokerList(rows))
+    return rows
 
 
 async def list_routes(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:

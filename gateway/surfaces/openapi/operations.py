@@ -226,6 +226,12 @@ _OPS: dict[str, Operation] = {
     "list_brokers": Operation(
         tag="Operations", answers={200: _json("Brokers.", ref("BrokerList"))}, errors=(*QUERY, *READS)
     ),
+    "change_broker": Operation(
+        tag="Operations",
+        body=_body(ref("BrokerChanges")),
+        answers={200: _json("As it is now.", ref("ShownBroker"))},
+        errors=(400, 404, 422, *WRITES),
+    ),
     "list_routes": Operation(
         tag="Operations",
         answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},

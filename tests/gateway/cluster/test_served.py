@@ -231,12 +231,21 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     assert ran.stdout == "".join(f"{TOPIC} partition {number} is on n1\n" for number in range(PARTITIONS)), ran.stderr
     ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, "--json", url=url)
     routes = [orjson.loads(line) for line in ran.stdout.splitlines()]
-    assert [(row["partition"], row["owner"]) for row in routes] == [(number, "n1") for number in range(PARTITIONS)]
+    assert [(row["partition"], row["owner"]) for row in routes] == [(number, "n1") for number in range(PARTITIONS)], ran.stderr
     ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, url=url)
     assert f"n1 {routes[0]['segments'][-1]['first_offset']}-" in ran.stdout
     ran = await asyncio.to_thread(mq, "broker", "list", url=url)
     assert [line.split()[:3] for line in ran.stdout.splitlines()[-2:]] == [["n1", "up", "3"], ["n2", "up", "0"]]
     assert (await asyncio.to_thread(mq, "partition", "move", TOPIC, "--to", "n1", url=url)).returncode == 2
+    ran = await asyncio.to_thread(mq, "broker", "drain", "n1", url=url)
+    assert ran.stdout == f"n1 has no open partition; partitions moved: {PARTITIONS}\n", ran.stderr
+    assert (await nodes.done("n1", "GET", "/mq/v1/brokers"))["brokers"][0]["state"] == "draining"
+    await nodes.done("n1", "PUT", "/mq/v1/topics/elsewhere", json={"partitions": 2})
+    owners = [row["owner"] for row in (await nodes.done("n1", "GET", "/mq/v1/topics/elsewhere/routes"))["partitions"]]
+    assert owners == ["n2", "n2"], "none begins on a broker that drains"
+    ran = await asyncio.to_thread(mq, "broker", "add", "n1", "--json", url=url)
+    assert [orjson.loads(line)["owner"] for line in ran.stdout.splitlines()] == ["n1", "n1"], ran.stderr
+    assert (await asyncio.to_thread(mq, "broker", "drain", "n9", url=url)).returncode == 1
 
 
 async def _belongs_to_one_node(nodes: Nodes) -> None:

@@ -39,6 +39,7 @@ from gateway.surfaces.openapi.shapes import (
 
 _BODIES: dict[str, type[Struct]] = {
     "NewTopic": topics.NewTopicBody,
+    "BrokerChanges": topics.BrokerBody,
     "MovePartition": topics.MovePartitionBody,
     "TopicChanges": topics.TopicChangesBody,
     "StrimziTopic": topics.StrimziTopicBody,
