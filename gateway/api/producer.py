@@ -439,13 +439,15 @@ class Producer:
                 refused[request_index] = error_of(error)
         return refused
 
-    def placed(self, topic: str, records: Sequence[ProduceRecord]) -> list[tuple[int, Record]]:
+    def prepared(self, topic: str, records: Sequence[ProduceRecord]) -> list[tuple[int, Record]]:
         """The partition that each of these records would go to now, and the record as it would be stored. Nothing is
         sent. Raises as `produce`."""
         view = self._routes.topic(topic)
         return self._prepare(view, records, None, self._clock.now_ms(), _selector_of(view, None), None)
 
-    def place(self, view: TopicView, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
+    def batch_partition(
+        self, view: TopicView, record: ProduceRecord, partition: int | None
+    ) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
         partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
         with limits or a selector of their own. Raises UnknownPartition."""
@@ -467,7 +469,7 @@ class Producer:
         json_values: bool,
         acks: Acks | None,
     ) -> Begun:
-        """Begin to store records that `place` has put together, as one batch; `finish` takes the broker's answer.
+        """Begin to store records of one `batch_partition`, as one batch; `finish` takes the broker's answer.
         Raises as `produce`; nothing was stored then."""
         view = self._routes.topic(topic)
         now_ms = self._clock.now_ms()
