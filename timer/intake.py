@@ -109,7 +109,7 @@ class Intake:
         result = await state.log.read(TIMER_QUEUE, state.queue_offset, max_bytes=_READ_BYTES)
         if result.status is ReadStatus.TOO_SMALL:
             log.error(
-                "timer: retention removed records %d to %d of __timer before they were hung into the wheel",
+                "timer: retention removed records %d to %d of __timer before they were scheduled",
                 state.queue_offset, result.min_offset - 1,
             )  # fmt: skip
             state.queue_offset = result.min_offset

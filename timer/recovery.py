@@ -108,7 +108,7 @@ async def _from_checkpoint(
     queue_offset = min(checkpoint.queue_offset, bounds.max_offset)
     if queue_offset < bounds.min_offset:
         log.error(
-            "timer: retention removed records %d to %d of __timer before they were hung into the wheel",
+            "timer: retention removed records %d to %d of __timer before they were scheduled",
             queue_offset, bounds.min_offset - 1,
         )  # fmt: skip
         queue_offset = bounds.min_offset

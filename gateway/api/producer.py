@@ -461,13 +461,15 @@ class Producer:
                 refused[request_index] = error_of(error)
         return refused
 
-    def placed(self, topic: str, records: Sequence[ProduceRecord]) -> list[tuple[int, Record]]:
+    def prepared(self, topic: str, records: Sequence[ProduceRecord]) -> list[tuple[int, Record]]:
         """The partition that each of these records would go to now, and the record as it would be stored. Nothing is
         sent. Raises as `produce`."""
         view = self._routes.topic(topic)
         return self._prepare(view, records, None, self._clock.now_ms(), self.selector_of(view, None), None)
 
-    def place(self, view: TopicView, record: ProduceRecord, partition: int | None) -> tuple[int | None] | None:
+    def batch_partition(
+        self, view: TopicView, record: ProduceRecord, partition: int | None
+    ) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
         partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
         with limits or a selector of their own. Raises UnknownPartition."""
@@ -490,7 +492,7 @@ class Producer:
         acks: Acks | None,
         only_on: str | None = None,
     ) -> Begun:
-        """Begin to store records that `place` has put together, as one batch; `finish` takes the broker's answer.
+        """Begin to store records of one `batch_partition`, as one batch; `finish` takes the broker's answer.
         `only_on`: for callers who send again whatever the broker refuses: begin on this broker or on none. Another
         node's answer may be lost, and then the records may be stored. Raises as `produce`, Elsewhere; nothing was
         stored then."""

@@ -34,8 +34,8 @@ class SentPlacing:
         """See `gateway.recurring.service.Placing`."""
         self.check(topic, records[0])
         try:
-            placed = self._producer.placed(topic, records)
+            prepared = self._producer.prepared(topic, records)
             topic_id = self._routes.topic(topic).topic_id
         except (UnknownQueue, RequestError) as error:
             raise NoPlace(str(error)) from error
-        return Target(topic_id, placed[0][0]), [record for _, record in placed]
+        return Target(topic_id, prepared[0][0]), [record for _, record in prepared]

@@ -224,7 +224,7 @@ def timer_metrics(timer: TimerService) -> Iterator[Metric]:
     )
     by_topic = GaugeMetricFamily(
         "mq_schedule_pending_by_topic",
-        "Delayed records hung into the wheel, by the id of their topic.",
+        "Delayed records scheduled, by the id of their topic.",
         labels=["topic_id"],
     )
     for topic_id, count in sorted(timer.pending_counts().items()):

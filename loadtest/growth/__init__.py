@@ -3,7 +3,7 @@
     python -m loadtest.growth [--only push] [--rounds 3] [--resume] [--quick]
 
     scenarios.py   what grows in each, from where, and what is measured
-    works.py       the works: against a server, with a size, numbers back
+    workloads.py   the workloads: against a server, with a size, numbers back
     report.py      all runs as JSON, a table of growth, a plot for each scenario
 
 A point is one server and one size; every point has a file of its own (artifacts/growth/runs), and the report is made

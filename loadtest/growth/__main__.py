@@ -20,7 +20,7 @@ from loadtest.bench.machine import commit, facts, versions
 from loadtest.bench.request import RunFailed
 from loadtest.growth.report import write_report
 from loadtest.growth.scenarios import FACTORS, SCENARIOS, Scenario
-from loadtest.growth.works import TIMEOUT_S, WorkFailed
+from loadtest.growth.workloads import TIMEOUT_S, WorkloadFailed
 from loadtest.process import ProcessFailed, end_when_told, running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def point(scenario: Scenario, size: int, directory: Path) -> dict[str, object]:
                     return dict(await scenario.work(server, size))
 
             return uvloop.run(work())
-    except* (WorkFailed, RunFailed, ProcessFailed, aiohttp.ClientError, OSError, TimeoutError) as problems:
+    except* (WorkloadFailed, RunFailed, ProcessFailed, aiohttp.ClientError, OSError, TimeoutError) as problems:
         error: BaseException = problems
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

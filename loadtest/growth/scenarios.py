@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from loadtest.growth import works
+from loadtest.growth import workloads
 from loadtest.process import Running
 
 FACTORS = (1, 10, 100)
@@ -18,7 +18,7 @@ class Scenario(NamedTuple):
     title: str
     grows: str
     base: int
-    work: Callable[[Running, int], Awaitable[works.Numbers]]
+    work: Callable[[Running, int], Awaitable[workloads.Numbers]]
     cost: str
     """The number that is plotted, and whose growth is in the table."""
 
@@ -33,14 +33,16 @@ _EACH = "ms until shared out, for each member"
 _CPU = "µs CPU of the server for each record"
 
 SCENARIOS = (
-    Scenario("single", "Single sends", "connections", 1, works.single, "cpu_us", _CPU),
-    Scenario("batch", "Batches", "JSON records in a request", 10, works.batch, "cpu_us", _CPU),
-    Scenario("stored", "Sending to a log that is there", "records stored", 10_000, works.stored, "cpu_us", _CPU),
-    Scenario("consume", "Consuming from the start", "records read", 10_000, works.consume, "cpu_us", _CPU),
-    Scenario("push", "Pushing to many", "sockets", 1, works.push, "cpu_us", "µs CPU of the server for each delivery"),
-    Scenario("pending", "Delayed records that wait", "records pending", 10_000, works.pending, "cpu_us", _CPU),
-    Scenario("topics", "Sending to many topics", "topics", 100, works.topics, "cpu_us", _CPU),
-    Scenario("members", "Members of a group joining", "members", 1, works.members, "each_ms", _EACH),
-    Scenario("consumers", "Queue mode", "consumers", 1, works.consumers, "cpu_us", _CPU),
-    Scenario("idle", "Idle sockets", "sockets", 10, works.idle, "rss_kb", "kB of memory for each socket"),
+    Scenario("single", "Single sends", "connections", 1, workloads.single, "cpu_us", _CPU),
+    Scenario("batch", "Batches", "JSON records in a request", 10, workloads.batch, "cpu_us", _CPU),
+    Scenario("stored", "Sending to a log that is there", "records stored", 10_000, workloads.stored, "cpu_us", _CPU),
+    Scenario("consume", "Consuming from the start", "records read", 10_000, workloads.consume, "cpu_us", _CPU),
+    Scenario(
+        "push", "Pushing to many", "sockets", 1, workloads.push, "cpu_us", "µs CPU of the server for each delivery"
+    ),
+    Scenario("pending", "Delayed records that wait", "records pending", 10_000, workloads.pending, "cpu_us", _CPU),
+    Scenario("topics", "Sending to many topics", "topics", 100, workloads.topics, "cpu_us", _CPU),
+    Scenario("members", "Members of a group joining", "members", 1, workloads.members, "each_ms", _EACH),
+    Scenario("consumers", "Queue mode", "consumers", 1, workloads.consumers, "cpu_us", _CPU),
+    Scenario("idle", "Idle sockets", "sockets", 10, workloads.idle, "rss_kb", "kB of memory for each socket"),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Consumer groups in memory: the pure machines of stream mode, applied at once, and documents. Nothing is durable.
 
-Implements the parts of `gateway.groups.protocol.Groups` that consumer instances use; queue mode is not here.
+Implements the parts of `gateway.groups.protocol.Groups` that consumer instances and the group resources of v3 use;
+queue mode is not here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.api.read import Consumer
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import GroupActive
+from gateway.groups.machines.errors import GroupActive, UnknownGroup
 from gateway.groups.machines.events import MembershipEvent
 from gateway.groups.machines.membership import Member, Membership, Share
 from gateway.groups.machines.progress import (
@@ -21,6 +22,8 @@ from gateway.groups.machines.progress import (
     Progress,
     Start,
     StartTime,
+    Unavailable,
+    lag_of,
     where_to_start,
 )
 from gateway.groups.machines.strategies.base import Partition
@@ -28,11 +31,15 @@ from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
     CommittedPosition,
+    GroupDescription,
+    GroupView,
     MemberKey,
+    MemberView,
     OffsetCommit,
+    PartitionLag,
     TopicPartition,
 )
-from gateway.routing.base import Routes
+from gateway.routing.base import Routes, TopicView
 
 
 class FakeGroups:
@@ -49,6 +56,40 @@ class FakeGroups:
         self._routes = routes
         self._consumer = consumer
         self._changed = asyncio.Event()
+
+    def groups(self) -> list[GroupView]:
+        return [self.describe(group).view for group in sorted(self.memberships)]
+
+    def describe(self, group: str) -> GroupDescription:
+        if group not in self.memberships:
+            raise UnknownGroup(group)
+        membership = self.memberships[group]
+        members = tuple(
+            MemberView(one, membership.share(one.member_id), membership.heard_ago_ms(one.member_id, self.now_ms))
+            for one in membership.members()
+        )
+        topics = tuple(topic.name for topic in self._topics_of(membership))
+        return GroupDescription(
+            GroupView(group, "stable", membership.generation, len(members), topics), GroupConfig(), members
+        )
+
+    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
+        self.describe(group)
+        rows = []
+        for topic in self._topics_of(self.memberships[group]):
+            for number in range(topic.partitions if topics is None or topic.name in topics else 0):
+                bounds = await self._consumer.bounds(topic.name, number)
+                stored = self.progress.lookup(group, PartitionKey(topic.topic_id, number))
+                assert not isinstance(stored, Unavailable)
+                lag = lag_of(stored, bounds, bounds.min_offset)
+                owner = self.memberships[group].owner(self._partition(topic.name, number))
+                rows.append(
+                    PartitionLag(
+                        topic.name, number, lag.committed, "", *bounds, lag.lag, lag.lost_count, 0, 0, None,
+                        None if owner is None else owner.member_id,
+                    )
+                )  # fmt: skip
+        return rows
 
     def config(self, group: str) -> GroupConfig:
         return GroupConfig()
@@ -167,6 +208,10 @@ class FakeGroups:
             membership.apply(event, self.now_ms)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _topics_of(self, membership: Membership) -> list[TopicView]:
+        wanted = [member.subscription for member in membership.members()]
+        return [topic for topic in self._routes.topics() if any(one.matches(topic.name) for one in wanted)]
 
     def _membership(self, group: str) -> Membership:
         return self.memberships.setdefault(group, Membership(group, GroupConfig(), Sticky()))

@@ -221,12 +221,12 @@ async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(
     await timer.close()
     clock.step(400 * DAY_MS)
     late_ms = START_MS + 6 * DAY_MS  # younger than all of them
-    await log.accept([(START_MS - 7, b"not hung before the stop"), (late_ms, b"nor this one")])
+    await log.accept([(START_MS - 7, b"not scheduled before the stop"), (late_ms, b"nor this one")])
     timer = make_timer(log, disk, clock, roll_window_ms=6 * DAY_MS, heap_count_max=16)
     await timer.start()
     assert timer.recovery_outcome == "clean"
     most_in_memory = 0
-    assert await timer.firing_step() == 0, "what is older may still have to be hung"
+    assert await timer.firing_step() == 0, "what is older may still have to be scheduled"
     assert await timer.intake_step() == 2
     await log.accept([(START_MS + 400 * DAY_MS, b"accepted after the start")])
     assert await timer.intake_step() == 0, "the read mark is more than a lap behind: catch up first"
@@ -235,7 +235,7 @@ async def test_four_hundred_days_of_downtime_lose_nothing_and_fire_oldest_first(
         await timer.intake_step()
         most_in_memory = max(most_in_memory, timer._state.open.in_memory_count)
     *fired, last, after_start = values(log)
-    assert fired == [b"not hung before the stop", *(b"%d" % due_ms for due_ms in sorted(dues))]
+    assert fired == [b"not scheduled before the stop", *(b"%d" % due_ms for due_ms in sorted(dues))]
     assert (last, after_start) == (b"nor this one", b"accepted after the start")
     assert most_in_memory <= 16 + 4
 

@@ -209,12 +209,12 @@ class FastPath:
             if sent is None:
                 return False
             record, json_values, detail = sent
-            place = self._producer.place(view, record, partition)
+            chosen = self._producer.batch_partition(view, record, partition)
         except Exception:  # nothing was stored: the normal path meets the same error, and answers it
             return False
-        if place is None:
+        if chosen is None:
             return False
-        self._join((topic, place[0], json_values, acks), record, (meaning, record, detail, client), body_bytes)
+        self._join((topic, chosen[0], json_values, acks), record, (meaning, record, detail, client), body_bytes)
         return True
 
     # ------------------------------------------------------------------------------------------------ records

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import orjson
 import pytest
 
-from loadtest.growth import works
+from loadtest.growth import workloads
 from loadtest.growth.__main__ import point
 from loadtest.growth.report import growth, plot, write_report
 from loadtest.growth.scenarios import FACTORS, SCENARIOS, Scenario
@@ -48,7 +48,7 @@ def test_a_server_that_is_killed_gives_no_number(tmp_path: Path) -> None:
 
 def test_a_work_that_is_refused_gives_no_number(tmp_path: Path) -> None:
     async def refused(server: Running, size: int) -> Mapping[str, float]:
-        raise works.WorkFailed("offset 3 came where 2 was to come")
+        raise workloads.WorkloadFailed("offset 3 came where 2 was to come")
 
     result = point(by_name("idle")._replace(work=refused), 1, tmp_path)
     assert result == {"failed": "offset 3 came where 2 was to come"}

@@ -10,48 +10,44 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from gateway.api.shapes.v3 import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
-from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import UnknownGroup
-from gateway.groups.machines.membership import Member, Share
-from gateway.groups.machines.strategies.base import Partition
+from gateway.codec.records import ProduceRecord
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.protocol import GroupDescription, GroupView, MemberView, PartitionLag
+from gateway.groups.protocol import MemberKey, OffsetCommit
 from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.fake_groups import FakeGroups
 
 TOPIC = "/v3/clusters/c1/topics/orders"
 
 
-class FakeGroups:
-    """One group, `billing`, with one member and lag in two partitions."""
-
-    def groups(self) -> list[GroupView]:
-        return [GroupView("billing", "stable", 3, 1, ("orders",))]
-
-    def describe(self, group: str) -> GroupDescription:
-        if group != "billing":
-            raise UnknownGroup(f"group {group} is not known")
-        share = Share(3, (Partition("orders", 16, 1),), (), b"", False)
-        member = Member("m1", Subscription(frozenset(["orders"])), 30_000, b"", 3)
-        return GroupDescription(self.groups()[0], GroupConfig(), (MemberView(member, share, 5),))
-
-    async def lag(self, group: str, topics: list[str] | None = None) -> list[PartitionLag]:
-        self.describe(group)
-        rows = [
-            PartitionLag("orders", 0, None, "", 0, 10, 10, 0, 0, 0, None, None),
-            PartitionLag("orders", 1, 1, "", 0, 101, 100, 0, 0, 0, None, "m1"),
-        ]
-        return [row for row in rows if topics is None or row.topic in topics]
+GROUP = "/v3/clusters/c1/consumer-groups/billing"
 
 
 @pytest.fixture
-async def client(gateway: Gateway, aiohttp_client: Callable[[TestServer], Awaitable[Client]]) -> Client:
-    named = replace(gateway, cluster_id="c1", groups=FakeGroups())  # type: ignore[arg-type]
+def groups(gateway: Gateway) -> FakeGroups:
+    return FakeGroups(gateway.routes_table, gateway.consumer)
+
+
+@pytest.fixture
+async def client(
+    gateway: Gateway, groups: FakeGroups, aiohttp_client: Callable[[TestServer], Awaitable[Client]]
+) -> Client:
+    named = replace(gateway, cluster_id="c1", groups=groups)  # type: ignore[arg-type]
     server = TestServer(build_application(named))
     await server.start_server(auto_decompress=False)
     return await aiohttp_client(server)
+
+
+@pytest.fixture
+async def billing(gateway: Gateway, groups: FakeGroups) -> None:
+    """Group `billing`: one member, with one of 101 records of partition 1 consumed and none of 10 of partition 0."""
+    member_id, share = await groups.join("billing", "m1", Subscription(frozenset(["orders"])))
+    record = ProduceRecord(None, b"x", [], None, None, None, None, None)
+    for partition, count in ((0, 10), (1, 101)):
+        await gateway.producer.produce("orders", [record] * count, partition=partition, json_values=False)
+    await groups.commit("billing", [OffsetCommit("orders", 1, 1)], MemberKey(member_id, share.generation))
 
 
 async def get(client: Client, path: str, status: int = 200) -> dict[str, object]:
@@ -71,21 +67,35 @@ async def get(client: Client, path: str, status: int = 200) -> dict[str, object]
         (f"{TOPIC}/configs/retention.ms", "KafkaTopicConfig", {"value": "604800000", "is_default": True}),
         (f"{TOPIC}/partitions/1", "KafkaPartition", {"partition_id": 1}),
         (f"{TOPIC}/partitions/1/offset", "KafkaPartitionWithOffsets", {"earliest_offset": 0, "latest_offset": 0}),
-        ("/v3/clusters/c1/consumer-groups/billing", "KafkaConsumerGroup", {"state": "STABLE", "is_simple": False}),
-        ("/v3/clusters/c1/consumer-groups/billing/consumers/m1", "KafkaConsumer", {"consumer_id": "m1"}),
+    ],
+)
+async def test_resources(client: Client, path: str, kind: str, fields: dict[str, object]) -> None:
+    await check_resource(client, path, kind, fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "fields"),
+    [
+        (GROUP, "KafkaConsumerGroup", {"state": "STABLE", "is_simple": False}),
+        (f"{GROUP}/consumers/m1", "KafkaConsumer", {"consumer_id": "m1"}),
         (
-            "/v3/clusters/c1/consumer-groups/billing/lag-summary",
+            f"{GROUP}/lag-summary",
             "KafkaConsumerGroupLagSummary",
             {"max_lag": 100, "total_lag": 110, "max_lag_partition_id": 1, "max_lag_consumer_id": "m1"},
         ),
         (
-            "/v3/clusters/c1/consumer-groups/billing/lags/orders/partitions/1",
+            f"{GROUP}/lags/orders/partitions/1",
             "KafkaConsumerLag",
             {"current_offset": 1, "log_end_offset": 101, "lag": 100},
         ),
     ],
 )
-async def test_resources(client: Client, path: str, kind: str, fields: dict[str, object]) -> None:
+@pytest.mark.usefixtures("billing")
+async def test_resources_of_a_group(client: Client, path: str, kind: str, fields: dict[str, object]) -> None:
+    await check_resource(client, path, kind, fields)
+
+
+async def check_resource(client: Client, path: str, kind: str, fields: dict[str, object]) -> None:
     resource = await get(client, path)
     assert resource["kind"] == kind
     assert fields.items() <= resource.items()
@@ -106,11 +116,12 @@ async def test_resources(client: Client, path: str, kind: str, fields: dict[str,
         (f"{TOPIC}/partitions", "KafkaPartitionList", 4),
         (f"{TOPIC}/partitions/0/replicas", "KafkaReplicaList", 1),
         ("/v3/clusters/c1/consumer-groups", "KafkaConsumerGroupList", 1),
-        ("/v3/clusters/c1/consumer-groups/billing/consumers", "KafkaConsumerList", 1),
-        ("/v3/clusters/c1/consumer-groups/billing/consumers/m1/assignments", "KafkaConsumerAssignmentList", 1),
-        ("/v3/clusters/c1/consumer-groups/billing/lags", "KafkaConsumerLagList", 2),
+        (f"{GROUP}/consumers", "KafkaConsumerList", 1),
+        (f"{GROUP}/consumers/m1/assignments", "KafkaConsumerAssignmentList", 4),
+        (f"{GROUP}/lags", "KafkaConsumerLagList", 4),
     ],
 )
+@pytest.mark.usefixtures("billing")
 async def test_lists(client: Client, path: str, kind: str, count: int) -> None:
     page = await get(client, path)
     rows = page["data"]
@@ -130,10 +141,11 @@ async def test_lists(client: Client, path: str, kind: str, count: int) -> None:
         (f"{TOPIC}/partitions/x", 404),
         (f"{TOPIC}/configs/compression.type", 404),
         ("/v3/clusters/c1/consumer-groups/none", 40405),
-        ("/v3/clusters/c1/consumer-groups/billing/consumers/none", 404),
-        ("/v3/clusters/c1/consumer-groups/billing/lags/orders/partitions/3", 404),
+        (f"{GROUP}/consumers/none", 404),
+        (f"{GROUP}/lags/orders/partitions/4", 404),
     ],
 )
+@pytest.mark.usefixtures("billing")
 async def test_what_is_not_there(client: Client, path: str, code: int) -> None:
     assert (await get(client, path, 404))["error_code"] == code
 

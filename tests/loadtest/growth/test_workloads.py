@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.growth import works
+from loadtest.growth import workloads
 from loadtest.growth.scenarios import SCENARIOS, Scenario
 from loadtest.process import Running, running_server
 
@@ -29,12 +29,12 @@ async def test_a_work_has_the_number_that_is_plotted(
     scenario: Scenario, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in TINY.items():
-        monkeypatch.setattr(works, name, value)
-    monkeypatch.setattr(works, "TOPIC", f"tiny-{scenario.name}")
+        monkeypatch.setattr(workloads, name, value)
+    monkeypatch.setattr(workloads, "TOPIC", f"tiny-{scenario.name}")
     numbers = await scenario.work(server, SIZES.get(scenario.name, 3))
     assert numbers[scenario.cost] >= 0
     assert all(value >= 0 for value in numbers.values())
 
 
-def test_the_sizes_of_this_test_are_names_of_the_works() -> None:
-    assert all(hasattr(works, name) for name in TINY)
+def test_the_sizes_of_this_test_are_names_of_the_workloads() -> None:
+    assert all(hasattr(workloads, name) for name in TINY)

@@ -1,7 +1,7 @@
-"""The works whose cost is measured over their size. Each gets a server and a size, and answers with numbers.
+"""The workloads whose cost is measured over their size. Each gets a server and a size, and answers with numbers.
 
 CPU is the server's, all threads, in µs for each record (or what the name says): on a busy machine it says more than
-rates do. Sends are durable. A work that finds less or other than was sent raises WorkFailed.
+rates do. Sends are durable. A workload that finds less or other than was sent raises WorkloadFailed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QUEUE_COUNT = 20_000
 SETTLE_S = 0.5
 
 
-class WorkFailed(Exception):
+class WorkloadFailed(Exception):
     """The server did not do the work, or did it wrongly."""
 
 
@@ -67,7 +67,7 @@ async def single(server: Running, size: int) -> Numbers:
     meter = Meter(server)
     load = await RawClient().drive(server.url, request, connections=size, duration_s=SINGLE_S)
     if load.error_count:
-        raise WorkFailed(f"{load.error_count} of {load.request_count} requests failed")
+        raise WorkloadFailed(f"{load.error_count} of {load.request_count} requests failed")
     return {**meter.per(load.request_count), "p99_ms": load.p99_ms}
 
 
@@ -112,7 +112,7 @@ async def consume(server: Running, size: int) -> Numbers:
                 while next_offset < size:
                     for message in await socket.messages():
                         if message["offset"] != next_offset:
-                            raise WorkFailed(f"offset {message['offset']} came where {next_offset} was to come")
+                            raise WorkloadFailed(f"offset {message['offset']} came where {next_offset} was to come")
                         next_offset += 1
         return meter.per(size * times)
 
@@ -179,7 +179,7 @@ async def pending(server: Running, size: int) -> Numbers:
             while len(late_ms) < SOON_COUNT:
                 late_ms += [one["store_timestamp"] - one["deliver_at"] for one in await socket.messages()]
         if min(late_ms) < 0:
-            raise WorkFailed(f"a delayed record was {-min(late_ms)} ms early")
+            raise WorkloadFailed(f"a delayed record was {-min(late_ms)} ms early")
         return {**numbers, "late_p99_ms": percentile(late_ms, 99), "rss_mb": server.rss_bytes() / 1e6}
 
 
@@ -303,14 +303,14 @@ class _Socket:
         return self._next_id
 
     async def ask(self, **command: object) -> dict[str, Any]:
-        """A command and its answer. What was pushed in between is kept. Raises WorkFailed."""
+        """A command and its answer. What was pushed in between is kept. Raises WorkloadFailed."""
         number = await self.tell(**command)
         kept = []
         while (frame := await self._frame()).get("id") != number:
             kept.append(frame)
         self._kept += kept
         if not frame["ok"]:
-            raise WorkFailed(str(frame))
+            raise WorkloadFailed(str(frame))
         return frame
 
     async def pushes(self) -> AsyncIterator[dict[str, Any]]:
@@ -324,17 +324,17 @@ class _Socket:
             if frame.get("op") == "messages":
                 found: list[dict[str, Any]] = frame["messages"]
                 return found
-        raise WorkFailed("the socket was closed")
+        raise WorkloadFailed("the socket was closed")
 
     async def _frame(self) -> dict[str, Any]:
         if self._kept:
             return self._kept.pop(0)
         frame = await self._socket.receive()
         if frame.type is not aiohttp.WSMsgType.TEXT:
-            raise WorkFailed(f"the socket was closed: {frame.extra or self._socket.close_code}")
+            raise WorkloadFailed(f"the socket was closed: {frame.extra or self._socket.close_code}")
         told: dict[str, Any] = orjson.loads(frame.data)
         if told.get("op") in ("error", "goaway"):
-            raise WorkFailed(str(told))
+            raise WorkloadFailed(str(told))
         return told
 
 
@@ -351,7 +351,7 @@ class _Client:
         await self._asked("PUT", path, orjson.dumps({"partitions": partitions}), "application/json")
 
     async def post(self, path: str, body: bytes, kind: str) -> None:
-        """Raises WorkFailed."""
+        """Raises WorkloadFailed."""
         await self._asked("POST", path, body, kind)
 
     async def get(self, path: str, kind: str) -> None:
@@ -359,7 +359,7 @@ class _Client:
         async with self._session.get(self._url + path, headers={"Accept": kind}) as response:
             answer = await response.read()
             if response.status >= 300:
-                raise WorkFailed(f"GET {path}: {response.status} {answer[:200]!r}")
+                raise WorkloadFailed(f"GET {path}: {response.status} {answer[:200]!r}")
 
     async def fill(self, count: int) -> None:
         """That many records in raw batches of 1,000."""
@@ -389,7 +389,7 @@ class _Client:
         async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
             answer = await response.read()
             if response.status >= 300:
-                raise WorkFailed(f"{method} {path}: {response.status} {answer[:200]!r}")
+                raise WorkloadFailed(f"{method} {path}: {response.status} {answer[:200]!r}")
 
 
 @asynccontextmanager
