@@ -131,7 +131,9 @@ def check_head(method: str, path: str, status: int, headers: Mapping[str, str]) 
     """The declared answer; None when no route has the path. Fails when there is none of this status or type."""
     operation = document().operation(method, path)
     if operation is None:
-        assert status in (400, 403, 404, 405, 204, 503, 505), f"{method} {path} is no route, and was answered {status}"
+        assert status in (400, 403, 404, 405, 204, 429, 503, 505), (
+            f"{method} {path} is no route, and was answered {status}"
+        )
         return None
     where = f"{method} {path} {status}"
     declared = operation["responses"].get(str(status))

@@ -53,7 +53,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.kafka.metadata": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.records": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.sasl": "e2e/test_kafka.py",
-    "gateway.surfaces.kafka.service": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.trail": "gateway/surfaces/kafka/test_rights.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",
     "gateway.surfaces.native.connections": "gateway/surfaces/native/test_access.py",

@@ -53,6 +53,7 @@ from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, Recor
 from store.limits import MiB
 from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
+from store.turns import others_turn
 from store.types import (
     ID_BYTES,
     NO_ID,
@@ -761,7 +762,7 @@ class Producer:
             unseen_bytes += len(batch)
             if unseen_bytes > _TURN_BYTES:
                 unseen_bytes = 0
-                await asyncio.sleep(0)
+                await others_turn()
             count, tag_hashes = _checked_batch(view, batch)
             target = self._next(view, selector) if partition is None else partition
             route = self._routes.writable(topic, target)
@@ -840,7 +841,7 @@ class Producer:
         for record in opened(batch, allowed=HEADER_DELAYS):
             records.append(record)
             if len(records) % STEP_RECORDS == 0:
-                await asyncio.sleep(0)
+                await others_turn()
         producer_id, epoch, first = record_batch.numbers_of(batch)
         if producer_id >= 0 and epoch >= 0 and first >= 0:
             begin = f"kafka/{producer_id}/{epoch}/{partition}"

@@ -3,9 +3,11 @@ through a few a turn of the event loop."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
+from operator import length_hint
 from typing import TypeVar
+
+from store.turns import others_turn
 
 T = TypeVar("T")
 
@@ -15,8 +17,9 @@ ACTS_PER_TURN = 8
 
 
 async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:
-    """The items, with others' turns in between."""
-    for number, item in enumerate(items, 1):
+    """The items, with others' turns in between; where there may be many, also before the first ones."""
+    is_long = length_hint(items, per_turn + 1) > per_turn
+    for number, item in enumerate(items):
+        if is_long and number % per_turn == 0:
+            await others_turn()
         yield item
-        if number % per_turn == 0:
-            await asyncio.sleep(0)

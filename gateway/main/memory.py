@@ -5,7 +5,7 @@ process stays hundreds of megabytes larger than what it uses, for good. So all t
 nothing, as Python allocates under its own lock; and `give_back_forever` looks at the size of the process now and then,
 and when that has grown has the library return its free pages: at once when it grew since the last time, and seldom
 while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread.
-Where there is no glibc on Linux (musl, macOS), nothing is done: their allocators return pages by themselves.
+Where there is no glibc on Linux (musl, macOS), no pages are returned so: their allocators do it by themselves.
 
 26 unread JSON fetches, resident MiB before, at most, after:
 
@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.main.garbage import Thawing
 from store.limits import MiB
 
 LOOK_S = 5.0
@@ -28,6 +31,9 @@ GROWTH_BYTES = 16 * MiB
 """What a process may have grown before its free pages are looked for."""
 LOOKS_WHILE_LARGE = 4
 """How many looks apart they are looked for while the process stays that much above the least it ever was."""
+
+IDLE_SHARE = 0.25
+"""A process that uses less than so much of a core has little to do."""
 
 _M_ARENA_MAX = -8  # malloc.h
 _STATM = Path("/proc/self/statm")
@@ -75,6 +81,7 @@ class Trimming:
         is_large = now_bytes >= self._least_bytes + GROWTH_BYTES
         if not (has_grown or (is_large and self._looks >= LOOKS_WHILE_LARGE)):
             return False
+        gc.collect()  # what was not looked at yet, see garbage.py: garbage may hold much
         self._trim()
         self._last_bytes, self._looks = self._resident(), 0
         return True
@@ -83,9 +90,12 @@ class Trimming:
 async def give_back_forever() -> None:
     """Return free pages now and then, until cancelled."""
     trim = trimmer()
-    if trim is None or not _STATM.exists():
-        return
-    trimming = Trimming(trim)
+    trimming = None if trim is None or not _STATM.exists() else Trimming(trim)
+    thawing = Thawing()
     while True:
+        used_s = time.process_time()
         await asyncio.sleep(LOOK_S)
-        await asyncio.to_thread(trimming.look)
+        is_idle = time.process_time() - used_s < IDLE_SHARE * LOOK_S
+        await asyncio.to_thread(thawing.look, is_idle=is_idle)
+        if trimming is not None:
+            await asyncio.to_thread(trimming.look)

@@ -22,7 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from gateway.main.wiring import calm_collector
+from gateway.main.garbage import calm_collector
 from loadtest.bench import parts as pages
 from loadtest.bench import store_work as work
 from loadtest.bench.disk import disk_loop

@@ -15,7 +15,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from gateway.main.wiring import calm_collector
+from gateway.main.garbage import calm_collector
 from loadtest.bench import parts as pages
 from loadtest.bench import timer_peers
 from loadtest.bench.parts import Part, met

@@ -16,6 +16,7 @@ from pathlib import Path
 import uvloop
 
 from gateway.main import wiring
+from gateway.main.garbage import calm_collector
 from gateway.main.loop_watch import Held, LoopWatch
 from gateway.settings.config import build
 from store.limits import MiB
@@ -54,7 +55,7 @@ async def serve(data: Path) -> None:
             "limits.fetch_records_max": 100_000,
         }
     )
-    wiring.calm_collector()
+    calm_collector()
     with LoopWatch(beat_s=BEAT_S, held_s=HELD_S, on_work=note).running():
         threading.Thread(target=answer, daemon=True).start()
         await wiring.run(config, announce=lambda url: print(url, kafka_port, flush=True), stopping=stopping)

@@ -296,6 +296,20 @@ def test_a_durable_queue_is_bound_as_kombu_says(connection: Connection, group: s
     taken.nothing_for()
 
 
+def test_headers_of_a_message_are_no_headers_of_its_record(connection: Connection, url: str, group: str) -> None:
+    queue = work(connection)
+    forged = {"mq-reason": "forged", "mq-original-topic": "secret", "mq-attempt": "7"}
+    publish(connection, {"n": 1}, queue.name, headers=forged)
+    taken = Taken(connection, queue)
+    taken.wait(1)
+    assert taken.messages[0].headers.items() >= forged.items()
+    taken.messages[0].reject()
+    dead = next(letters(url, group))
+    assert dead.headers["mq-reason"] == "rejected by the consumer"
+    assert "secret" not in dead.headers.values()
+    assert dead.headers.get("mq-attempt") != "7"
+
+
 def test_what_kombu_did_not_send_is_a_dead_letter(connection: Connection, url: str, group: str) -> None:
     taken = Taken(connection, work(connection))
     with mq.sync.connect(url) as client:

@@ -147,22 +147,6 @@ class Turns:
 STRETCH_PARTITIONS = 250
 """Partitions that are looked at in one stretch of long work: 1 ms, or 3 where a group begins."""
 
-
-class Stretches:
-    """Long work is cut into stretches, and of all there is, one stretch is done in a go of the event loop: a thousand
-    requests at once, each with short turns, would else be one long turn for all others."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    @asynccontextmanager
-    async def next(self) -> AsyncIterator[None]:
-        """One stretch. What is done in it should not wait for anything."""
-        async with self._lock:
-            yield
-            await asyncio.sleep(0)  # held meanwhile: the next one's stretch is in the next go
-
-
 WOKEN_A_TURN = 100
 """Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look."""
 
@@ -332,7 +316,6 @@ class Context:
     leases_moved: Changes = field(default_factory=Changes)
     """By group: there may be something to receive in partitions with open records."""
 
-    stretches: Stretches = field(default_factory=Stretches)
     stats: Stats = field(default_factory=Stats)
 
     async def write(self, events: Sequence[Event], *, flushed: bool = True) -> None:

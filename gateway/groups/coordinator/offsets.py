@@ -55,6 +55,7 @@ from gateway.groups.protocol import (
 )
 from gateway.routing.base import TopicView
 from store.errors import StoreStopped
+from store.turns import stretches
 from store.types import Bounds
 from store.uncancelled import to_its_end, uncancelled
 
@@ -135,7 +136,7 @@ class Offsets:
         for first in range(0, len(partitions), STRETCH_PARTITIONS):
             some = partitions[first : first + STRETCH_PARTITIONS]
             waits = isinstance(start, StartTime)  # for the disk
-            async with nullcontext() if waits or len(partitions) <= FEW else self._context.stretches.next():
+            async with nullcontext() if waits or len(partitions) <= FEW else stretches().next():
                 offsets += [await self.where(name, TopicPartition(topic, partition), start) for partition in some]
         return offsets
 
@@ -251,7 +252,7 @@ class Offsets:
                     for partition in range(view.partitions):
                         lags.append(await self.lag_of(name, view, partition))
                         if partition % LAGS_PER_TURN == LAGS_PER_TURN - 1:
-                            async with context.stretches.next():
+                            async with stretches().next():
                                 pass  # the next ones in another go: what is in memory is read without a wait
         return sorted(lags, key=lambda lag: (lag.topic, lag.partition, lag.owner or ""))
 
@@ -281,7 +282,7 @@ class Offsets:
                 if len(lags) >= limit:
                     omitted_count += len(some)
                     continue
-                async with context.stretches.next():
+                async with stretches().next():
                     lags += [lag for partition in some if (lag := await self._count_of(name, view, partition))]
         return lags[:limit], omitted_count + max(len(lags) - limit, 0)
 

@@ -5,7 +5,7 @@ waits until a record comes, a lease ends, or one is given back. Whoever is cance
 
 Most partitions have nothing new most of the time, and a receive may name 100,000. So:
 
-    first look            all partitions, in stretches (see `Stretches`)
+    first look            all partitions, in stretches (see `store.turns`)
     it waits              first it has itself told of the ends of its topics, then looks again
     woken by a record     only the partitions that got one, and those with open records: some may be due, or given back
     woken by else         there is room again, a reset, a topic that came or grew: all partitions again
@@ -53,6 +53,7 @@ from gateway.routing.base import TopicView
 from gateway.routing.tail_watcher import TailWatcher, TopicWatch
 from store.errors import StoreError
 from store.record_batch import Headers
+from store.turns import stretches
 from store.types import Bounds
 from store.uncancelled import to_its_end
 
@@ -331,7 +332,7 @@ class Receiving:
     async def _look_at(self, group: str, lanes: Iterator[Lane], count: int, done: _Round) -> None:
         """Note which of so many partitions are worth their turn."""
         while some := list(islice(lanes, STRETCH_PARTITIONS)):
-            async with nullcontext() if count <= FEW else self._context.stretches.next():
+            async with nullcontext() if count <= FEW else stretches().next():
                 for lane in some:
                     bounds = await self._bounds(lane)
                     if self._may_have(group, lane, bounds, done):

@@ -24,6 +24,7 @@ from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
+from store.turns import others_turn
 
 Result = TypeVar("Result")
 
@@ -228,7 +229,7 @@ async def in_turns(steps: Generator[None, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-        await asyncio.sleep(0)
+        await others_turn()
 
 
 async def let_go(items: list[object], size_bytes: int) -> None:
@@ -236,7 +237,7 @@ async def let_go(items: list[object], size_bytes: int) -> None:
     count = max(1, len(items) * MiB // (size_bytes + 1))
     while items:
         del items[-count:]
-        await asyncio.sleep(0)
+        await others_turn()
 
 
 def read_shape(shape: type[AnyShape], body: bytes, gateway: Gateway) -> AnyShape:

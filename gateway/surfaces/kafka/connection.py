@@ -27,6 +27,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from gateway.surfaces.kafka.frames import Frames, Header, read_header, response_head
+from gateway.surfaces.kafka.reading import ReadTurns
 from gateway.surfaces.kafka.schema import Malformed
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB
@@ -94,12 +95,14 @@ class KafkaConnection(asyncio.Protocol):
         limiter: ConnectionLimiter,
         new_session: Callable[[str, KafkaListener], Session],
         connections: set[KafkaConnection],
+        read_turns: ReadTurns,
     ) -> None:
         self._gateway = gateway
         self._served = served
         self._limiter = limiter
         self._new_session = new_session
         self._connections = connections
+        self._read_turns = read_turns
         self._frames = Frames(UNKNOWN_FRAME_BYTES_MAX)
         self._queue: deque[memoryview] = deque()  # whole requests that wait for their turn
         self._answers: deque[Answer] = deque()  # of requests that are begun, in order
@@ -112,6 +115,7 @@ class KafkaConnection(asyncio.Protocol):
         self._unwatch: Callable[[], None] | None = None
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
         self._is_reading = True
+        self._is_resting = False
         self._heard_s = self._began_s = monotonic()
         self._is_closing = False
 
@@ -253,6 +257,10 @@ class KafkaConnection(asyncio.Protocol):
                 self._began_s = now_s  # of the next request, if some of it is here
             self._queue.extend(frames)
             self._pump()
+        if not self._read_turns.has_room_after(len(data)) and not self._is_resting and not self._is_closing:
+            self._is_resting = True
+            self._read_turns.rest(self._rested)
+            self._read_or_wait()
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
@@ -283,7 +291,15 @@ class KafkaConnection(asyncio.Protocol):
             and not self._is_closing
         ):
             self._begin(self._queue.popleft())
-        wants_more = not self._queue
+        self._read_or_wait()
+
+    def _rested(self) -> None:
+        self._is_resting = False
+        self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        """Read as long as no whole request waits, and it is not others' turn."""
+        wants_more = not self._queue and not self._is_resting
         if wants_more is not self._is_reading and self._transport is not None and not self._is_closing:
             self._is_reading = wants_more
             if wants_more:

@@ -40,6 +40,9 @@ from store.errors import StoreError, UnknownQueue
 COMMITTED_PER_TURN = 1_000
 """Partitions whose committed offset is looked up in one turn of the event loop."""
 
+ANSWERED_PER_TURN = 2_000
+"""Partitions of an answer that are written down in one turn."""
+
 _NO_GENERATION = -1
 _STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "PreparingRebalance"}
 _NOT_ASKED = -(2**31)
@@ -201,21 +204,18 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
         group_code = errors.UNKNOWN_MEMBER_ID  # somebody without a membership, in a group that has members
     except _Errors as error:
         group_code = _code(error)
-    return {
-        "topics": [
+    topics = []
+    async for topic in few_a_turn(request["topics"]):
+        name = topic["name"]
+        partitions = [
             {
-                "name": topic["name"],
-                "partitions": [
-                    {
-                        "partition_index": one["partition_index"],
-                        "error_code": codes.get(TopicPartition(topic["name"], one["partition_index"]), 0) or group_code,
-                    }
-                    for one in topic["partitions"]
-                ],
+                "partition_index": one["partition_index"],
+                "error_code": codes.get(TopicPartition(name, one["partition_index"]), 0) or group_code,
             }
-            for topic in request["topics"]
+            async for one in few_a_turn(topic["partitions"], per_turn=ANSWERED_PER_TURN)
         ]
-    }
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
 
 
 async def offset_delete(session: Session, version: int, request: Message) -> Message:
@@ -308,7 +308,7 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
         except UnknownQueue:
             code = errors.UNKNOWN_TOPIC_OR_PARTITION
     partitions = []
-    for number in numbers:
+    async for number in few_a_turn(numbers, per_turn=ANSWERED_PER_TURN):
         position = positions.get(number)
         offset = None if position is None else position.offset
         if offset is None and leave_out:

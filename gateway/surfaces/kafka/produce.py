@@ -51,8 +51,12 @@ class Produced(NamedTuple):
     message: str | None
 
 
-def read_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
-    """The request whose message begins at `at`. Raises Malformed."""
+class TooMany(Exception):
+    """A request names more partitions than its reader wants to look at."""
+
+
+def read_produce(frame: memoryview, at: int, version: int, partitions_max: int | None = None) -> ProduceRequest:
+    """The request whose message begins at `at`. Raises Malformed, and TooMany beyond `partitions_max`."""
     flexible = version >= FLEXIBLE
     reader = Reader(frame, at)
     id_length = length(reader, _I16, flexible)
@@ -64,7 +68,12 @@ def read_produce(frame: memoryview, at: int, version: int) -> ProduceRequest:
     for _ in range(count(reader, flexible)):
         name = text(reader, flexible)
         partitions = []
-        for _ in range(count(reader, flexible)):
+        partition_count = count(reader, flexible)
+        if partitions_max is not None:
+            partitions_max -= 1 + partition_count
+            if partitions_max < 0:
+                raise TooMany
+        for _ in range(partition_count):
             partition = reader.unpack(_I32)
             size = length(reader, _I32, flexible)
             if size > reader.end - reader.at:

@@ -25,6 +25,7 @@ from gateway.surfaces.kafka.trail import record
 from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
+from store.turns import others_turn
 from store.types import Acks, Appended, Buffer, ReadStatus
 
 TURN_BYTES = 1 * MiB
@@ -60,13 +61,19 @@ class Producing:
     """One Produce request under way. `done` gets the response's buffers, or None where the client wants no response."""
 
     def __init__(
-        self, session: Session, header: Header, frame: memoryview, done: Callable[[Iterable[Buffer] | None], None]
+        self,
+        session: Session,
+        header: Header,
+        frame: memoryview,
+        done: Callable[[Iterable[Buffer] | None], None],
+        *,
+        partitions_max: int | None = None,
     ) -> None:
-        """Raises Malformed."""
+        """Raises Malformed, and TooMany when it names more than `partitions_max`."""
         self._session = session
         self._version = header.version
         self._done = done
-        self._request = request = read_produce(frame, header.at, header.version)
+        self._request = request = read_produce(frame, header.at, header.version, partitions_max)
         self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
         self._open_count = 1  # the one is for having begun all
         self._opened: list[asyncio.Task[Sequence[Receipt]]] = []
@@ -92,7 +99,7 @@ class Producing:
             unseen_bytes += size
             if unseen_bytes > TURN_BYTES:
                 unseen_bytes = 0
-                await asyncio.sleep(0)
+                await others_turn()
         if self._opened:
             await asyncio.wait(self._opened)
 
@@ -212,7 +219,7 @@ async def fetch(session: Session, header: Header, frame: memoryview, allowance: 
         async with gateway.stats.answers.making:
             topics, size, has_error, tails = await _read_all(session, request, room_bytes)
             if size > SMALL_BYTES:
-                await asyncio.sleep(0)  # held meanwhile: of hundreds that ask at once, a few have theirs in each turn
+                await others_turn()  # held meanwhile: of hundreds that ask at once, one has its turn
         left_s = until_s - monotonic()
         is_over = size >= request.min_bytes or has_error or left_s <= 0 or gateway.draining.is_set()
         if is_over or session.access.is_over:
@@ -241,7 +248,7 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
     end."""
     topics: _Topics = []
     tails: list[Tail] = []
-    size, has_error, read_count = 0, False, 0
+    size, has_error, seen_count = 0, False, 0
     is_end = session.gateway.consumer.is_end
     for topic, wanted in request.topics:
         found: list[PartitionBatches] = []
@@ -258,9 +265,9 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
                 if not batches.error_code:
                     tails.append(Tail(topic, one.partition, batches.end))
                 size += sum(map(len, batches.batches))
-                read_count += 1
-                if read_count % ITEMS_PER_TURN == 0:
-                    await asyncio.sleep(0)
+            seen_count += 1
+            if seen_count % ITEMS_PER_TURN == 0:
+                await others_turn()
             has_error = has_error or found[-1].error_code != errors.NONE
         topics.append((topic, found))
     return topics, size, has_error, tails
@@ -341,7 +348,7 @@ async def _offset_at(session: Session, topic: str, partition: int, time_ms: int)
         if not fetched.entries:
             return _NO_OFFSET, -1
         offset = fetched.next_offset
-        await asyncio.sleep(0)
+        await others_turn()
 
 
 async def offset_for_leader_epoch(session: Session, version: int, request: Message) -> Message:

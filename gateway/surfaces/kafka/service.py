@@ -7,22 +7,29 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
+from gateway.api.turns import ITEMS_PER_TURN
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import acls, group_requests, metadata, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
 from gateway.surfaces.kafka.apis import APIS
 from gateway.surfaces.kafka.connection import Answer, Done
 from gateway.surfaces.kafka.frames import Header
+from gateway.surfaces.kafka.produce import TooMany
 from gateway.surfaces.kafka.records import Producing
 from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB
+from store.turns import others_turn
 
 T = TypeVar("T")
 Handler = Callable[[Session, int, Message], Awaitable[Message]]
 
 IN_LOOP_BYTES = 16 * KiB
 """Requests up to this size are read, and their responses written, in the event loop: a millisecond or two."""
+
+LARGE_AT_ONCE = 4
+"""Larger ones that are served at a time, but for those that wait for others: each may be 20,000 elements, which take
+ten times the memory of their bytes."""
 
 HANDLERS: dict[int, Handler] = {
     api.METADATA: metadata.metadata,
@@ -60,9 +67,15 @@ assert HANDLERS.keys() | _BY_HAND == APIS.keys()
 class Service:
     """Serves the requests of all connections; see `connection.Served`."""
 
+    def __init__(self) -> None:
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
     def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> bool:
         """See `Served.begin_produce`."""
-        producing = Producing(session, header, frame, done)
+        try:
+            producing = Producing(session, header, frame, done, partitions_max=2 * ITEMS_PER_TURN)
+        except TooMany:
+            return False
         if producing.takes_turns:
             return False
         producing.begin()
@@ -70,10 +83,20 @@ class Service:
 
     async def serve_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> None:
         """See `Served.serve_produce`."""
+        await others_turn()
         await Producing(session, header, frame, done).begin_in_turns()
 
     async def serve(self, session: Session, header: Header, frame: memoryview, answer: Answer) -> None:
         """See `Served.serve`."""
+        if len(frame) <= IN_LOOP_BYTES or header.key in _WAITING:
+            await self._serve(session, header, frame, answer)
+            return
+        async with self._large:
+            await self._serve(session, header, frame, answer)
+
+    async def _serve(self, session: Session, header: Header, frame: memoryview, answer: Answer) -> None:
+        if len(frame) > IN_LOOP_BYTES:
+            await others_turn()
         if header.key == api.FETCH:
             gateway = session.gateway
             answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
@@ -105,6 +128,7 @@ class Service:
         answer.buffers = (encoded,)
 
 
+_WAITING = frozenset((api.FETCH, api.JOIN_GROUP, api.SYNC_GROUP))
 _LISTS = frozenset((api.METADATA, api.OFFSET_FETCH, api.DESCRIBE_GROUPS, api.LIST_GROUPS, api.DESCRIBE_CONFIGS))
 """Their responses may be large, however small the request."""
 

@@ -30,7 +30,7 @@ from gateway.codec.records import render_records
 from gateway.codec.texts import Texts, render_texts
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.surfaces.http.admission import allowance_of
-from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, WHOLE_BYTES_MAX
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, WHOLE_BYTES_MAX
 from gateway.surfaces.http.answers import packed
 from gateway.surfaces.http.buffers_body import body_of
 from gateway.surfaces.http.caller import access_of
@@ -47,6 +47,7 @@ from gateway.surfaces.http.media import (
 from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer, pieces, records_at_once, rendered_pieces
 from store.limits import KiB, MiB
+from store.turns import others_turn
 from store.types import OFFSET_MAX, Buffer, Entry
 
 log = logging.getLogger(__name__)
@@ -252,6 +253,7 @@ async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: 
             batch_bytes += len(entry.batch)
         if not entries or at >= min(last, high) or left_bytes <= 0:
             return at if pull.is_raw else min(at, last), batch_bytes
+        await others_turn()  # what is cached is read without a wait
         fetched = await gateway.consumer.fetch(
             pull.topic, pull.partition, at, max_bytes=min(left_bytes, _EXTENT_READ_BYTES), end_offset=last
         )
@@ -377,6 +379,7 @@ async def _texts(
     size = 0
     next_offset = pull.start
     stop = min(last, entries[-1].next_offset) if entries else pull.start
+    await _large_turn(entries)
     for covering, low, high in pieces(entries, pull.start, last, records_at_once(entries, room_bytes)):
         made = render_texts(
             pull.topic,
@@ -397,19 +400,25 @@ async def _texts(
         if size > room_bytes:
             break
         if high < stop:
-            await asyncio.sleep(0)
+            await others_turn()
     if pull.tag_filter is not None:
         return texts, next_offset
     while size > room_bytes and next_offset > pull.start + 1:
         too_many = texts.pop()
         size -= too_many.size
         if too_many.record_count > 1 and (size < room_bytes or not texts):
-            await asyncio.sleep(0)  # they are rendered once more
+            await others_turn()  # they are rendered once more
             texts += _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
             size += too_many.size
         else:
             next_offset -= too_many.record_count
     return texts, next_offset
+
+
+async def _large_turn(entries: Sequence[Entry]) -> None:
+    """Others' turn before the first of many records is rendered: dozens of large answers may be made at once."""
+    if sum(entry.size for entry in entries) > SMALL_BYTES:
+        await others_turn()
 
 
 def _single_texts(pull: _Pull, entries: Sequence[Entry], low: int, high: int) -> list[Texts]:
@@ -458,6 +467,7 @@ async def _wanted(pull: _Pull, fetched: Fetched, room_bytes: int) -> tuple[list[
     texts: list[Buffer] = []
     size = 0
     stop = pull.stop
+    await _large_turn(fetched.entries)
     for records, high in rendered_pieces(
         pull.topic,
         pull.partition,
@@ -475,7 +485,7 @@ async def _wanted(pull: _Pull, fetched: Fetched, room_bytes: int) -> tuple[list[
                 assert isinstance(offset, int)
                 return texts, offset + 1
         if high < stop:
-            await asyncio.sleep(0)
+            await others_turn()
     return texts, min(fetched.next_offset, max(stop, pull.start))
 
 

@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import orjson
@@ -57,6 +56,7 @@ from gateway.surfaces.http.send_options import (
 )
 from gateway.surfaces.http.tracing import Headers, trace_headers, traced
 from store import record_batch
+from store.turns import others_turn
 from store.types import Acks
 
 
@@ -182,7 +182,9 @@ async def _parsed(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool)
     """As `parse_records`; of a large body with others' turns in between."""
     if size_bytes <= STEP_BYTES:
         return parse_records(sent, fmt, raw_keys=raw_keys)
-    return await in_turns(parse_records_in_steps(sent, fmt, raw_keys=raw_keys, size_bytes=size_bytes))
+    parsed = await in_turns(parse_records_in_steps(sent, fmt, raw_keys=raw_keys, size_bytes=size_bytes))
+    await others_turn()  # to prepare and encode thousands takes as long as some steps
+    return parsed
 
 
 async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
@@ -193,7 +195,7 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
         if len(records) + header.record_count > records_max:
             raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
         records += opened(batch, allowed=DELAYED_HEADERS)
-        await asyncio.sleep(0)
+        await others_turn()
     if not records:
         raise invalid("records must not be empty")
     return records
@@ -214,7 +216,7 @@ async def _send_each(
                 raise RequestError(refusal.error_code, refusal.message, validation_errors=[at]) from None
             parsed.append(refusal)
         if request_index % _TURN_RECORDS == 0:
-            await asyncio.sleep(0)
+            await others_turn()
     outcomes = await send_each(sending, Parsed(parsed, sending.json_values), trace=trace)
     refusals = [outcome for outcome in outcomes if isinstance(outcome, RequestError)]
     if len(refusals) == len(outcomes):

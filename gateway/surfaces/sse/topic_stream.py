@@ -46,7 +46,7 @@ from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import Receive, StartSpec
 from gateway.routing.base import UnknownPartition
-from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import LINES_TYPE, LINES_TYPES, format_named, prefers
@@ -55,6 +55,7 @@ from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import PIECE_BYTES, StreamedAnswer, records_at_once, rendered_pieces
 from gateway.surfaces.sse.group_stream import GroupStream
 from store.limits import KiB, MiB
+from store.turns import others_turn
 from store.types import ReadStatus
 
 SSE_TYPE = "text/event-stream"
@@ -282,7 +283,7 @@ class Stream:
 
     async def _advance(self, followed: FollowedPartition) -> bool:
         """Send what a partition has, one read's worth; whether there may be more."""
-        room_bytes = self._answer.allowance.reserve(_ANSWER_BYTES)
+        room_bytes = await self._answer.allowance.begin(_ANSWER_BYTES)
         fetched = await self._gateway.consumer.fetch(
             followed.topic,
             followed.partition,
@@ -297,6 +298,9 @@ class Stream:
             raise out_of_range(
                 followed.topic, followed.partition, followed.offset, (fetched.min_offset, fetched.max_offset)
             )
+        is_large = sum(entry.size for entry in fetched.entries) > SMALL_BYTES
+        if is_large:
+            await others_turn()  # dozens of streams read at once
         texts: list[bytes] = []
         offsets: list[int] = []
         size, high = 0, followed.offset
@@ -317,7 +321,8 @@ class Stream:
             high = stop
             if size >= room_bytes:
                 break
-            await asyncio.sleep(0)
+            if is_large:
+                await others_turn()
         while size > room_bytes and len(texts) > 1:
             size -= len(texts.pop())
             high = offsets.pop()
@@ -325,7 +330,7 @@ class Stream:
             high = max(high, fetched.next_offset)
         fetched.entries.clear()  # only what is written waits for the client
         if not texts:
-            self._answer.allowance.hold(0)
+            self._answer.allowance.release()
         step = max(1, PIECE_BYTES // CURSOR_BYTES_MAX) if len(self._all_followed) > 1 else len(texts)
         while texts:
             events = self._written(followed, texts, offsets, step)

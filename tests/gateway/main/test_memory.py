@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import platform
 
@@ -58,7 +59,10 @@ def test_glibc_returns_what_is_free() -> None:
     libc.free(blocks[-1])
 
 
-async def test_without_such_a_library_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_such_a_library_no_pages_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
     assert trimmer() is None
-    await memory.give_back_forever()  # returns
+    monkeypatch.setattr(memory, "LOOK_S", 0.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await memory.give_back_forever()  # goes on, and thaws

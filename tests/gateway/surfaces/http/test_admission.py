@@ -10,6 +10,7 @@ from gateway.auth.rates import BURST_S
 from gateway.settings.config import ConfigError, build
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.admission import payer_of, rates_of
+from gateway.surfaces.http.application import UNMATCHED
 from tests.gateway.security.kit import secured, served
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -29,6 +30,24 @@ async def test_a_principal_that_asks_too_often_is_told_when_to_come_back() -> No
         assert found == [(200, None)] * int(BURST_S) + [(429, "1")]
         assert await status("b") == (200, None)
         assert await status("a", "/healthz") == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("PATCH", "/topics", 405), ("OPTIONS", "/topics/orders", 403), ("POST", "/mq/v1/", 404)],
+)
+async def test_what_no_route_does_is_charged_like_the_rest(method: str, path: str, status: int) -> None:
+    parts = await secured({"a": ["admin"]}, limits__requests_per_s_max=1)
+    preflight = {"Origin": "https://elsewhere.example.org", "Access-Control-Request-Method": "POST"}
+    async with served(parts.gateway) as port, aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        found = []
+        for _ in range(int(BURST_S) + 1):
+            async with client.request(method, path, headers=preflight if method == "OPTIONS" else {}) as response:
+                found.append((response.status, response.headers.get("Retry-After")))
+                if response.status == 429:
+                    assert (await response.json())["error_code"] == 42901
+    assert found == [(status, None)] * int(BURST_S) + [(429, "1")]
+    assert parts.gateway.stats.routes[UNMATCHED].statuses == {status: int(BURST_S), 429: 1}
 
 
 async def test_bodies_are_charged_by_their_bytes() -> None:

@@ -23,6 +23,7 @@ from gateway.surfaces.kafka.connection import (
     KafkaConnection,
 )
 from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Header
+from gateway.surfaces.kafka.reading import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
 from gateway.surfaces.kafka.session import Session
 from store.types import Buffer
 
@@ -68,6 +69,8 @@ class Node:
         self.limiter = ConnectionLimiter(self.limits, self.stats)
         self.access = access
         self.connections: set[KafkaConnection] = set()
+        self.next_turn: list[Callable[[], None]] = []
+        self.read_turns = ReadTurns(self.next_turn.append)
         self.done: list[Callable[[Iterable[Buffer] | None], None]] = []
         self.gateway: Any = SimpleNamespace(limits=self.limits, stats=self.stats, rates=None)
 
@@ -79,7 +82,9 @@ class Node:
         def new_session(address: str, reached: KafkaListener) -> Session:
             return Session(self.gateway, cast(Any, None), "", reached, address, self.access)
 
-        connection = KafkaConnection(self.gateway, cast(Any, self), self.limiter, new_session, self.connections)
+        connection = KafkaConnection(
+            self.gateway, cast(Any, self), self.limiter, new_session, self.connections, self.read_turns
+        )
         transport = Transport(address)
         connection.connection_made(cast(Any, transport))
         return connection, transport
@@ -120,6 +125,32 @@ def test_bytes_being_received_of_all_connections(over: int, is_open: bool) -> No
     for connection in (first, second):
         connection.connection_lost(None)
     assert node.stats.receiving_bytes == 0
+
+
+def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
+    node = Node()
+    count = 2 * WOKEN_PER_TURN + 1
+    made = [node.connect() for _ in range(count)]
+    for connection, _ in made:
+        connection.data_received(_produce(READ_PER_TURN)[: READ_PER_TURN // count + 1])
+    assert [transport.is_reading for _, transport in made] == [True] * (count - 1) + [False]
+    for connection, _ in made[:-1]:
+        connection.data_received(b"x")
+    assert not any(transport.is_reading for _, transport in made), "each is read once more"
+
+    def turn() -> list[int]:
+        waiting, node.next_turn[:] = node.next_turn[:], []
+        for call in waiting:
+            call()
+        return [number for number, (_, transport) in enumerate(made) if transport.is_reading]
+
+    in_order = [count - 1, *range(count - 1)]
+    assert turn() == sorted(in_order[:WOKEN_PER_TURN])
+    made[in_order[-1]][0].connection_lost(None)
+    assert turn() == sorted(in_order[: 2 * WOKEN_PER_TURN])
+    assert turn() == sorted(in_order[:-1]), "who is gone does not read on"
+    assert turn() == sorted(in_order[:-1])
+    assert node.next_turn == []
 
 
 @pytest.mark.parametrize(("size", "is_open"), [(UNKNOWN_FRAME_BYTES_MAX, True), (UNKNOWN_FRAME_BYTES_MAX + 1, False)])

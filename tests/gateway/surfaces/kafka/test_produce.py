@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.surfaces.kafka.apis import APIS, FETCH, PRODUCE
 from gateway.surfaces.kafka.by_hand import write_topics
 from gateway.surfaces.kafka.fetch import PartitionBatches, PartitionFetch, read_fetch, write_fetched
-from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_produce, write_produced
+from gateway.surfaces.kafka.produce import PartitionRecords, Produced, TooMany, read_produce, write_produced
 from gateway.surfaces.kafka.schema import Malformed
 from tests.gateway.surfaces.kafka import oracle
 
@@ -95,3 +95,11 @@ def test_mangled_requests_are_refused_and_nothing_else_happens(version: int, dat
             mangled[data.draw(st.integers(0, len(mangled) - 1))] = data.draw(st.integers(0, 255))
         with suppress(Malformed):
             read(memoryview(bytes(mangled[: data.draw(st.integers(0, len(mangled)))])), 0, version)
+
+
+@pytest.mark.parametrize("version", _versions(PRODUCE))
+def test_a_reader_that_wants_few_partitions_stops_before_it_reads_more(version: int) -> None:
+    frame = memoryview(produce_request(version))
+    assert read_produce(frame, 0, version, partitions_max=3) == read_produce(frame, 0, version)
+    with pytest.raises(TooMany):
+        read_produce(frame, 0, version, partitions_max=2)

@@ -4,9 +4,11 @@ breaks off."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 import pytest
@@ -18,7 +20,9 @@ from gateway.codec.cursors import write_cursor
 from gateway.errors import RequestError
 from gateway.main.application import build_application
 from gateway.settings.limits import Limits
+from gateway.surfaces.http import streaming
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.rest_v2 import fetch
 from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, FollowedPartition
 from tests.clock import FakeClock
@@ -189,6 +193,43 @@ async def test_a_filter_leaves_records_out_and_moves_the_cursor_on(client: Clien
     async with stream(client, "?from=earliest&partitions=0&filter=tag:paid") as response:
         paid, caught_up = await until_caught_up(response)
     assert (paid.data["value"], caught_up.id) == (1, "orders@16:0=3")
+
+
+@pytest.mark.parametrize("path", [f"{PATH}?from=earliest", "/topics/orders/partitions/0/records?max_bytes=67108864"])
+async def test_of_dozens_that_read_much_at_once_one_has_its_turn(
+    client: Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        await send(client, *["x" * 1_000] * 200)
+    turn = 0
+    rendered: Counter[int] = Counter()
+
+    def noted(render: Callable[..., Any]) -> Callable[..., Any]:
+        def render_and_note(*arguments: Any, **named: Any) -> Any:
+            rendered[turn] += 1
+            return render(*arguments, **named)
+
+        return render_and_note
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(streaming, "render_records", noted(streaming.render_records))
+    monkeypatch.setattr(fetch, "render_texts", noted(fetch.render_texts))
+
+    async def read() -> None:
+        async with client.get(path) as response:
+            assert response.status == 200
+            await response.content.readexactly(4 * 200 * 1_000)
+
+    counting = asyncio.ensure_future(count())
+    await asyncio.gather(*(read() for _ in range(12)))
+    counting.cancel()
+    assert rendered.total() >= 12
+    assert max(rendered.values()) == 1
 
 
 async def test_several_topics_and_their_epochs(client: Client, broker: FakeBroker) -> None:

@@ -1,0 +1,81 @@
+"""gateway/main/garbage.py: no look of the collector at more than what came lately, and nothing leaks for it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.main import garbage
+from gateway.main.garbage import GROWN_BUSY_MIN, GROWN_IDLE, Thawing, calm_collector
+
+
+class Cycle:
+    """Garbage that no reference count frees."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.me = self
+        Cycle.alive += 1
+
+    def __del__(self) -> None:
+        Cycle.alive -= 1
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks[:]
+    monkeypatch.setattr(garbage, "ALLOCATIONS", 1_000)
+    Cycle.alive = 0
+    calm_collector()
+    yield
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    gc.collect()
+
+
+@pytest.mark.usefixtures("calm")
+def test_the_collector_never_looks_at_what_has_stayed_for_long() -> None:
+    largest = 0
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        nonlocal largest
+        if phase == "start":
+            largest = max(largest, sum(len(gc.get_objects(number)) for number in range(info["generation"] + 1)))
+
+    gc.callbacks.insert(0, look)
+    kept = [[number] for number in range(50_000)]
+    assert 1_000 < largest < 5_000
+    assert gc.get_freeze_count() > len(kept) - 5_000
+
+
+@pytest.mark.usefixtures("calm")
+def test_garbage_goes_soon_and_what_was_frozen_when_there_is_time() -> None:
+    for _ in range(20_000):
+        Cycle()
+    assert Cycle.alive < 5_000
+    thawing = Thawing()
+    kept = [Cycle() for _ in range(GROWN_IDLE + 5_000)]
+    count = Cycle.alive
+    kept.clear()
+    gc.collect()
+    assert Cycle.alive > count - 10_000, "it is frozen"
+    assert not thawing.look(is_idle=False)
+    assert thawing.look(is_idle=True)
+    assert Cycle.alive == 0
+    assert not thawing.look(is_idle=True)
+
+
+def test_a_busy_server_thaws_when_there_is_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3 * GROWN_BUSY_MIN
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: count)
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    thawing = Thawing()
+    count = 6 * GROWN_BUSY_MIN - 1
+    assert not thawing.look(is_idle=False)
+    count += 1
+    assert thawing.look(is_idle=False)

@@ -1,0 +1,45 @@
+"""store.turns: of all long work, one stretch in a turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from store.turns import others_turn, stretches
+
+
+async def test_one_stretch_a_turn_whoever_asks_and_in_their_order() -> None:
+    turn = 0
+    done: list[tuple[int, str]] = []
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    async def work(name: str) -> None:
+        for _ in range(3):
+            await others_turn()
+            done.append((turn, name))
+
+    async def held(name: str) -> None:
+        for _ in range(3):
+            async with stretches().next():
+                done.append((turn, name))
+
+    counting = asyncio.ensure_future(count())
+    await asyncio.gather(work("a"), held("b"), work("c"))
+    counting.cancel()
+    assert max(Counter(at for at, _ in done).values()) == 1
+    assert [name for _, name in done] == ["b", "a", "c"] * 3 or [name for _, name in done] == ["a", "b", "c"] * 3
+
+
+async def test_who_gives_up_waiting_stops_nobody() -> None:
+    waiting = [asyncio.ensure_future(others_turn()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    waiting[1].cancel()
+    async with asyncio.timeout(5):
+        await waiting[2]
+        await others_turn()
