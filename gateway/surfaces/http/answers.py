@@ -23,7 +23,9 @@ from store.limits import KiB
 
 REQUEST_ID = istr("X-Request-Id")
 _REQUEST_ID_KEY = web.RequestKey("mq.request_id", str)
-_REQUEST_ID_CHARS_MAX = 128
+REQUEST_ID_CHARS_MAX = 128
+"""Of an id that a client sends and that is repeated in the answer; a longer one is replaced."""
+
 _ANYTHING = "*/*"
 
 PACK_BYTES_MIN = 16 * KiB
@@ -56,7 +58,7 @@ class RequestIds:
     def sent_in(headers: Mapping[str, str]) -> str | None:
         """The id that a client sent, if it is fit to be repeated."""
         sent = headers.get(REQUEST_ID)
-        if sent is not None and len(sent) <= _REQUEST_ID_CHARS_MAX and sent.isascii() and sent.isprintable():
+        if sent is not None and len(sent) <= REQUEST_ID_CHARS_MAX and sent.isascii() and sent.isprintable():
             return sent
         return None
 

@@ -129,6 +129,10 @@ class FastPath(Protocol[Meaning]):
         """Whether its client may send requests, and the same head again, so that it is worth remembering."""
         ...
 
+    def named(self, meaning: Meaning, request_id: str) -> Meaning:
+        """The same for a request whose client gave it another id."""
+        ...
+
     def principal_of(self, meaning: Meaning) -> str | None:
         """Who sent such a request; None when that is not known any more."""
         ...
@@ -314,7 +318,9 @@ class Connection(web.RequestHandler):
         if fast_path is not None and self._is_between_requests and self._is_idle():
             found = fast_path.heads.find(data)
             if found is not None:
-                meaning, start, end = found
+                meaning, start, end, request_id = found
+                if request_id is not None:
+                    meaning = fast_path.named(meaning, request_id)
                 if len(data) == end:
                     if fast_path.take(meaning, data, start, self):
                         self._meaning = meaning

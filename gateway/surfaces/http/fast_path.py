@@ -39,7 +39,7 @@ from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
-from gateway.surfaces.http.answers import REQUEST_ID, RequestIds
+from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway, RouteStats
@@ -167,8 +167,12 @@ class FastPath:
         return Plain(asked, records, batches, calls, bytes_max, headers, self._stats[asked.route], request_id)
 
     def is_repeatable(self, meaning: Plain) -> bool:
-        """See `connection.FastPath`. Ids of requests differ."""
-        return meaning.asked.is_repeatable and REQUEST_ID not in meaning.headers and self._allows(meaning)
+        """See `connection.FastPath`."""
+        return meaning.asked.is_repeatable and self._allows(meaning)
+
+    def named(self, meaning: Plain, request_id: str) -> Plain:
+        """See `connection.FastPath`."""
+        return meaning._replace(request_id=request_id)
 
     def principal_of(self, meaning: Plain) -> str | None:
         """See `connection.FastPath`."""

@@ -1,23 +1,29 @@
 """Heads of requests that aiohttp's parser has read before, with what they came to.
 
 Equal bytes parse equally: a head that is found here has the parser's answer, so there is no second grammar of HTTP.
-Heads are compared without the digits of their Content-Length: how many digits there are, and which, changes nothing
-else of what the parser says. Whatever may change between two equal requests (rights, topics, quotas) is no part of
+Heads are compared without the digits of their Content-Length, and without their X-Request-Id when it is made of
+letters, digits and `.-_`: how many such characters there are, and which, changes nothing else of what the parser says.
+Whatever may change between two equal requests (rights, topics, quotas) is no part of
 what is remembered.
 
 Invariants
     H1  a head is only remembered when it was the parser's whole input up to its end, each of its lines is a header to
-        the parser, one of them is the Content-Length, and its digits are where they are cut out
-    H2  a head is only found where the digits that were cut out are digits, LENGTH_DIGITS_MAX of them at most
+        the parser, one of them is the Content-Length, one at most an X-Request-Id, and both are where they are cut out
+    H2  a head is only found where the digits that were cut out are digits, LENGTH_DIGITS_MAX of them at most, and the
+        id that was cut out has REQUEST_ID_CHARS_MAX of those characters at most, and one at least
+    H3  two heads that are equal without what was cut out were cut at the same places: each place is behind the first
+        occurrence of a name, and what is cut out has no part in any occurrence
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import re
+from typing import Generic, NamedTuple, TypeVar
 
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
 
+from gateway.surfaces.http.answers import REQUEST_ID, REQUEST_ID_CHARS_MAX
 from store.limits import KiB
 
 HEADS_MAX = 1024
@@ -34,17 +40,29 @@ _LINE = b"\r\n"
 _LENGTHS = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
 """As clients write it; who writes it otherwise is parsed each time."""
 _LENGTH_BYTES = len(_LENGTHS[0])
+_IDS = (b"\r\nX-Request-Id: ", b"\r\nx-request-id: ")
+_ID_BYTES = len(_IDS[0])
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,%d}" % REQUEST_ID_CHARS_MAX)
+_ID_NAME = b"x-request-id"
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 Meaning = TypeVar("Meaning")
 
+Found = tuple[Meaning, int, int, str | None]
+"""What a head means, where its body begins in the data, and where it ends; the id that its client gave the request."""
 
-Found = tuple[Meaning, int, int]
-"""What a head means, where its body begins in the data, and where it ends."""
+
+class _Cut(NamedTuple):
+    """A head without the digits of its length and without its request id; those, and where its body begins."""
+
+    head: bytes
+    digits: bytes
+    start: int
+    request_id: bytes | None
 
 
-def _cut(data: bytes) -> tuple[bytes, bytes, int] | None:
-    """A head without the digits of its length, the digits, and where its body begins; None where there is no length, or
-    no end of the head."""
+def _cut(data: bytes) -> _Cut | None:
+    """None where there is no length, no end of the head, or an id of other characters."""
     at = data.find(_LENGTHS[0], 0, HEAD_BYTES_MAX)
     if at < 0:
         at = data.find(_LENGTHS[1], 0, HEAD_BYTES_MAX)
@@ -56,7 +74,17 @@ def _cut(data: bytes) -> tuple[bytes, bytes, int] | None:
     if end < 0:
         return None
     end += len(END)
-    return data[:at] + data[stop:end], data[at:stop], end
+    head = data[:at] + data[stop:end]
+    own = head.find(_IDS[0])
+    if own < 0:
+        own = head.find(_IDS[1])
+        if own < 0:
+            return _new(_Cut, (head, data[at:stop], end, None))  # each request comes this way
+    own += _ID_BYTES
+    request_id = head[own : head.find(_LINE, own)]
+    if _ID.fullmatch(request_id) is None:
+        return None
+    return _Cut(head[:own] + head[own + len(request_id) :], data[at:stop], end, request_id)
 
 
 class HeadMemo(Generic[Meaning]):
@@ -73,11 +101,11 @@ class HeadMemo(Generic[Meaning]):
         cut = _cut(data)
         if cut is None:
             return None
-        head, digits, start = cut
+        head, digits, start, request_id = cut
         meaning = self._heads.get(head)
         if meaning is None or not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
             return None
-        return meaning, start, start + int(digits)
+        return meaning, start, start + int(digits), None if request_id is None else request_id.decode()
 
     def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
         """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One
@@ -85,7 +113,7 @@ class HeadMemo(Generic[Meaning]):
         cut = _cut(data)
         if cut is None:
             return
-        head, digits, start = cut
+        head, digits, start, request_id = cut
         names = [name.lower() for name, _ in message.raw_headers]
         is_whole = (
             start <= HEAD_BYTES_MAX
@@ -93,6 +121,8 @@ class HeadMemo(Generic[Meaning]):
             and data.count(_LINE, 0, start) == len(names) + 2
             and names.count(b"content-length") == 1
             and message.headers[hdrs.CONTENT_LENGTH].encode() == digits
+            and names.count(_ID_NAME) == (request_id is not None)
+            and (request_id is None or message.headers[REQUEST_ID].encode() == request_id)
         )
         if not is_whole:
             return
