@@ -87,8 +87,9 @@ class AlreadyStored(StoreError):
 
     @property
     def last_position(self) -> int:
-        """Where the last entry begins that holds an original."""
-        return max(original.position for found in self.originals for original in found.values())
+        """Where the last entry of this store begins that holds an original; -1: all came from other stores, durable."""
+        own = (each.position for found in self.originals for each in found.values() if not each.is_moved)
+        return max(own, default=-1)
 
 
 class IdentityReused(StoreError):

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
+from operator import itemgetter
 
 import orjson
 
@@ -24,6 +25,7 @@ from store.clock import Clock, SystemClock
 from store.config import StoreConfig
 from store.data_format import check_format
 from store.dedup.idempotency import Idempotency
+from store.dedup.moved import PART_BYTES_MAX, Leaving, decode_part, encode_part, first_part, still_known
 from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
@@ -39,6 +41,8 @@ from store.snapshot import Snapshot, SnapshotFiles
 from store.topic_changes import TopicChanges
 from store.topics import (
     META_QUEUE,
+    MOVED_IDS_QUEUE,
+    TIMER_QUEUE,
     Changes,
     Event,
     KeyForm,
@@ -48,8 +52,23 @@ from store.topics import (
     check_config,
     decode_events,
     encode_event,
+    partition_of,
 )
-from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
+from store.types import (
+    NO_ID,
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Entry,
+    ExportedIds,
+    Identity,
+    QueueKey,
+    ReadResult,
+    ReadStatus,
+    Source,
+)
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
@@ -214,6 +233,7 @@ class Store:
             self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
         )
         checkpoint = self._queues.checkpoint
+        self._load_moved_ids()
         before_bytes = self._idempotency.catch_up(self._log, checkpoint, self._clock.now_ms(), progress)
 
         def tell(done_bytes: int, total_bytes: int) -> None:
@@ -227,6 +247,24 @@ class Store:
             durable_position=self._queues.durable_position,
             progress=tell,
         )
+
+    def _load_moved_ids(self) -> None:
+        """The ids of the window that came with partitions, from the entries that the index has already."""
+        bounds = self._queues.bounds(MOVED_IDS_QUEUE)
+        search = search_time(bounds, self._clock.now_ms() - self.config.dedup_window_ms, Boundary.LOWER)
+        try:
+            offset = next(search)
+            while True:
+                offset = search.send(self._moved_ids_entry(offset).store_time_ms)
+        except StopIteration as found:
+            for offset in range(min(int(found.value), bounds.max_offset), bounds.max_offset):
+                self._idempotency.apply_moved_ids(self._moved_ids_entry(offset))
+
+    def _moved_ids_entry(self, offset: int) -> Entry:
+        [run] = self._queues.runs(MOVED_IDS_QUEUE, offset, 1)
+        entry = self._log.read_entry(run.position)
+        _check_run(MOVED_IDS_QUEUE, run, entry)
+        return entry
 
     def _replay(self, entries: Sequence[Header | Entry]) -> None:
         of_queue: dict[QueueKey, list[Header | Entry]] = {}
@@ -429,6 +467,53 @@ class Store:
         assert end_offset is not None
         return end_offset
 
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """The next part of what is remembered of sends to the partition of `queue`, at positions from `since` on, for
+        `import_ids` of the store that it moves to: the ids of the window and, with the last part once the queue is
+        sealed, its producers' numbers. Only of what no power cut takes. `into` is the queue in which the partition goes
+        on; an offset of `queue` plus `shift` is one of the partition. Raises UnknownQueue, Corrupt, and what `append`
+        raises."""
+        self._topics.of_queue(queue)
+        leaving = Leaving(queue=queue, into=into, shift=shift, since=since)
+        await self._writer.append((), Acks.FLUSHED)
+        until = min(self._published_position, self._log.durable_position)
+        now_ms = self._clock.now_ms()
+        if self._idempotency.is_saved(since):
+            async with self._saving:  # nothing changes places meanwhile
+                loop = asyncio.get_running_loop()
+                own = await loop.run_in_executor(self._index_executor, self._idempotency.saved_rows, leaving, now_ms)
+                own += self._idempotency.unsaved_rows(leaving, until)
+        else:
+            own = self._idempotency.unsaved_rows(leaving, until)
+        oldest_ms = now_ms - self.config.dedup_window_ms
+        found = [(row.position, [row]) for row in own]
+        for entry in await self.read_entries(self._idempotency.moved_positions(leaving)):
+            parts = [decode_part(record.value or b"") for record in decode(entry.batch)]
+            found.append((entry.position, [row for part in parts for row in still_known(part, oldest_ms=oldest_ms)]))
+        bytes_max = min(PART_BYTES_MAX, self.config.entry_bytes_max // 2)
+        rows, following = first_part(sorted(found, key=itemgetter(0)), bytes_max=bytes_max)
+        if following is not None:
+            return ExportedIds(encode_part(rows, {}), following, is_last=False)
+        is_sealed = self._topics.state_of(queue).end_offset is not None
+        producers = self._idempotency.leaving_producers(leaving) if is_sealed else {}
+        content = encode_part(rows, producers) if rows or producers else b""
+        return ExportedIds(content, until, is_last=True)
+
+    async def import_ids(self, content: bytes) -> None:
+        """Remember what another store has told of a partition that moves here (`export_ids`). Durable and in force on
+        return; said again, it changes nothing. Raises MalformedBatch, TooManyIds, and what `append` raises."""
+        now_ms = self._clock.now_ms()
+        content = self._idempotency.new_part(content, now_ms)
+        if not content:
+            return
+        append = Append(
+            queue=MOVED_IDS_QUEUE,
+            batch=encode([Record(None, content, now_ms)]),
+            record_count=1,
+            identity=Identity(message_ids=[NO_ID]),  # entries with one are shown to `Idempotency.apply`
+        )
+        await self._writer.append([append], Acks.FLUSHED)
+
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """Give up the records of a queue before an offset: from the return on nobody is shown one, durably. Their bytes
         go with the log files they are in. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
@@ -500,6 +585,7 @@ class Store:
             except AlreadyStored:
                 pass  # said by the answer, as it may have to wait for the disk
             else:
+                self._refuse_left(new)
                 outcome = self._writer.append(new, acks)
                 idempotency.begin(new, outcome)
                 return outcome
@@ -527,9 +613,21 @@ class Store:
 
     async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
         appends = await self._only_new(appends, acks)  # in the turn of its check: nothing comes in between
+        self._refuse_left(appends)
         outcome = self._writer.append(appends, acks)
         self._idempotency.begin(appends, outcome)
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
+
+    def _refuse_left(self, appends: Sequence[Append]) -> None:
+        """Raise SealedQueue for delayed records with an identity of a partition that has moved from here: `export_ids`
+        has been asked for it already, and a repeat at its new place would not find them."""
+        for append in appends:
+            if append.queue == TIMER_QUEUE:
+                for partition in {QueueKey(delay.topic_id, delay.partition) for delay in append.delays}:
+                    is_sealing = self._sealing is not None and partition_of(self._sealing) == partition
+                    if is_sealing or self._topics.has_left(partition):
+                        topic_id, number = partition
+                        raise SealedQueue(f"partition {number} of topic id {topic_id} moves; send again in a moment")
 
     @property
     def files(self) -> Files:
@@ -842,7 +940,7 @@ class Store:
             has_grown = self._published_position > self._queues.checkpoint
             has_changed = self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start
             if has_grown or has_changed or self._meta_snapshots.is_torn or self._idempotency.is_damaged:
-                saving = self._idempotency.saving(until)
+                saving = self._idempotency.saving(until, self._clock.now_ms())
             meta_offset = self._meta_offset
             fields = {
                 "log_start": log_start,

@@ -13,7 +13,8 @@ An event is one JSON record of system topic `__meta`:
 
 Topic ids grow and are never used twice, so nothing stored under an old id can show up under a topic that was created
 again. A topic has a queue for each of its partitions, by number; further ones, in which segments of partitions lie,
-have ids from PARTITIONS_MAX on, so that a topic that grows never meets one. A queue that is sealed stays so.
+have ids from PARTITIONS_MAX on, so that a topic that grows never meets one; modulo PARTITIONS_MAX an id is the number
+of its partition. A queue that is sealed stays so.
 Topics made before `json_keys` was written have the form "confluent".
 """
 
@@ -34,6 +35,11 @@ from store.types import QueueKey
 _NAME = re.compile(rf"[A-Za-z0-9._%-]{{1,{TOPIC_NAME_BYTES_MAX}}}", re.ASCII)
 RESERVED_PREFIXES = ("__", "%DLQ%", "%RETRY%")
 FIRST_USER_TOPIC_ID = 16
+
+
+def partition_of(queue: QueueKey) -> QueueKey:
+    """The partition (topic id, number) that a queue is a segment of."""
+    return QueueKey(queue.topic_id, queue.queue_id % PARTITIONS_MAX)
 
 
 class KeyForm(StrEnum):
@@ -110,11 +116,13 @@ TIMER = Topic(2, "__timer", 1)
 OFFSETS = Topic(3, "__offsets", 1)
 RECURRING = Topic(4, "__recurring", 1)
 CLUSTER = Topic(5, "__cluster", 1)
+MOVED_IDS = Topic(6, "__moved_ids", 1)
 META_QUEUE = QueueKey(META.topic_id, 0)
 TIMER_QUEUE = QueueKey(TIMER.topic_id, 0)
 OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
 RECURRING_QUEUE = QueueKey(RECURRING.topic_id, 0)
 CLUSTER_QUEUE = QueueKey(CLUSTER.topic_id, 0)
+MOVED_IDS_QUEUE = QueueKey(MOVED_IDS.topic_id, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +218,9 @@ class TopicTable:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[int, Topic] = {}
         self._queues: dict[QueueKey, QueueState] = {}  # those of which something is to be said
+        self._newest: dict[QueueKey, int] = {}  # of those of each partition (topic id, number), the highest queue id
         self._next_id = FIRST_USER_TOPIC_ID
-        for topic in (META, TIMER, OFFSETS, RECURRING, CLUSTER):
+        for topic in (META, TIMER, OFFSETS, RECURRING, CLUSTER, MOVED_IDS):
             self._put(topic)
 
     def decide_create(
@@ -297,20 +306,26 @@ class TopicTable:
         if isinstance(event, TopicConfigured):
             return self._put(replace(topic, config=TopicConfig().changed(event.config)))
         if isinstance(event, QueueCreated):
-            self._queues[QueueKey(event.topic_id, event.queue_id)] = QueueState()
+            self._put_state(QueueKey(event.topic_id, event.queue_id), QueueState())
             return topic
         if isinstance(event, (QueueSealed, QueueExpired)):
             queue = QueueKey(event.topic_id, event.queue_id)
             state = self.state_of(queue)
             if isinstance(event, QueueSealed):
-                self._queues[queue] = replace(state, end_offset=event.end_offset)
+                self._put_state(queue, replace(state, end_offset=event.end_offset))
             else:
-                self._queues[queue] = replace(state, before_offset=event.before_offset)
+                self._put_state(queue, replace(state, before_offset=event.before_offset))
             return topic
         del self._by_name[topic.name], self._by_id[topic.topic_id]
         for queue in [queue for queue in self._queues if queue.topic_id == topic.topic_id]:
             del self._queues[queue]
+            self._newest.pop(partition_of(queue), None)
         return topic
+
+    def _put_state(self, queue: QueueKey, state: QueueState) -> None:
+        self._queues[queue] = state
+        partition = partition_of(queue)
+        self._newest[partition] = max(self._newest.get(partition, 0), queue.queue_id)
 
     def snapshot(self) -> dict[str, object]:
         """The whole table as JSON fields, for `restore`."""
@@ -325,7 +340,7 @@ class TopicTable:
             config = TopicConfig(**topic.get("config", {}))  # absent where topics had none yet
             self._put(Topic(**{**topic, "config": config, "json_keys": json_keys}))
         for topic_id, queue_id, end_offset, before_offset in fields.get("queues", ()):
-            self._queues[QueueKey(topic_id, queue_id)] = QueueState(end_offset, before_offset)
+            self._put_state(QueueKey(topic_id, queue_id), QueueState(end_offset, before_offset))
         self._next_id = fields["next_topic_id"]
 
     def by_name(self, name: str) -> Topic:
@@ -345,6 +360,11 @@ class TopicTable:
     def state_of(self, queue: QueueKey) -> QueueState:
         """What is to be said of a queue."""
         return self._queues.get(queue, _OPEN)
+
+    def has_left(self, partition: QueueKey) -> bool:
+        """Whether a partition (topic id, number) has moved away: the newest of its queues takes no more records."""
+        newest = self._newest.get(partition)
+        return newest is not None and self.state_of(QueueKey(partition.topic_id, newest)).end_offset is not None
 
     def stated_queues(self) -> list[QueueKey]:
         """The queues of which something is to be said."""

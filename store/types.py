@@ -126,13 +126,25 @@ class ScheduleKey(NamedTuple):
 
 class Original(NamedTuple):
     """Where an earlier send of a record put it. `offset` None: it was accepted as `schedule` (`queue` is topic and
-    partition then), or (batches of a sequenced producer only) it is so old that its offset is forgotten."""
+    partition then), or (batches of a sequenced producer only) it is so old that its offset is forgotten.
+    `is_moved`: it was stored before its partition moved to this store. `queue` is topic and partition, `offset` the
+    partition's, and `position` of the log of the store that has it."""
 
     queue: QueueKey
     offset: int | None
     position: int  # of its entry
     store_time_ms: int
     schedule: ScheduleKey | None = None
+    is_moved: bool = False
+
+
+class ExportedIds(NamedTuple):
+    """A part of what a store remembers of the sends to a partition: `content` for the store that the partition moves to
+    (store/dedup/moved.py), empty when there is nothing. The next part begins at `next_position` of the log."""
+
+    content: bytes
+    next_position: int
+    is_last: bool
 
 
 @dataclass(slots=True, kw_only=True)  # nobody changes one; but a frozen one takes three times as long to make

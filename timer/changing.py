@@ -25,6 +25,7 @@ from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.schedules import TRIES, Query, Schedules
 from timer.state import PATIENCE_MS, TimerState
+from timer.timer_log import MAGIC_ROLL
 
 _CHANGES_PER_GO = 5000
 
@@ -183,8 +184,8 @@ class Changing:
         for change in changes:
             assert change.unit is not None
             change.is_done = True
-            self._state.scheduled_count -= 1
-            self._state.pending_counts[change.unit.topic_id] -= 1
+            unit = change.unit
+            self._state.pending.remove(unit.topic_id, unit.due_ms, rolls=bool(unit.magic & MAGIC_ROLL))
             if change.reason is Reason.CANCELLED:
                 metrics.cancelled_count += 1
                 continue

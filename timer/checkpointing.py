@@ -76,7 +76,7 @@ class Checkpointing:
             await self._write(clean=False)
             await self._run_blocking(state.wheel.flush)
             log_end, queue_offset = state.timer_log.end, state.queue_offset
-            await self._run_blocking(lambda: self._pending_file.write(state.pending_counts, log_end, queue_offset))
+            await self._run_blocking(lambda: self._pending_file.write(state.pending, log_end, queue_offset))
             await self._write(clean=True)
 
     async def checkpoint(self) -> None:

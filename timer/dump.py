@@ -82,22 +82,19 @@ def _is_timer_checkpoint(path: Path) -> bool:
 
 
 def _is_pending(path: Path) -> bool:
-    return path.read_bytes()[:4] == pending_file._MAGIC.to_bytes(4, "big")
+    return path.read_bytes()[:4] == pending_file.MAGIC.to_bytes(4, "big")
 
 
 def _dump_pending(path: Path) -> Iterator[dict[str, object]]:
     """Which checkpoint it belongs to and whether it passes its check; then, if so, a line for each topic."""
-    content = path.read_bytes()
-    if len(content) < pending_file._HEADER.size:
+    parsed = pending_file.parse(path.read_bytes())
+    if parsed is None:
         yield {"valid": False}
         return
-    _, version, _, log_end, queue_offset, count = pending_file._HEADER.unpack_from(content)
-    end = pending_file._HEADER.size + count * pending_file._TOPIC.size
-    crc = content[end : end + pending_file._CRC.size]
-    is_valid = version == pending_file._VERSION and crc == pending_file._CRC.pack(crc32c(content[:end]))
-    yield {"valid": is_valid, "version": version, "log_end": log_end, "queue_offset": queue_offset}
-    if is_valid:
-        for topic_id, schedule_count in pending_file._TOPIC.iter_unpack(content[pending_file._HEADER.size : end]):
+    version, log_end, queue_offset, counts = parsed
+    yield {"valid": counts is not None, "version": version, "log_end": log_end, "queue_offset": queue_offset}
+    if counts is not None:
+        for topic_id, schedule_count in counts.by_topic.items():
             yield {"topic_id": topic_id, "schedules": schedule_count}
 
 

@@ -351,13 +351,12 @@ class Firing:
 
     def _leave(self, group: Group) -> None:
         self._state.open.done(group.items)
-        self._state.scheduled_count -= len(group.items)
-        counts = self._state.pending_counts
+        pending = self._state.pending
         if group.delays:
             for delay in group.delays:
-                counts[delay.topic_id] -= 1
+                pending.remove(delay.topic_id, delay.due_ms, rolls=True)
         else:
-            counts[group.target.topic_id] -= len(group.items)
+            pending.remove_fired(group.target.topic_id, group.items)
 
 
 def _pieces(records: DueRecords, numbers: Sequence[int], *, is_late: bool) -> Iterator[Sequence[int]]:

@@ -20,6 +20,7 @@ from store.topics import TIMER_QUEUE
 from store.types import Entry, ReadStatus, Source
 from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
 from timer.items import item_of, pack_item
+from timer.pending_counts import MINUTE_MS
 from timer.ports import TopicKey
 from timer.schedule import LAP_SLOTS, SLOT_MS, slot_for
 from timer.schedule_keys import keys_of
@@ -122,13 +123,13 @@ class Intake:
         open_slots = state.open
         log_end = state.log.end_position
         roll_window_ms = state.config.roll_window_ms
-        pending_counts = state.pending_counts
+        added: dict[tuple[int, int, bool], int] = {}
         base_ms = self._base_s() * SLOT_MS
         read_mark_s = open_slots.read_mark_s
         write_mark_s = open_slots.write_mark_s
         consumed = state.consumed_queued
         position, entry_size = entry.position, entry.size
-        scheduled_count = accepted_count = 0
+        accepted_count = 0
         first_offset = state.queue_offset
         start = first_offset - entry.base_offset
         stop = min(start + TURN_UNITS, entry.record_count)
@@ -147,7 +148,10 @@ class Intake:
                     state.tombstone_count -= 1
                 arrived = True
                 continue
-            slot_s, rolls = slot_for(due_ms, base_ms, roll_window_ms)
+            if due_ms - base_ms < roll_window_ms:  # as `slot_for`, whose answer is an object
+                slot_s, rolls = due_ms // SLOT_MS, False
+            else:
+                slot_s, rolls = slot_for(due_ms, base_ms, roll_window_ms)
             if slot_s < read_mark_s:
                 slot_s = read_mark_s
             timer_log.append(
@@ -162,15 +166,16 @@ class Intake:
             )
             if keys and (key := keys.get(index)) is not None:
                 state.key_rows.meet(TopicKey(topic_id, key), Source(position, index), slot_s)
-            scheduled_count += 1
-            pending_counts[topic_id] = pending_counts.get(topic_id, 0) + 1
+            added_to = topic_id, due_ms // MINUTE_MS, rolls
+            added[added_to] = added.get(added_to, 0) + 1
             if origin_position < 0:
                 accepted_count += 1
             if slot_s < write_mark_s:
                 fire_ms = slot_s * SLOT_MS if rolls else due_ms
                 open_slots.arrive(pack_item(fire_ms, position, index, slot_s, rolls), log_end)
                 arrived = True
-        state.scheduled_count += scheduled_count
+        for (topic_id, minute, rolls), count in added.items():
+            state.pending.add(topic_id, minute * MINUTE_MS, rolls=rolls, count=count)
         state.metrics.accepted_count += accepted_count
         state.queue_offset = entry.base_offset + stop
         state.intake_position = position + entry_size if stop == entry.record_count else position

@@ -6,8 +6,8 @@ for it. So, some four times a second, the schedules in memory are looked through
 something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
 
 A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
-due that each entry is wanted for much at once. While deliveries are late, nothing is looked for ahead of them: that would
-only take the event loop from them, and the more so the more is due.
+due that each entry is wanted for much at once. While deliveries are late, nothing is looked for ahead of them: that
+would only take the event loop from them, and the more so the more is due.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ from store.errors import Corrupt
 from store.topics import TIMER_QUEUE
 from store.types import Bounds, QueueKey, Source
 from timer.checkpoint import Checkpoint
+from timer.pending_counts import PendingCounts
 from timer.pending_file import PendingFile
-from timer.timer_log import MAGIC_DELETE, UNIT_BYTES, TimerLog
+from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, TimerLog
 from timer.wheel import NOWHERE, Wheel
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Recovered(NamedTuple):
     read_mark_s: int
     delivered_until_s: int  # all slots that hold any of `scheduled` are before it
     delivered_from: int
-    pending_counts: dict[int, int]  # by topic id: units in slots from the read mark on, but those consumed
+    pending: PendingCounts  # units in slots from the read mark on, but those consumed
     scheduled: dict[Source, int]  # with the seconds of their slots
     queued: set[Source]
     outcome: str  # "clean", "crash" or "rebuilt", for the log line and the tests
@@ -83,14 +84,14 @@ async def recover(
         else:
             log.info(
                 "timer recovered (%s): pending=%d queue offset=%d read mark=%d",
-                recovered.outcome, sum(recovered.pending_counts.values()), recovered.queue_offset,
+                recovered.outcome, recovered.pending.total, recovered.queue_offset,
                 recovered.read_mark_s,
             )  # fmt: skip
             return recovered
     timer_log.reset()
     wheel.reset()
     queued = await store_log.sources_since(0)
-    return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, {}, {}, queued, "rebuilt")
+    return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, PendingCounts(), {}, queued, "rebuilt")
 
 
 async def _from_checkpoint(
@@ -114,8 +115,8 @@ async def _from_checkpoint(
     timer_log.open(checkpoint.log_end)
     sources = await store_log.sources_since(delivered_from)
     last = _last_source(timer_log)
-    pending_counts = pending_file.read(checkpoint.log_end, checkpoint.queue_offset) if checkpoint.clean else None
-    if pending_counts is not None and last.position < log_end:
+    pending = pending_file.read(checkpoint.log_end, checkpoint.queue_offset) if checkpoint.clean else None
+    if pending is not None and last.position < log_end:
         outcome = "clean"
         delivered_until_s = checkpoint.write_mark_s
         scheduled = _walk_open_slots(wheel, timer_log, read_mark_s, checkpoint.write_mark_s, sources)
@@ -125,11 +126,11 @@ async def _from_checkpoint(
             )  # tombstones may be still to be met
     else:
         outcome = "crash"
-        pending_counts, scheduled, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
+        pending, scheduled, delivered_until_s = _rebuild_wheel(wheel, timer_log, read_mark_s, log_end, sources)
         last = _last_source(timer_log)
     queued = {source for source in sources if source > last}
     return Recovered(
-        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending_counts, scheduled,
+        queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending, scheduled,
         queued, outcome,
     )  # fmt: skip
 
@@ -174,15 +175,15 @@ def _look_up(timer_log: TimerLog, read_mark_s: int, sources: set[Source]) -> dic
 
 def _rebuild_wheel(
     wheel: Wheel, timer_log: TimerLog, read_mark_s: int, log_end: int, sources: set[Source]
-) -> tuple[dict[int, int], dict[Source, int], int]:
-    """Hang every unit from the read mark on again; return how many are pending by topic, which of `sources` they are,
+) -> tuple[PendingCounts, dict[Source, int], int]:
+    """Hang every unit from the read mark on again; return the counts of what is pending, which of `sources` they are,
     and the end of the slots those are in.
 
     Units of entries that the commit log no longer has (it was answered before it was flushed, and the power failed)
     are cut off: they stand at the end (L1).
     """
     wheel.reset()
-    pending_counts: dict[int, int] = {}
+    pending = PendingCounts()
     scheduled: dict[Source, int] = {}
     delivered_until_s = read_mark_s
     for position, unit in timer_log.scan():
@@ -201,5 +202,5 @@ def _rebuild_wheel(
             scheduled[source] = unit.slot_s
             delivered_until_s = max(delivered_until_s, unit.slot_s + 1)
         else:
-            pending_counts[unit.topic_id] = pending_counts.get(unit.topic_id, 0) + 1
-    return pending_counts, scheduled, delivered_until_s
+            pending.add(unit.topic_id, unit.due_ms, rolls=bool(unit.magic & MAGIC_ROLL))
+    return pending, scheduled, delivered_until_s

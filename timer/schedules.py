@@ -1,6 +1,6 @@
 """Pending schedules, seen from outside: find one by its id, list them, count them over time.
 
-There is no index; nothing is kept in memory for it. What is used instead:
+There is no index of them; nothing is kept in memory but counts by minute. What is used instead:
 
     by id      Units of the timer log stand in the order of their entries, so the copy that an id names is found by
                bisection: some 25 reads. When that copy has rolled or was moved, the one that waits now has the id's
@@ -9,6 +9,10 @@ There is no index; nothing is kept in memory for it. What is used instead:
     list       The timer log in order, from a position that is the cursor: the order of acceptance, where a roll or a
                move counts as a new acceptance. Going on from the cursor misses nothing that stays pending; a schedule
                that rolls meanwhile may be met twice.
+    by due     The counts by minute (timer/pending_counts.py) say in which minutes the next ones are. Their slots are
+               walked; when any that has rolled is due there, which may wait in any earlier slot, the timer log is
+               searched for these minutes (a twentieth of a second for a million schedules).
+    count      The counts by minute, when all bounds are whole minutes; else as by searching the timer log.
 
 Listing and counting wait for no delivery and yield every few hundred units: whoever draws a chart of what is pending
 every second delays nobody. A lookup by id waits for the end of a go, so that its answer is final.
@@ -29,11 +33,13 @@ from store.topics import TIMER_QUEUE
 from store.types import Delay, Source
 from timer.changes import Standing
 from timer.errors import TimerBusy
+from timer.pending_counts import MINUTE_MS, Hour, end_of, spread
 from timer.ports import Partitions, Target
 from timer.record_cache import Picked, pick
-from timer.schedule import ScheduleId
-from timer.state import TimerState
-from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, unpack_units
+from timer.schedule import SLOT_MS, ScheduleId
+from timer.state import TURN_UNITS, TimerState
+from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, unpack_dues, unpack_units
+from timer.wheel import NOWHERE
 
 UNITS_PER_PAGE_MAX = 1_000_000
 """Units looked at for one page; a page may be short, even empty, and still not the last one."""
@@ -44,16 +50,23 @@ PAGE_BYTES_MAX = 4 * MiB
 KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 """Bytes of records read for one page when only a key is asked for."""
 
-DUE_WINDOW = 10_000
-"""Schedules, in the order of due times, that one pass over everything finds: some pages."""
+DUE_WINDOW_LEAST, DUE_WINDOW_MAX = 1_000, 10_000
+"""Schedules, in the order of due times, that are looked for at once: some pages."""
 
 DUE_WINDOW_MS = 5_000
-"""How long the following pages are taken from what a pass has found: what is accepted meanwhile shows later."""
+"""How long the following pages are taken from what was found: what is accepted meanwhile shows later."""
+
+DUE_WINDOWS_PER_PAGE = 4
+"""So often it is looked for more before a page stays short."""
 
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
 
 _TURN_UNITS = 256  # looked at between two turns of the event loop
+_TURN_DUES = 4096  # ... when only the due times are
+_TURN_PAGES = 512  # ... pages of counts
+_TURN_SLOTS = 3600  # ... slots of which most are empty
+_LAST_POSITION = 10**18 - 1  # behind all of one due time; in the cursor as long as a position may be
 _EVIDENCE_BYTES_MAX = 64 * MiB
 _EVIDENCE_READ_BYTES = 4 * MiB
 
@@ -83,6 +96,17 @@ class Query(NamedTuple):
     from_ms: int = 0
     to_ms: int | None = None
     keys: frozenset[bytes | None] | None = None
+
+    @property
+    def has_range(self) -> bool:
+        """Whether a time is asked for."""
+        return self.from_ms > 0 or self.to_ms is not None
+
+    def means(self, topic_id: int, due_ms: int) -> bool:
+        """Whether a schedule is asked for, unless its key is another."""
+        if self.topic_ids is not None and topic_id not in self.topic_ids:
+            return False
+        return self.from_ms <= due_ms and (self.to_ms is None or due_ms < self.to_ms)
 
 
 class DuePosition(NamedTuple):
@@ -121,14 +145,14 @@ class _Window(NamedTuple):
     query: Query
     after: DuePosition
     positions: list[DuePosition]
-    is_last: bool
+    until: DuePosition | None  # up to there they are all (None: there are no others)
     at_ms: int
 
     def has(self, query: Query, after: DuePosition, now_ms: int) -> bool:
         """Whether the ones behind another position are among these."""
         if query != self.query or not self.at_ms <= now_ms < self.at_ms + DUE_WINDOW_MS:
             return False
-        return self.after < after and (self.is_last or after < self.positions[-1])
+        return self.after < after and (self.until is None or after < self.until)
 
 
 class Schedules:
@@ -221,7 +245,8 @@ class Schedules:
         """As `page`, but where the units are. Records are read only when a key is asked for."""
         await self._state.caught_up()
         positions: list[int] = []
-        unit_count = body_bytes = 0
+        body_bytes = 0
+        first = max(cursor, self._state.timer_log.start)
         last_entry = -1
         async for end, pending in self._look_through(query, cursor):
             for position, _, _ in pending:
@@ -236,66 +261,96 @@ class Schedules:
                     if schedule.record.record.key not in query.keys:
                         continue
                 positions.append(position)
-            unit_count += _TURN_UNITS
-            if unit_count >= UNITS_PER_PAGE_MAX:
+            if end - first >= UNITS_PER_PAGE_MAX * UNIT_BYTES:
                 return positions, end
         return positions, None
 
     async def page_by_due(self, query: Query, *, after: DuePosition | None, limit: int) -> DuePage:
-        """As `page`, the first due first. One pass over all units, a second for two million, finds the next DUE_WINDOW;
-        pages that follow within DUE_WINDOW_MS take them from there. Raises what the log raises."""
+        """As `page`, the first due first. What is found for one page serves those that follow within DUE_WINDOW_MS.
+        Raises what the log raises."""
         after = after or DuePosition(-1, -1)
-        async with self._searching:  # who asks meanwhile for what follows finds it ready
-            window = self._window
-            if window is None or not window.has(query, after, self._state.clock.now_ms()):
-                window = self._window = await self._due_after(query, after)
         schedules: list[Schedule] = []
         left_bytes, left_read_bytes = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX
-        positions = window.positions
-        for number in range(bisect_right(positions, after), len(positions)):
-            if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
-                return DuePage(schedules, after)
-            after = positions[number]
-            unit = self._state.timer_log.read(after.position)
-            if self._state.standing_of(unit) is not Standing.PENDING:
-                continue
-            schedule = await self.read(after.position)
-            left_read_bytes -= schedule.size_bytes
-            if query.keys is None or schedule.record.record.key in query.keys:
-                schedules.append(schedule)
-                left_bytes -= schedule.size_bytes
-        return DuePage(schedules, None if window.is_last else after)
+        for _ in range(DUE_WINDOWS_PER_PAGE):
+            async with self._searching:  # who asks meanwhile for what follows finds it ready
+                window = self._window
+                if window is None or not window.has(query, after, self._state.clock.now_ms()):
+                    window = self._window = await self._due_after(query, after)
+            positions = window.positions
+            for number in range(bisect_right(positions, after), len(positions)):
+                if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
+                    return DuePage(schedules, after)
+                after = positions[number]
+                unit = self._state.timer_log.read(after.position)
+                if self._state.standing_of(unit) is not Standing.PENDING:
+                    continue
+                schedule = await self.read(after.position)
+                left_read_bytes -= schedule.size_bytes
+                if query.keys is None or schedule.record.record.key in query.keys:
+                    schedules.append(schedule)
+                    left_bytes -= schedule.size_bytes
+            if window.until is None:
+                return DuePage(schedules, None)
+            after = window.until
+        return DuePage(schedules, after)
 
     async def _due_after(self, query: Query, after: DuePosition) -> _Window:
-        """The next DUE_WINDOW schedules behind a position."""
-        await self._state.caught_up()
-        query_of_all = query._replace(from_ms=max(query.from_ms, after.due_ms), keys=None)
+        """The next schedules behind a position: DUE_WINDOW_LEAST or more, unless there are fewer."""
+        state = self._state
+        await state.caught_up()
+        next_ms = after.due_ms + (after.position == _LAST_POSITION)
+        from_ms, to_ms = max(query.from_ms, next_ms), query.to_ms
+        due, rolled = state.pending.due, state.pending.rolled
+        end_minute, is_all = end_of(due.pages(query.topic_ids), from_ms // MINUTE_MS, DUE_WINDOW_LEAST)
+        end_ms = end_minute * MINUTE_MS
+        if to_ms is not None and end_ms >= to_ms:
+            end_ms, is_all = to_ms, True
+        near = query._replace(from_ms=from_ms, to_ms=end_ms, keys=None)
+        in_the_way = [0, 0, 0]  # those that have rolled and are due before, in and behind these minutes
+        for hour, page in rolled.pages(query.topic_ids):
+            spread(hour, page, (from_ms // MINUTE_MS, end_minute), in_the_way)
         found: list[DuePosition] = []
-        is_last = True
         worst: DuePosition | None = None  # what is behind it is not among the next ones
-        async for _, pending in self._look_through(query_of_all, 0):
+        walks = not in_the_way[1]
+        until: DuePosition | None = None if is_all else DuePosition(end_ms - 1, _LAST_POSITION)
+        async for end, pending in self._walk_slots(near) if walks else self._look_through(near, 0):
             for position, due_ms, _ in pending:
                 one = DuePosition(due_ms, position)
                 if one > after and (worst is None or one < worst):
                     found.append(one)
-            if len(found) > 2 * DUE_WINDOW:
+            if len(found) > 2 * DUE_WINDOW_MAX:
                 found.sort()
-                del found[DUE_WINDOW:]
-                worst, is_last = found[-1], False
+                del found[DUE_WINDOW_MAX:]
+                worst = found[-1]
+            if walks and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
+                until = DuePosition(end * SLOT_MS - 1, _LAST_POSITION)
+                break
         found.sort()
-        is_last = is_last and len(found) <= DUE_WINDOW
-        del found[DUE_WINDOW:]
-        return _Window(query, after, found, is_last, self._state.clock.now_ms())
+        if worst is not None or len(found) > DUE_WINDOW_MAX:
+            del found[DUE_WINDOW_MAX:]
+            until = found[-1]
+        return _Window(query, after, found, until, state.clock.now_ms())
 
     async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
-        """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Looks at every unit: a second for two
-        million. A key and a range of time are not looked at. Raises TimerBusy, Corrupt."""
-        await self._state.caught_up()
-        now_ms = self._state.clock.now_ms()
+        """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Of whole minutes they are at hand,
+        for others every unit is looked at. Of the query only its topics count. Raises TimerBusy, Corrupt."""
+        state = self._state
+        await state.caught_up()
+        now_ms = state.clock.now_ms()
+        of_topics = Query(query.topic_ids)
         counts = [0] * (len(bounds_ms) + 1)  # with what is before all bounds, and behind them
+        if state.pending.knows(query.topic_ids) and not any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
+            this_minute = [now_ms // MINUTE_MS]
+            past, rolled = [0, 0], [0, 0]
+            await self._spread(state.pending.due.pages(query.topic_ids), [ms // MINUTE_MS for ms in bounds_ms], counts)
+            await self._spread(state.pending.due.pages(query.topic_ids), this_minute, past)
+            await self._spread(state.pending.rolled.pages(query.topic_ids), this_minute, rolled)
+            now = of_topics._replace(from_ms=this_minute[0] * MINUTE_MS, to_ms=now_ms)
+            past[0] += sum([len(pending) async for _, pending in self._walk_slots(now)])
+            return Census(counts[1:-1], past[0], rolled[1])
         overdue_count = rolled_count = 0
         async with self._searching:
-            async for _, pending in self._look_through(Query(query.topic_ids), 0):
+            async for _, pending in self._look_through(of_topics, 0):
                 for _, due_ms, magic in pending:
                     counts[bisect_right(bounds_ms, due_ms)] += 1
                     if due_ms < now_ms:
@@ -304,21 +359,77 @@ class Schedules:
                         rolled_count += 1
         return Census(counts[1:-1], overdue_count, rolled_count)
 
+    async def _spread(self, pages: list[tuple[int, Hour]], bounds: Sequence[int], counts: list[int]) -> None:
+        """Add pages to counts between bounds."""
+        for start in range(0, len(pages), _TURN_PAGES):
+            for hour, page in pages[start : start + _TURN_PAGES]:
+                spread(hour, page, bounds, counts)
+            await self._state.log.yield_to_loop()
+
     async def count(self, query: Query) -> int:
-        """How many are pending and meant, whatever their key. Looks at every unit. Raises TimerBusy, Corrupt."""
-        await self._state.caught_up()
+        """How many are pending and meant, whatever their key. Raises TimerBusy, Corrupt."""
+        state = self._state
+        to_ms = query.to_ms
+        if state.pending.knows(query.topic_ids) and not query.from_ms % MINUTE_MS and (to_ms or 0) % MINUTE_MS == 0:
+            bounds = [query.from_ms // MINUTE_MS] + ([] if to_ms is None else [to_ms // MINUTE_MS])
+            counts = [0] * (len(bounds) + 1)
+            await state.caught_up()
+            await self._spread(state.pending.due.pages(query.topic_ids), bounds, counts)
+            return counts[1]
+        await state.caught_up()
         async with self._searching:
             return sum([len(pending) async for _, pending in self._look_through(query, 0)])
+
+    async def _walk_slots(self, query: Query) -> AsyncIterator[tuple[int | None, list[tuple[int, int, int]]]]:
+        """As `_look_through`, but slot by slot, through a query's range of time (which must end). Open slots are looked
+        at as well, where what was due before it was accepted may wait. Named is, at the end of each slot, the second
+        before which all are told; not told are those that have rolled and wait in earlier slots."""
+        state = self._state
+        assert query.to_ms is not None
+        write_mark_s = state.open.write_mark_s
+        slot_s, to_s = query.from_ms // SLOT_MS, max(write_mark_s, -(-query.to_ms // SLOT_MS))
+        if slot_s < write_mark_s:
+            slot_s = state.open.read_mark_s
+        while slot_s < to_s:
+            found_s = state.wheel.next_occupied(slot_s, stop_s := min(to_s, slot_s + _TURN_SLOTS))
+            slot_s = stop_s if found_s is None else found_s + 1
+            position = NOWHERE if found_s is None else state.wheel.at(found_s).last
+            while position != NOWHERE:
+                walked = []
+                for unit in state.timer_log.walk(position, TURN_UNITS)[0]:
+                    if query.means(unit.topic_id, unit.due_ms) and state.standing_of(unit) is Standing.PENDING:
+                        walked.append((position, unit.due_ms, unit.magic))
+                    position = unit.previous
+                yield slot_s if position == NOWHERE else None, walked
+                await state.log.yield_to_loop()
+            await state.log.yield_to_loop()
 
     async def _look_through(self, query: Query, cursor: int) -> AsyncIterator[tuple[int, list[tuple[int, int, int]]]]:
         """All units from a cursor on, those of one turn of the event loop at a time: where they end, and position, due
         time and magic of those that are pending and meant. A schedule counts as pending until its delivery is durable,
         and as changed while its change is being made durable."""
+        turn_units = _TURN_DUES if query.has_range else _TURN_UNITS
         for start, chunk in self._state.timer_log.chunks(cursor - cursor % UNIT_BYTES):
-            for at in range(0, len(chunk), _TURN_UNITS * UNIT_BYTES):
-                part = chunk[at : at + _TURN_UNITS * UNIT_BYTES]
-                yield start + at + len(part), list(self._pending(start + at, part, query))
+            for at in range(0, len(chunk), turn_units * UNIT_BYTES):
+                part = chunk[at : at + turn_units * UNIT_BYTES]
+                if query.has_range:
+                    pending = await self._pending_in_range(start + at, part, query)
+                else:
+                    pending = list(self._pending(start + at, part, query))
+                yield start + at + len(part), pending
                 await self._state.log.yield_to_loop()
+
+    async def _pending_in_range(self, start: int, units: bytes, query: Query) -> list[tuple[int, int, int]]:
+        """As `_pending`, for a range of time: most units cost no more than a look at their due time."""
+        from_ms, to_ms = query.from_ms, (1 << 63) if query.to_ms is None else query.to_ms
+        places = [place for place, (due_ms,) in enumerate(unpack_dues(units)) if from_ms <= due_ms < to_ms]
+        pending: list[tuple[int, int, int]] = []
+        for count, place in enumerate(places, 1):
+            at = place * UNIT_BYTES
+            pending += self._pending(start + at, units[at : at + UNIT_BYTES], query)
+            if count % _TURN_UNITS == 0:
+                await self._state.log.yield_to_loop()
+        return pending
 
     def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int, int]]:
         """Position, due time and magic of those among some units that are pending and meant."""

@@ -136,8 +136,7 @@ class TimerService:
             queue_offset=recovered.queue_offset,
             queue_end_at_start=recovered.queue_end,
             intake_position=recovered.delivered_from,
-            pending_counts=recovered.pending_counts,
-            scheduled_count=sum(recovered.pending_counts.values()),
+            pending=recovered.pending,
             consumed_scheduled=recovered.scheduled,
             consumed_queued=recovered.queued if recovered.queue_offset < recovered.queue_end else set(),
             delivered_from_at_start=recovered.delivered_from,
@@ -275,7 +274,7 @@ class TimerService:
 
     def pending_counts(self) -> dict[int, int]:
         """Pending schedules by topic id, of those that are in the wheel (all but the newest `intake_lag_count`)."""
-        return {topic_id: count for topic_id, count in self._state.pending_counts.items() if count}
+        return {topic_id: count for topic_id, count in self._state.pending.by_topic.items() if count}
 
     @property
     def read_lag_ms(self) -> int:

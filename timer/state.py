@@ -4,7 +4,7 @@ Each field has one stage that writes it, named beside it; the others only look. 
 
 Invariant
     S1  Every schedule accepted and neither delivered, dropped nor cancelled is counted once: among what is scheduled
-        (`scheduled_count`), or among the records of `__timer` from the queue offset on, less the tombstones among
+        (`pending.total`), or among the records of `__timer` from the queue offset on, less the tombstones among
         these.
 """
 
@@ -23,6 +23,7 @@ from timer.items import item_of
 from timer.key_rows import KeyRows
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
+from timer.pending_counts import PendingCounts
 from timer.ports import Log, Target
 from timer.record_cache import RecordCache
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
@@ -54,8 +55,7 @@ class TimerState:
     queue_offset: int  # the next record of `__timer` to schedule
     queue_end_at_start: int
     intake_position: int  # no entry that is still to be scheduled lies before it
-    pending_counts: dict[int, int]  # by topic id, of what is scheduled; written by all that add or remove
-    scheduled_count: int
+    pending: PendingCounts  # of what is scheduled; written by all that add or remove
 
     # What recovery found consumed, until it is met again. Emptied by intake and delivering.
     consumed_scheduled: dict[Source, int]  # with the seconds of their slots
@@ -94,7 +94,7 @@ class TimerState:
     @property
     def pending_count(self) -> int:
         """Schedules that are pending (S1)."""
-        return self.scheduled_count + self.intake_lag_count - self.tombstone_count
+        return self.pending.total + self.intake_lag_count - self.tombstone_count
 
     async def caught_up(self, end_offset: int | None = None) -> None:
         """Wait until all records of `__timer` before an offset (by default: all that were accepted before the call) are

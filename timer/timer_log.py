@@ -56,6 +56,8 @@ _BLOCK_UNITS = 78  # read at once when walking backwards: what fits a 4 KiB page
 _SCAN_UNITS = 16_384  # read at once when scanning: 0.8 MiB
 _DUE = struct.Struct(">q")
 _DUE_AT = 16
+_DUES = struct.Struct(f">{_DUE_AT}xq{UNIT_BYTES - _DUE_AT - _DUE.size}x")
+assert _DUES.size == UNIT_BYTES
 _SEED_MASK = 0xFFFF_FFFF
 _NAME_DIGITS = 20
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
@@ -77,6 +79,11 @@ class Unit(NamedTuple):
 def unpack_units(chunk: bytes) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
     """The raw fields of units laid end to end, size and CRC included; nothing is checked."""
     return _UNIT.iter_unpack(chunk)
+
+
+def unpack_dues(chunk: bytes) -> Iterator[tuple[int]]:
+    """The due times of units laid end to end; nothing is checked."""
+    return _DUES.iter_unpack(chunk)
 
 
 class Unwritten(NamedTuple):

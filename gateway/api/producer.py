@@ -41,11 +41,11 @@ from gateway.codec.tags import (
     tag_hash,
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
-from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition
+from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition, place_of
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
-from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreStopped
+from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
 from store.limits import MiB
 from store.record_batch import Record
 from store.topics import TIMER_QUEUE
@@ -64,7 +64,7 @@ from store.types import (
     RequestPart,
 )
 from timer.errors import ScheduleKeyTaken
-from timer.schedule import ScheduleId, encode_schedule_id
+from timer.schedule import ScheduleId, encode_schedule_id, encode_schedule_ids
 
 _SEQUENCE_MAX = 2**31 - 1  # after it, an idempotent producer's numbers begin again
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
@@ -184,6 +184,9 @@ class _Part(NamedTuple):
     append: Append
 
 
+_Elsewhere = Callable[[Sequence[_Part]], list[_Part] | None]
+"""The same parts for partitions of another broker; None: they cannot go there."""
+
 _Known = Callable[[_Part, Mapping[int, Original]], _Part | None]
 """Is told what of a part an earlier send has stored, by the indexes of its records; returns the rest, if any."""
 
@@ -299,7 +302,11 @@ class Producer:
         if sequence is not None and len(parts) > 1:
             raise _not_one_batch()
         for part, answer in await self._store(
-            parts, acks, known=partial(self._answer_known, send), expected_offset=expected_offset
+            parts,
+            acks,
+            known=partial(self._answer_known, send),
+            elsewhere=partial(self._free_elsewhere, send, partition, selector),
+            expected_offset=expected_offset,
         ):
             self._answer(send, part, answer)
         for request_index, first in duplicates_in_request.items():
@@ -328,10 +335,12 @@ class Producer:
         bytes_max = view.config.max_message_bytes
         if bytes_max is not None and columns.bytes_max > bytes_max:
             return None
+        elsewhere: _Elsewhere | None = None
         if partition is not None:
             _check_partition(view, partition)
         elif keys is None:
             partition = self._selector.next(topic, view.partitions)
+            elsewhere = partial(self._elsewhere, view, None)
         lanes: Mapping[int, Sequence[int]]
         if partition is None:
             assert keys is not None
@@ -357,7 +366,9 @@ class Producer:
         del columns, keys, values, own_keys, own_values
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
-            for (lane, route, _), answer in await self._store(parts, self._acks if acks is None else acks)
+            for (lane, route, _), answer in await self._store(
+                parts, self._acks if acks is None else acks, elsewhere=elsewhere
+            )
         ]
         self._count(topic, count)
         return stored
@@ -393,6 +404,16 @@ class Producer:
         except AlreadyStored as known:
             self.duplicate_count += 1
             return self._known(view, route.broker, known.originals[0][0], record.timestamp_ms, acks)
+        except SealedQueue:  # the partition moves: it is not the broker's fault
+            raise
+        except (Overloaded, DiskFull):
+            is_free = partition is None and own is None and _is_free(record, selector)
+            moved = self._elsewhere(view, selector, [_Part(_Lane(target, (0,)), route, append)]) if is_free else None
+            if moved is None:
+                raise
+            ((lane, route, append),) = moved
+            target = lane.partition
+            (answer,) = await self._send(route, (append,), acks)
         self._count(view.name, 1)
         self.byte_count += len(append.batch)
         return Receipt(target, route.to_logical(answer.base_offset), timestamp_ms, None, None, answer.acks)
@@ -467,7 +488,11 @@ class Producer:
     def finish(self, begun: Begun) -> tuple[int, Acks]:
         """The offset of the first of the begun records, and how durable they are. Raises what the broker's answer
         raises."""
-        (answer,) = begun.outcome.result()
+        try:
+            (answer,) = begun.outcome.result()
+        except StoreError as error:
+            self._routes.failed(begun.route.broker, perf_counter() * 1000, error)
+            raise
         ended_s = perf_counter()
         self._routes.answered(begun.route.broker, (ended_s - begun.started_s) * 1000, ended_s * 1000)
         self._count(begun.topic, begun.record_count)
@@ -561,10 +586,6 @@ class Producer:
                 answers = [await broker.schedule(append, acks=acks, keys=lane.keys) for append in appends]
             else:
                 answers = await broker.append(appends, acks=acks)
-        except (StoreStopped, DiskFull, Overloaded) as error:
-            if not isinstance(error, SealedQueue):  # a queue's, not the broker's
-                self._routes.failed(broker, perf_counter() * 1000)
-            raise
         except ScheduleKeyTaken as error:
             assert lane is not None
             raise KeysTaken({lane.request_indexes[index]: id_ for index, id_ in error.taken.items()}) from None
@@ -572,21 +593,32 @@ class Producer:
             end_offset = route.to_logical(moved.next_offset)
             message = f"The partition ends at offset {end_offset} now. Nothing was stored."
             raise RequestError(OFFSET_MOVED, message, details={"end_offset": end_offset}) from None
+        except StoreError as error:
+            self._routes.failed(broker, perf_counter() * 1000, error)
+            raise
         ended_s = perf_counter()
         self._routes.answered(broker, (ended_s - started_s) * 1000, ended_s * 1000)
         return answers
 
     async def _store(
-        self, parts: Iterable[_Part], acks: Acks, *, known: _Known | None = None, expected_offset: int | None = None
+        self,
+        parts: Iterable[_Part],
+        acks: Acks,
+        *,
+        known: _Known | None = None,
+        elsewhere: _Elsewhere | None = None,
+        expected_offset: int | None = None,
     ) -> list[tuple[_Part, Appended]]:
         """Send parts, those of one partition in their order and one call a broker (schedules one by one); what was
         stored, and where. `known` is told what an earlier send has stored of a part, and returns what is left of it.
+        `elsewhere` is asked once for other partitions when a broker has refused parts and stored nothing of them.
         `expected_offset` is the partition's for the first record of the request."""
         by_call: dict[Broker | int, list[_Part]] = {}
         for number, part in enumerate(parts):
             by_call.setdefault(number if part.append.delays else part.route.broker, []).append(part)
         stored: list[tuple[_Part, Appended]] = []
         for rest in by_call.values():
+            is_second = False
             while rest:
                 appends = [part.append for part in rest]
                 lane, route, append = rest[0]
@@ -603,10 +635,42 @@ class Producer:
                     ]
                     rest = [part for part in left if part is not None]
                     continue
+                except SealedQueue:  # the partition moves: it is not the broker's fault
+                    raise
+                except (Overloaded, DiskFull):
+                    moved = None if elsewhere is None or is_second else elsewhere(rest)
+                    if moved is None:
+                        raise
+                    rest, is_second = moved, True
+                    continue
                 self.byte_count += sum([len(append.batch) for append in appends])
                 stored += zip(rest, answers, strict=True)
                 break
         return stored
+
+    def _elsewhere(self, view: TopicView, selector: str | None, parts: Sequence[_Part]) -> list[_Part] | None:
+        """Parts that may go to any partition, in one on another broker than the one that has just refused them; None
+        when there is no other."""
+        broker = parts[0].route.broker
+        target = self._selector.next(view.name, view.partitions, selector, failed_broker=broker.name)
+        route = self._routes.writable(view.name, target)
+        if route.broker is broker:
+            return None
+        return [
+            _Part(lane._replace(partition=target), route, replace(append, queue=route.queue))
+            for lane, _, append in parts
+        ]
+
+    def _free_elsewhere(
+        self, send: _Send, partition: int | None, selector: str | None, parts: Sequence[_Part]
+    ) -> list[_Part] | None:
+        """As `_elsewhere`, for parts of a request whose records may name partitions; None when one does."""
+        if partition is not None or send.identity is not None or send.sequence is not None:
+            return None
+        for lane, _, _ in parts:
+            if lane.delays or not all(_is_free(send.records[at], selector) for at in lane.request_indexes):
+                return None
+        return self._elsewhere(send.view, selector, parts)
 
     def _known(
         self, view: TopicView, broker: Broker, original: Original, timestamp_ms: int | None, acks: Acks
@@ -615,7 +679,7 @@ class Producer:
         if timestamp_ms is None:
             timestamp_ms = original.store_time_ms
         if (schedule := original.schedule) is None:
-            partition, offset = self._routes.locate(view.name, broker, original.queue, original.offset)
+            partition, offset = place_of(self._routes, view.name, broker, original)
             return Receipt(partition, offset, timestamp_ms, None, None, acks, True)
         return Receipt(
             original.queue.queue_id, None, timestamp_ms, encode_schedule_id(*schedule), schedule.due_ms, acks, True
@@ -671,13 +735,17 @@ class Producer:
 
         def known(part: _Part, found: Mapping[int, Original]) -> None:
             original = found[min(found)]
-            at, offset = self._routes.locate(topic, part.route.broker, original.queue, original.offset)
+            at, offset = place_of(self._routes, topic, part.route.broker, original)
             count = part.append.record_count
             receipts[part.lane.request_indexes[0]] = BatchReceipt(at, offset, count, acks, True)
             self.duplicate_count += count
 
         for (lane, route, append), answer in await self._store(
-            parts, acks, known=known, expected_offset=expected_offset
+            parts,
+            acks,
+            known=known,
+            elsewhere=partial(self._elsewhere, view, selector) if partition is None and identity is None else None,
+            expected_offset=expected_offset,
         ):
             offset = route.to_logical(answer.base_offset)
             receipts[lane.request_indexes[0]] = BatchReceipt(lane.partition, offset, append.record_count, answer.acks)
@@ -739,12 +807,11 @@ class Producer:
             (answer,) = outcome.result()
         except AlreadyStored as known:
             original = known.originals[0][0]
-            partition, offset = self._routes.locate(topic, route.broker, original.queue, original.offset)
+            partition, offset = place_of(self._routes, topic, route.broker, original)
             self.duplicate_count += count
             return BatchReceipt(partition, offset, count, self._acks, True)
-        except (StoreStopped, DiskFull, Overloaded) as error:
-            if not isinstance(error, SealedQueue):  # a queue's, not the broker's
-                self._routes.failed(route.broker, perf_counter() * 1000)
+        except StoreError as error:
+            self._routes.failed(route.broker, perf_counter() * 1000, error)
             raise
         ended_s = perf_counter()
         self._routes.answered(route.broker, (ended_s - started_s) * 1000, ended_s * 1000)
@@ -778,10 +845,14 @@ class Producer:
         indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
         by_partition: dict[int, _Lists] = {}
         by_timer: dict[Broker, _Lists] = {}
+        timers: dict[
+            int, _Lists
+        ] = {}  # ... by partition: to look up its broker for each record takes as long as all else
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
         prepared = self._prepare(view, records, partition, now_ms, selector, identity)
+        new, topic_id = tuple.__new__, view.topic_id
         for request_index, (record, (target, stored)) in enumerate(zip(records, prepared, strict=True)):
             if (
                 seen is not None
@@ -793,12 +864,12 @@ class Producer:
             if record.delay_ms is not None or record.deliver_at_ms is not None:
                 due_ms = self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
                 if due_ms > now_ms:
-                    broker = self._routes.writable(view.name, target).broker
-                    if (lists := by_timer.get(broker)) is None:
-                        by_timer[broker] = lists = ([], [], [])
+                    if (lists := timers.get(target)) is None:
+                        broker = self._routes.writable(view.name, target).broker
+                        timers[target] = lists = by_timer.setdefault(broker, ([], [], []))
                     lists[0].append(request_index)
                     lists[1].append(stored)
-                    lists[2].append(Delay(due_ms, view.topic_id, target))
+                    lists[2].append(new(Delay, (due_ms, topic_id, target, -1, 0)))
                     continue
             if (lists := by_partition.get(target)) is None:
                 by_partition[target] = lists = ([], [], [])
@@ -863,11 +934,12 @@ class Producer:
         new, receipts, reached = tuple.__new__, send.receipts, answer.acks
         if delays:
             self.scheduled_count += len(delays)
-            for index, (request_index, record, delay) in enumerate(zip(request_indexes, records, delays, strict=True)):
-                schedule_id = encode_schedule_id(delay.due_ms, answer.position, index)
+            ids = encode_schedule_ids([delay.due_ms for delay in delays], answer.position)
+            for request_index, (_, _, timestamp_ms, _), (due_ms, _, target, _, _), schedule_id in zip(
+                request_indexes, records, delays, ids, strict=True
+            ):
                 receipts[request_index] = new(
-                    Receipt,
-                    (delay.partition, None, record.timestamp_ms, schedule_id, delay.due_ms, reached, False),
+                    Receipt, (target, None, timestamp_ms, schedule_id, due_ms, reached, False)
                 )
             return
         offset = route.to_logical(answer.base_offset)
@@ -934,6 +1006,13 @@ def _check_numbered(send: _Send, immediate: Sequence[_Lane], scheduled: Sequence
         raise invalid("Mq-Sequence and msg_id exclude each other")
     if len(immediate) > 1:
         raise _not_one_batch()
+
+
+def _is_free(record: ProduceRecord, selector: str | None) -> bool:
+    """Whether a record of a request that names no partition may go to any, and to another one when it is sent again."""
+    if record.partition is not None or record.msg_id is not None:
+        return False
+    return selector is not None or (record.key is None and record.message_group is None)
 
 
 def _selector_of(view: TopicView, selector: str | None) -> str | None:

@@ -22,20 +22,17 @@ def receipt_as_json(receipt: Receipt, topic_id: int | None = None) -> dict[str, 
     item: dict[str, object] = {"partition": receipt.partition, "offset": receipt.offset}
     if topic_id is not None and receipt.offset is not None:
         item["message_id"] = MessageId(topic_id, receipt.partition, receipt.offset).text
-    if receipt.schedule_id is not None or receipt.duplicate:
-        item |= fate_as_json(receipt)
+    add_fate(item, receipt)
     return item
 
 
-def fate_as_json(receipt: Receipt) -> dict[str, object]:
-    """Of a receipt, what only few records have: a schedule, or an earlier send that stored them."""
-    item: dict[str, object] = {}
+def add_fate(item: dict[str, object], receipt: Receipt) -> None:
+    """Add what only few records have: a schedule, or an earlier send that stored them."""
     if receipt.schedule_id is not None:
         item["schedule_id"] = receipt.schedule_id
         item["deliver_at"] = receipt.deliver_at_ms
     if receipt.duplicate:
         item["duplicate"] = True
-    return item
 
 
 def batch_receipt_as_json(receipt: BatchReceipt) -> dict[str, object]:

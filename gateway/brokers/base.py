@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from store.errors import Overloaded, StoreError
-from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 
 
 class BrokerUnreachable(Overloaded):
@@ -79,6 +79,18 @@ class Broker(Protocol):
     async def seal_queue(self, queue: QueueKey) -> int:
         """Have a queue take no more records, for good: later appends raise SealedQueue. Returns the offset behind its
         last record, when all that was accepted before is stored. Durable on return; said again, answered the same."""
+        ...
+
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """The next part of what is remembered of the sends to the partition of a queue, from log position `since` on,
+        for `import_ids` of the broker that the partition moves to. Once the queue is sealed, the numbers of producers
+        come with the last part. `into`: the queue in which the partition goes on; `shift` added makes the queue's
+        offsets the partition's."""
+        ...
+
+    async def import_ids(self, content: bytes) -> None:
+        """Remember what the broker that a partition comes from has told. Durable on return; said again, it changes
+        nothing. Raises TooManyIds."""
         ...
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:

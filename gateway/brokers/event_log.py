@@ -132,6 +132,7 @@ class EventLog(Generic[EventT]):
         self._failure: BaseException | None = None
         self._closing = False
         self._is_ending = False
+        self._is_closed = False
         self._is_read = False
         self.event_count = 0
         self.append_count = 0
@@ -153,10 +154,10 @@ class EventLog(Generic[EventT]):
         """Have events written, in the order of the calls. The future is done when they are applied.
 
         It raises DiskFull, Overloaded, RecordTooLarge: nothing was written; StoreStopped: the outcome is unknown until
-        a restart. Decide and call this in one turn of the event loop.
+        a restart, or, after `close`, nothing was written. Decide and call this in one turn of the event loop.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._failure is not None:
+        if self._failure is not None or self._is_closed:
             done.set_exception(self._stopped())
         elif events:
             acks = Acks.FLUSHED if flushed else Acks.WRITTEN
@@ -327,12 +328,15 @@ class EventLog(Generic[EventT]):
             await flushing
 
     async def close(self) -> None:
-        """Write what waits and save a snapshot. Call when `run` has ended."""
+        """Write what waits and save a snapshot. Call when `run` has ended; a later `write` is refused."""
         self._closing = True
         self._is_ending = False
         if self._failure is None:
             await to_its_end(self._write_all())
             await self.save()
+        self._is_closed = True
+        self._refuse(self._waiting, self._stopped())  # came while the snapshot was saved; nobody writes it any more
+        self._waiting.clear()
 
     def _events_of(self, path: str, position: int, values: Iterable[bytes | None]) -> list[EventT]:
         try:

@@ -11,7 +11,7 @@ from typing import Protocol
 from store import Store
 from store.errors import UnknownQueue
 from store.topics import Changes, KeyForm, Topic, TopicConfig
-from store.types import Acks, Append, Appended, Boundary, Bounds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 from store.uncancelled import to_its_end
 
 
@@ -90,6 +90,14 @@ class LocalBroker:
     async def seal_queue(self, queue: QueueKey) -> int:
         """See `Broker.seal_queue`."""
         return await self._store.seal_queue(queue)
+
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """See `Broker.export_ids`."""
+        return await self._store.export_ids(queue, into=into, shift=shift, since=since)
+
+    async def import_ids(self, content: bytes) -> None:
+        """See `Broker.import_ids`."""
+        await self._store.import_ids(content)
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """See `Broker.expire_queue`."""

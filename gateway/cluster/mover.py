@@ -2,7 +2,8 @@
 
 Any node may run a move; all that it needs to know is in the metadata, so a move that was left is finished by beginning
 another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit: one fdatasync of
-the old broker and one change of metadata; the queue of the target is made before.
+the old broker and one change of metadata; the queue of the target is made before. What the old broker remembers of
+repeated sends is told to the new one before, too; only what came since, and the numbers of producers, in the pause.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
 from gateway.cluster.record import PartitionRecord, SegmentRecord, decode, encode
 from gateway.routing.table import Chain, Segment
 from store.clock import Clock
-from store.types import QueueKey
+from store.types import OFFSET_MAX, QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +107,14 @@ class Mover:
         source = self._broker_named(begun.open_segment.broker)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
         await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
-        revision = await self._set(topic_id, partition, known.revision, begun)
         sealed = _queue(begun.open_segment)
+        shift = begun.open_segment.start - begun.open_segment.physical
+        position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
+        if begun.open_segment.broker != to:
+            position = await self._tell(source, target, sealed, queue, shift, 0)
+        revision = await self._set(topic_id, partition, known.revision, begun)
         end = await source.seal_queue(sealed)
+        await self._tell(source, target, sealed, queue, shift, position)  # what came since
         physical = (await target.bounds(queue)).max_offset
         done = move.commit(
             begun,
@@ -124,6 +130,19 @@ class Mover:
             topic_id, partition, to, done.epoch, done.open_segment.start,
         )  # fmt: skip
         return Known(done, revision)
+
+    async def _tell(
+        self, source: Broker, target: Broker, queue: QueueKey, into: QueueKey, shift: int, position: int
+    ) -> int:
+        """Have the target remember what the source remembers of sends, from a position of the source's log on, so that
+        one that is repeated behind the move is still known (C6). Returns the position behind it."""
+        while True:
+            part = await source.export_ids(queue, into=into, shift=shift, since=position)
+            if part.content:
+                await target.import_ids(part.content)
+            position = max(position, part.next_position)
+            if part.is_last:
+                return position
 
     async def trim(self, topic_id: int, partition: int) -> Known:
         """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record

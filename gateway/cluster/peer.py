@@ -31,7 +31,7 @@ from gateway.cluster.peer_wire import Head
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, UnknownQueue
 from store.limits import MiB
-from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, QueueKey, ReadResult
 
 log = logging.getLogger(__name__)
 
@@ -132,10 +132,12 @@ class PeerBroker:
             raise AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}") from error
         return answered, rest
 
-    async def _look(self, operation: str, head: Head, *, wait_ms: int = 0) -> tuple[Head, memoryview]:
+    async def _look(
+        self, operation: str, head: Head, batches: Sequence[Buffer] = (), *, wait_ms: int = 0
+    ) -> tuple[Head, memoryview]:
         """As `_ask`, for what changes nothing, or nothing when it is done twice."""
         try:
-            return await self._ask(operation, head, wait_ms=wait_ms)
+            return await self._ask(operation, head, batches, wait_ms=wait_ms)
         except AnswerLost as error:
             raise BrokerUnreachable(str(error)) from error
 
@@ -266,6 +268,16 @@ class PeerBroker:
         """See `Broker.seal_queue`."""
         answered, _ = await self._look("seal_queue", {"queue": queue})
         return int(answered["end"])
+
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """See `Broker.export_ids`."""
+        head = {"queue": queue, "into": into, "shift": shift, "since": since}
+        answered, rest = await self._look("export_ids", head)
+        return ExportedIds(bytes(rest), int(answered["next"]), bool(answered["last"]))
+
+    async def import_ids(self, content: bytes) -> None:
+        """See `Broker.import_ids`."""
+        await self._look("import_ids", {"size": len(content)}, [content])
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """See `Broker.expire_queue`."""

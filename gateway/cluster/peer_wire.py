@@ -196,12 +196,12 @@ def read_result(head: Head, rest: memoryview) -> ReadResult:
 
 
 def _original_fields(original: Original) -> list[object]:
-    return [original.queue, original.offset, original.position, original.store_time_ms, original.schedule]
+    return list(original)
 
 
 def _original(fields: Sequence[Any]) -> Original:
-    queue, offset, position, store_time_ms, schedule = fields
-    return Original(QueueKey(*queue), offset, position, store_time_ms, schedule and ScheduleKey(*schedule))
+    queue, offset, position, store_time_ms, schedule, *is_moved = fields  # nodes before 0.3 say nothing of moves
+    return Original(QueueKey(*queue), offset, position, store_time_ms, schedule and ScheduleKey(*schedule), *is_moved)
 
 
 def _indexed(pairs: Iterable[tuple[int, Any]]) -> list[list[Any]]:

@@ -66,6 +66,8 @@ from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.recurring.service import RecurringSchedules
 from gateway.routing.delivery import RoutedPartitions
+from gateway.routing.detector import Detector
+from gateway.routing.fault import TABLES
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
@@ -155,7 +157,8 @@ async def run(
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
-            routes = RouteTable()
+            routes = RouteTable(TABLES[config.latency_penalties])
+            routes.rooms[BROKER_NAME] = config.room
             timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock))
             store.pin(lambda: timer.needed_position)
             admin = LocalAdmin(store, timer, config.limits, routes)
@@ -194,6 +197,7 @@ async def run(
                 tasks.create_task(trail.run(), name="trail"),
                 tasks.create_task(reload_forever(auth_reloader, tls, trail), name="reload"),
                 tasks.create_task(give_back_forever(), name="memory"),
+                tasks.create_task(Detector(routes).run(), name="detector of unreachable brokers"),
                 tasks.create_task(readings.run(), name="disk"),
                 tasks.create_task(figures.run(), name="figures"),
             ]
@@ -262,7 +266,9 @@ def build_gateway(
     )
     producer = Producer(
         admin.routes,
-        PartitionSelector(admin.routes, below=random.randrange, now_ms=lambda: time.perf_counter() * 1000),
+        PartitionSelector(
+            admin.routes, room=config.room, below=random.randrange, now_ms=lambda: time.perf_counter() * 1000
+        ),
         clock=clock,
         limits=limits,
         acks=config.store.acks,

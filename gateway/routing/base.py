@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.brokers.base import Broker
-from store.errors import UnknownQueue
+from store.errors import StoreError, UnknownQueue
 from store.topics import KeyForm, TopicConfig
-from store.types import QueueKey
+from store.types import Original, QueueKey
 
 
 class TopicView(Protocol):
@@ -105,6 +105,14 @@ class Routes(Protocol):
         """The segments of a partition, in order; only the last one is open. Raises UnknownQueue."""
         ...
 
+    def broker_name(self, topic: str, partition: int) -> str:
+        """The broker that takes records of a partition now. Raises UnknownQueue."""
+        ...
+
+    def room_of(self, broker: str) -> str:
+        """The machine room of a broker; empty when it has none."""
+        ...
+
     def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` with each change of a partition's chain, None: of any of the topic's, until the answer is
         called."""
@@ -126,8 +134,8 @@ class Routes(Protocol):
         """How long a broker is to be avoided from now on; 0: it is not."""
         ...
 
-    def failed(self, broker: Broker, now_ms: float) -> None:
-        """A broker has refused records for a reason of its own."""
+    def failed(self, broker: Broker, now_ms: float, error: StoreError) -> None:
+        """A broker has refused records, or did not answer. An error that is not the broker's own counts for nothing."""
         ...
 
 
@@ -142,13 +150,22 @@ class Selector(Protocol):
         """As `for_key`, for many keys in one call."""
         ...
 
-    def next(self, topic: str, count: int, selector: str | None = None) -> int:
-        """The partition of records without a key, of `count`."""
+    def next(self, topic: str, count: int, selector: str | None = None, *, failed_broker: str | None = None) -> int:
+        """The partition of records without a key, of `count`. `failed_broker` has just failed an attempt to send
+        them."""
         ...
 
 
 class UnknownPartition(UnknownQueue):
     """The topic exists, but has no partition of this number."""
+
+
+def place_of(routes: Routes, topic: str, broker: Broker, original: Original) -> tuple[int, int | None]:
+    """The partition and offset of a record that `broker` says was stored before (not of a schedule). Raises
+    UnknownQueue."""
+    if original.is_moved:
+        return original.queue.queue_id, original.offset
+    return routes.locate(topic, broker, original.queue, original.offset)
 
 
 def topic_id_of(routes: Routes, name: str) -> int | None:

@@ -17,8 +17,9 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from gateway.brokers.base import Broker
-from gateway.routing.base import Route, Routes
+from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
+from gateway.routing.told import told
 from store import record_batch
 from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, UnknownQueue
 from store.record_batch import Record
@@ -70,8 +71,9 @@ class RoutedPartitions:
         return await self._reader.read(name, target.partition, offset, max_bytes=max_bytes)
 
     async def _store(self, broker: Broker, sent: _Sent) -> list[Sequence[int]]:
+        appends = [self._append_of(due, route) for due, route in sent]
         try:
-            answers = await broker.append([self._append_of(due, route) for due, route in sent], acks=Acks.FLUSHED)
+            answers = await told(self._routes, broker, broker.append(appends, acks=Acks.FLUSHED))
         except AlreadyStored as known:
             return await self._store_rest(broker, sent, known)
         bases = [route.to_logical(answer.base_offset) for (_, route), answer in zip(sent, answers, strict=True)]
@@ -85,7 +87,7 @@ class RoutedPartitions:
             topic = self._routes.by_id(due.target.topic_id).name
             found = {}
             for index, original in originals.items():
-                _, offset = self._routes.locate(topic, broker, original.queue, original.offset)
+                _, offset = place_of(self._routes, topic, broker, original)
                 assert offset is not None
                 found[index] = offset
             found_offsets.append(found)

@@ -22,9 +22,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 MEAN_COUNT = 64
 """About how many answers the mean of latencies looks back."""
@@ -58,6 +58,12 @@ def _table(latencies_ms: Sequence[int], avoid_ms: Sequence[int], failure_latency
 
 CURRENT = _table((50, 100, 550, 1800, 3000, 5000, 15000), (0, 0, 2000, 5000, 6000, 10000, 30000), 10_000)
 LEGACY = _table((50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000), 30_000)
+OFF = PenaltyTable((), 0)
+"""No broker is avoided for its latency, nor after a failure: only by the second attempt of the send that failed."""
+
+FaultTable = Literal["off", "5.x", "4.x"]
+TABLES: Mapping[FaultTable, PenaltyTable] = {"off": OFF, "5.x": CURRENT, "4.x": LEGACY}
+"""By what an operator calls them."""
 
 
 @dataclass(slots=True)
@@ -94,6 +100,15 @@ class LatencyFaults:
         """A broker did not do what it was asked; `is_reachable` False: it did not even answer."""
         fault = self._penalise(broker, self._table.avoid_ms(self._table.failure_latency_ms), now_ms)
         fault.is_reachable = is_reachable
+
+    def reached(self, broker: str) -> None:
+        """A broker has answered a question that took no records: it is reachable, and its penalty goes on."""
+        if (fault := self._faults.get(broker)) is not None:
+            fault.is_reachable = True
+
+    def unreachable(self) -> list[str]:
+        """The brokers that have not answered since they last did not."""
+        return [broker for broker, fault in self._faults.items() if not fault.is_reachable]
 
     def _penalise(self, broker: str, avoid_ms: float, now_ms: float) -> _Fault:
         fault = self._faults.setdefault(broker, _Fault(now_ms, True))

@@ -37,7 +37,11 @@ class BrokerNames(Protocol):
         ...
 
     def broker_name(self, topic: str, partition: int) -> str:
-        """The broker that takes records of a partition now: `room@name`, or a name without a room."""
+        """The broker that takes records of a partition now."""
+        ...
+
+    def room_of(self, broker: str) -> str:
+        """The machine room of a broker; empty when it has none."""
         ...
 
 
@@ -78,19 +82,20 @@ class PartitionSelector:
         brokers = self._brokers
         if brokers is not None and (selector == ROOM or failed_broker is not None or brokers.faults):
             names = [brokers.broker_name(topic, (start + step) % count) for step in range(count)]
-            start += self._first_good(names, brokers.faults, selector, failed_broker)
+            start += self._first_good(names, brokers, selector, failed_broker)
             partition = start % count
         if selector != RANDOM:
             self._turns[topic] = start
         return partition
 
     def _first_good(
-        self, names: Sequence[str], faults: LatencyFaults, selector: str | None, failed_broker: str | None
+        self, names: Sequence[str], brokers: BrokerNames, selector: str | None, failed_broker: str | None
     ) -> int:
         """The index of the broker to take among those in turn."""
+        faults = brokers.faults
         indexes: Sequence[int] = range(len(names))
         if selector == ROOM:
-            indexes = [index for index in indexes if _room_of(names[index]) == self._room] or indexes
+            indexes = [index for index in indexes if brokers.room_of(names[index]) == self._room] or indexes
         now_ms = self._now_ms()
         others = [index for index in indexes if names[index] != failed_broker]
         for index in others:
@@ -100,8 +105,3 @@ class PartitionSelector:
             if faults.is_reachable(names[index]):
                 return index
         return (others or indexes)[0]
-
-
-def _room_of(broker: str) -> str:
-    room, at, _ = broker.partition("@")
-    return room if at else ""

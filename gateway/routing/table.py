@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from itertools import chain as chained
 from operator import attrgetter
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
 from gateway.routing.base import TopicView
-from gateway.routing.fault import LatencyFaults
-from store.errors import UnknownQueue
+from gateway.routing.fault import CURRENT, LatencyFaults, PenaltyTable
+from store.errors import DiskFull, Overloaded, SealedQueue, StoreError, StoreStopped, UnknownQueue
 from store.types import QueueKey
 
 
@@ -58,16 +58,19 @@ class Segment:
 Chain = tuple[Segment, ...]
 
 _NAME_OF = attrgetter("name")
+_BROKERS_OWN = (StoreStopped, DiskFull, Overloaded, AnswerLost)
+"""Errors of sends that are for reasons of the broker, not of the records."""
 
 
 class RouteTable:
     """All topics a gateway knows and the chain of each of their partitions. Answers from memory.
 
-    `faults` is what sends have told of the brokers, by name.
+    `faults` is what sends have told of the brokers, by name; `rooms` the machine rooms that their nodes are set up for.
     """
 
-    def __init__(self) -> None:
-        self.faults = LatencyFaults()
+    def __init__(self, penalties: PenaltyTable = CURRENT) -> None:
+        self.faults = LatencyFaults(penalties)
+        self.rooms: dict[str, str] = {}
         self._topics: dict[str, TopicView] = {}
         self._by_id: dict[int, TopicView] = {}
         self._by_name: list[TopicView] = []
@@ -188,6 +191,11 @@ class RouteTable:
         """The broker that takes records of a partition now. Raises UnknownQueue."""
         return self.writable(topic, partition).broker.name
 
+    def room_of(self, broker: str) -> str:
+        """The machine room of a broker: its node's, else what stands before an @ of its name."""
+        room, at, _ = broker.partition("@")
+        return self.rooms.get(broker) or (room if at else "")
+
     def answered(self, broker: Broker, latency_ms: float, now_ms: float) -> None:
         """A broker has taken records. Times are monotonic."""
         self.faults.answered(broker.name, latency_ms, now_ms)
@@ -200,9 +208,24 @@ class RouteTable:
         """See `Routes.avoided_ms`."""
         return self.faults.avoided_ms(broker, now_ms)
 
-    def failed(self, broker: Broker, now_ms: float) -> None:
-        """A broker has refused records for a reason of its own."""
-        self.faults.failed(broker.name, now_ms)
+    def failed(self, broker: Broker, now_ms: float, error: StoreError) -> None:
+        """See `Routes.failed`."""
+        if isinstance(error, _BROKERS_OWN) and not isinstance(error, SealedQueue):  # that is a queue's
+            is_reachable = not isinstance(error, (BrokerUnreachable, AnswerLost))
+            self.faults.failed(broker.name, now_ms, is_reachable=is_reachable)
+
+    def unreachable(self) -> list[Segment]:
+        """A segment on each broker that has not answered since it last did not. Looks at every chain when there is
+        one."""
+        names = set(self.faults.unreachable())
+        found: dict[str, Segment] = {}
+        if names:
+            for chains in self._chains.values():
+                for chain in chains:
+                    for segment in chain:
+                        if segment.broker.name in names:
+                            found.setdefault(segment.broker.name, segment)
+        return list(found.values())
 
 
 def _check_chain(chain: Chain) -> None:

@@ -76,6 +76,14 @@ class GatewayConfig:
     """How batches made from JSON requests are stored. zstd takes a fraction of the disk and more of the processor; raw
     batches stay as they came."""
 
+    latency_penalties: Literal["off", "5.x", "4.x"] = "5.x"
+    """How long a broker that answered slowly, or failed, gets no records that may go to others: as in RocketMQ 5.x (2
+    to 30 s), as in 4.x (30 s to 10 min), or not at all."""
+
+    room: str = ""
+    """The machine room that this server stands in: selector `room` and the strategies `machine_room` and
+    `machine_room_nearby` go by it."""
+
     partitions_default: int = 4
     """Partitions of a topic whose creator does not say."""
 

@@ -2,7 +2,7 @@
 
     append with an identity ──> in flight? wait for it ──> known? AlreadyStored ──> room? ──> Writer
                                                                                        │
-    published or replayed entry ──> DedupIndex, ProducerTable            in flight until it is answered
+    published or replayed entry ──> DedupIndex, ProducerTable, MovedIds  in flight until it is answered
     checkpoint ──> journal, producers.0/1 ──> marks in the snapshot of the topics
 
 An id is stored in the extension of the entry it belongs to, so both become durable together. Between the check and the
@@ -21,19 +21,23 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from operator import attrgetter
 from pathlib import Path
+from struct import error as StructError
 
 from store.dedup.ids import DedupIndex, Row, row_of
 from store.dedup.journal import DedupJournal, JournalDamaged, Segment
-from store.dedup.producers import ProducerTable, Table, batch_number, decode_table, encode_table
-from store.errors import AlreadyStored, Corrupt
+from store.dedup.moved import Leaving, MovedIds, decode_part, encode_part, leaving_row, leaving_rows
+from store.dedup.producers import ProducerTable, Sent, Table, batch_number, decode_table, encode_table
+from store.errors import AlreadyStored, Corrupt, MalformedBatch
 from store.files import Files
 from store.log.commit_log import CommitLog
 from store.log.entry import Blank, Damage
 from store.log.recovery import PROGRESS_BYTES, Progress
+from store.record_batch import decode
 from store.snapshot import Snapshot, SnapshotFiles
+from store.topics import MOVED_IDS_QUEUE
 from store.types import NO_ID, Append, Appended, Entry, Identity, Original, ProducerSequence, QueueKey
 
 log = logging.getLogger(__name__)
@@ -57,7 +61,9 @@ class Idempotency:
         self._producers = ProducerTable(expiry_ms=producer_expiry_ms, producers_max=producers_max)
         self._journal = DedupJournal(root, files, segment_ms=max(1, window_ms // SEGMENTS_PER_WINDOW))
         self._snapshots = SnapshotFiles(root, PRODUCERS_SNAPSHOT, files)
+        self._moved = MovedIds(window_ms)
         self._ids_until = 0  # entries before it are in the index
+        self._saved_until = 0  # ... and in the journal
         self._producers_until = 0
         self.is_damaged = False  # a part of what was saved could not be read, and was not saved again yet
         self._unsaved: list[Row] = []  # not in the journal yet
@@ -69,7 +75,7 @@ class Idempotency:
     @property
     def id_count(self) -> int:
         """Ids remembered now."""
-        return len(self._index)
+        return len(self._index) + len(self._moved)
 
     @property
     def producer_count(self) -> int:
@@ -84,7 +90,7 @@ class Idempotency:
         assert isinstance(until, int)
         segments = marks.get("segments", ())
         assert isinstance(segments, Sequence)
-        self._ids_until = self._producers_until = until
+        self._ids_until = self._producers_until = self._saved_until = until
         try:
             for rows in self._journal.load([Segment(*segment) for segment in segments]):
                 self._index.restore(rows)
@@ -92,7 +98,7 @@ class Idempotency:
             log.warning("reading the ids of the window from the log again reason=%s", damage)
             self._index = self._new_index()
             self._journal.segments = ()
-            self._ids_until = 0
+            self._ids_until = self._saved_until = 0
             self.is_damaged = True
         saves = marks.get("producers", 0)
         assert isinstance(saves, int)
@@ -137,14 +143,35 @@ class Idempotency:
         """Take in an entry that was stored, in the order of the log; those that are known change nothing. `is_durable`:
         no power cut takes it."""
         identity = entry.identity
-        if identity is not None:
+        if entry.queue == MOVED_IDS_QUEUE:
+            self._apply_moved(entry, is_durable=is_durable)
+        elif identity is not None:
             if (identity.message_ids or identity.request) and entry.position >= self._ids_until:
                 row = row_of(entry, identity)
                 self._index.add(row)
                 self._unsaved.append(row)
                 self._ids_until = entry.position + 1
             if identity.producer is not None and entry.position >= self._producers_until:
-                self._producers.add(entry, identity.producer, is_durable=is_durable)
+                producer_id, sequence = identity.producer
+                sent = Sent(sequence, entry.base_offset, entry.position, entry.store_time_ms)
+                self._producers.add(entry.queue, producer_id, sent, is_durable=is_durable)
+                self._producers_until = entry.position + 1
+                self._producers_changed = True
+
+    def apply_moved_ids(self, entry: Entry) -> None:
+        """Take in, when opening, the ids of an entry of `__moved_ids` that was stored before what is replayed."""
+        for record in decode(entry.batch):
+            self._moved.add(entry.position, decode_part(record.value or b""))
+
+    def _apply_moved(self, entry: Entry, *, is_durable: bool) -> None:
+        for record in decode(entry.batch):
+            part = decode_part(record.value or b"")
+            self._moved.add(entry.position, part)
+            if part.producers and entry.position >= self._producers_until:
+                for (producer_id, queue), batches in part.producers.items():
+                    for sent in batches:
+                        own = sent._replace(position=entry.position)
+                        self._producers.add(queue, producer_id, own, is_durable=is_durable)
                 self._producers_until = entry.position + 1
                 self._producers_changed = True
 
@@ -195,6 +222,8 @@ class Idempotency:
             found: dict[int, Original] = {}
             if (identity := append.identity) is not None:
                 found = self._index.find(identity, now_ms)
+                if self._moved:
+                    found = self._moved.find(append, now_ms) | found
                 id_count += len(identity.message_ids) + (identity.request is not None)
                 if identity.producer is not None:
                     original = self._producers.find(append.queue, identity.producer, now_ms)
@@ -203,7 +232,7 @@ class Idempotency:
             originals.append(found)
         if any(originals):
             raise AlreadyStored(originals)
-        self._index.check_room(id_count + len(self._ids_in_flight), now_ms)
+        self._index.check_room(id_count + len(self._ids_in_flight) + len(self._moved), now_ms)
         for append in appends:
             if append.identity is not None and append.identity.producer is not None:
                 self._producers.check_room(append.queue, append.identity.producer, now_ms)
@@ -237,11 +266,63 @@ class Idempotency:
 
         outcome.add_done_callback(end)
 
+    # ---- moving --------------------------------------------------------------------------------------------------
+
+    def new_part(self, content: bytes, now_ms: int) -> bytes:
+        """What of a part that was received is to be written, empty for nothing. Raises TooManyIds when its ids cannot
+        be remembered, MalformedBatch when it is no part."""
+        try:
+            part = decode_part(content)
+        except (JournalDamaged, StructError) as error:
+            raise MalformedBatch(f"the ids of a partition that moves are not understood: {error}") from error
+        self._moved.prune(now_ms)
+        rows = self._moved.only_new(part)
+        count = sum(len(row.message_ids) - row.message_ids.count(NO_ID) + (row.request is not None) for row in rows)
+        self._index.check_room(count + len(self._moved), now_ms)
+        return encode_part(rows, part.producers) if rows or part.producers else b""
+
+    def is_saved(self, since: int) -> bool:
+        """Whether rows of entries from a position on may be in the journal."""
+        return since < self._saved_until
+
+    def saved_rows(self, leaving: Leaving, now_ms: int) -> list[Row]:
+        """What the journal has of a partition that leaves. For a thread, while nothing is saved. Raises Corrupt."""
+        oldest_ms = now_ms - self._window_ms
+        segments = self._journal.segments
+        wanted = [
+            segment
+            for segment, following in zip_longest(segments, segments[1:])
+            if following is None or following.start > leaving.since
+        ]
+        rows: list[Row] = []
+        try:
+            for columns in self._journal.read(wanted):
+                rows += leaving_rows(columns, leaving, oldest_ms=oldest_ms)
+        except JournalDamaged as damage:
+            raise Corrupt(str(self._journal.directory), 0, str(damage)) from damage
+        return rows
+
+    def unsaved_rows(self, leaving: Leaving, until: int) -> list[Row]:
+        """What is known besides of entries before a position."""
+        begin = bisect_left(self._unsaved, leaving.since, key=attrgetter("position"))
+        end = bisect_left(self._unsaved, until, key=attrgetter("position"))
+        rows = [leaving_row(row, leaving) for row in self._unsaved[begin:end]]
+        return [row for row in rows if row is not None]
+
+    def moved_positions(self, leaving: Leaving) -> list[int]:
+        """Of the entries of `__moved_ids` that say what is known of the partition from earlier moves, in order."""
+        return self._moved.positions(leaving.partition, leaving.since)
+
+    def leaving_producers(self, leaving: Leaving) -> Table:
+        """The numbers of its producers, for the store that it goes to. Its queue is sealed."""
+        return self._producers.leaving(leaving.queue, into=leaving.into, shift=leaving.shift)
+
     # ---- saving --------------------------------------------------------------------------------------------------
 
-    def saving(self, until: int) -> Saving:
+    def saving(self, until: int, now_ms: int) -> Saving:
         """What a checkpoint at position `until` has to write. Every entry before `until` has been applied, and the log
         is durable up to there."""
+        self._moved.prune(now_ms)
         self._producers.confirm(until)
         count = bisect_left(self._unsaved, until, key=attrgetter("position"))
         table = self._producers.copy() if self._producers_changed else None
@@ -280,6 +361,7 @@ class Saving:
         if is_saved:
             del idempotency._unsaved[: len(self._rows)]
             idempotency._journal.segments = self._segments
+            idempotency._saved_until = self._until
             idempotency._producers_saves = self._saves
             idempotency.is_damaged = False
         elif self._table is not None:

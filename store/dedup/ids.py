@@ -22,8 +22,8 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Collection, Iterator, Sequence
+from itertools import repeat, takewhile
 from typing import NamedTuple
 
 from store.errors import IdentityReused, TooManyIds
@@ -140,7 +140,7 @@ class DedupIndex:
         if (delays := self._delays.get(row)) is not None:
             due_ms, *queue = DELAY.unpack_from(delays, index * DELAY.size)
             return Original(QueueKey(*queue), None, position, time_ms, ScheduleKey(due_ms, position, index))
-        return Original(_unpacked_queue(self._queues[at]), self._base_offsets[at] + index, position, time_ms)
+        return Original(unpacked_queue(self._queues[at]), self._base_offsets[at] + index, position, time_ms)
 
     def check_room(self, count: int, now_ms: int) -> None:
         """Raises TooManyIds unless `count` more ids can be remembered now."""
@@ -233,6 +233,31 @@ def row_of(entry: Entry, identity: Identity) -> Row:
     )
 
 
+def rows_of(columns: Columns, numbers: Collection[int]) -> Iterator[Row]:
+    """The rows of these numbers, in order; with no NO_ID behind a row's last id."""
+    ids: dict[int, list[bytes]] = {number: [] for number in numbers}
+    for value, message_id in zip(columns.values, columns.ids, strict=True):
+        if (own := ids.get(value >> _INDEX_BITS)) is not None:
+            own += repeat(NO_ID, (value & _INDEX_MASK) - len(own))
+            own.append(message_id)
+    requests = {
+        part.row: RequestPart(request_id, part.fingerprint, part.request_indexes)
+        for request_id, part in columns.requests
+        if part.row in ids
+    }
+    delays = dict(columns.delays)
+    for number, message_ids in ids.items():
+        yield Row(
+            columns.positions[number],
+            columns.base_offsets[number],
+            columns.times_ms[number],
+            unpacked_queue(columns.queues[number]),
+            message_ids,
+            requests.get(number),
+            delays.get(number, b""),
+        )
+
+
 def packed_index(row: int, index: int) -> int:
     """A record of a row in one integer: what an id leads to."""
     return row << _INDEX_BITS | index
@@ -243,5 +268,6 @@ def packed_queue(queue: QueueKey) -> int:
     return queue.topic_id << 32 | queue.queue_id
 
 
-def _unpacked_queue(packed: int) -> QueueKey:
+def unpacked_queue(packed: int) -> QueueKey:
+    """The reverse of `packed_queue`."""
     return QueueKey(packed >> 32, packed & 0xFFFF_FFFF)

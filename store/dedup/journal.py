@@ -63,7 +63,7 @@ class DedupJournal:
     """The files of one journal. `segments` is what counts once a snapshot has it."""
 
     def __init__(self, root: Path, files: Files, *, segment_ms: int) -> None:
-        self._directory = root / DIRECTORY
+        self.directory = root / DIRECTORY
         self._files = files
         self._segment_ms = segment_ms
         self.segments: Sequence[Segment] = ()
@@ -71,11 +71,15 @@ class DedupJournal:
     def load(self, segments: Sequence[Segment]) -> Iterator[Columns]:
         """All rows of these segments, in order. Raises JournalDamaged; what was yielded before it is then no use."""
         self.segments = segments
-        names = self._files.list(self._directory)
+        return self.read(segments)
+
+    def read(self, segments: Sequence[Segment]) -> Iterator[Columns]:
+        """All rows of some of the segments, in order. Raises as `load`."""
+        names = self._files.list(self.directory)
         for segment in segments:
             if _name(segment.start) not in names:
                 raise JournalDamaged(f"{_name(segment.start)} is missing")
-            file = self._files.open(self._directory / _name(segment.start))
+            file = self._files.open(self.directory / _name(segment.start))
             try:
                 content = file.pread(segment.bytes_, 0)
             finally:
@@ -93,25 +97,25 @@ class DedupJournal:
             start, size, first_ms, _ = kept.pop()
         else:
             start, size = rows[0].position, 0
-            self._files.make_dirs(self._directory)
+            self._files.make_dirs(self.directory)
             self._remove_all_but({segment.start for segment in self.segments})
         block = encode_block(rows)
-        file = self._files.open(self._directory / _name(start), create=not size)
+        file = self._files.open(self.directory / _name(start), create=not size)
         try:
             file.pwritev([block], size)
             file.datasync()
         finally:
             file.close()
         if not size:
-            self._files.sync_dir(self._directory)
+            self._files.sync_dir(self.directory)
         return [*kept, Segment(start, size + len(block), first_ms, last_ms)]
 
     def _remove_all_but(self, starts: set[int]) -> None:
         """Remove files that no snapshot counts any more."""
         wanted = set(map(_name, starts))
-        for name in self._files.list(self._directory):
+        for name in self._files.list(self.directory):
             if name not in wanted:
-                self._files.remove(self._directory / name)
+                self._files.remove(self.directory / name)
 
 
 def encode_block(rows: Sequence[Row]) -> bytes:

@@ -36,7 +36,8 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from store.errors import ProducerFenced, SequenceGap, SequenceGone, TooManyIds
-from store.types import Entry, Original, ProducerSequence, QueueKey, RecordNumbers
+from store.topics import partition_of
+from store.types import Original, ProducerSequence, QueueKey, RecordNumbers
 
 SEQUENCES_KEPT = 5
 """Batches of one producer and queue that are remembered with their offsets."""
@@ -74,7 +75,8 @@ def batch_number(numbers: RecordNumbers, newest: int | None) -> int:
 
 
 class Sent(NamedTuple):
-    """One stored batch of a producer."""
+    """One stored batch of a producer. A `base_offset` below 0 is the complement of the partition's offset: the batch
+    was stored before its partition moved to this store, and `position` is that of the entry that says so."""
 
     sequence: int
     base_offset: int
@@ -110,6 +112,9 @@ class ProducerTable:
             return None
         for kept in sent:
             if kept.sequence == producer.sequence:
+                if kept.base_offset < 0:
+                    place, offset = partition_of(queue), ~kept.base_offset
+                    return Original(place, offset, kept.position, kept.store_time_ms, is_moved=True)
                 return Original(queue, kept.base_offset, kept.position, kept.store_time_ms)
         if producer.sequence > sent[0].sequence or len(sent) < SEQUENCES_KEPT:
             raise SequenceGone(
@@ -151,14 +156,13 @@ class ProducerTable:
                 max(1, oldest_ms + self._expiry_ms + 1 - now_ms),
             )
 
-    def add(self, entry: Entry, producer: ProducerSequence, *, is_durable: bool) -> None:
+    def add(self, queue: QueueKey, producer_id: bytes, new: Sent, *, is_durable: bool) -> None:
         """Remember a stored batch. `is_durable`: no power cut takes it."""
-        key = (producer.producer_id, entry.queue)
+        key = (producer_id, queue)
         last = self._all(key)[-1:]
         sent = self._sent.pop(key, ())
-        is_expired = bool(last) and entry.store_time_ms - last[0].store_time_ms > self._expiry_ms
-        if not last or is_expired or producer.sequence > last[0].sequence:
-            new = Sent(producer.sequence, entry.base_offset, entry.position, entry.store_time_ms)
+        is_expired = bool(last) and new.store_time_ms - last[0].store_time_ms > self._expiry_ms
+        if not last or is_expired or new.sequence > last[0].sequence:
             if is_durable and key not in self._recent:
                 sent = self._followed(sent, (new,))
             else:
@@ -188,6 +192,18 @@ class ProducerTable:
     def copy(self) -> Table:
         """What is durable of the table now; later changes do not reach it."""
         return {key: sent for key, sent in self._sent.items() if sent} if self._recent else dict(self._sent)
+
+    def leaving(self, queue: QueueKey, *, into: QueueKey, shift: int) -> Table:
+        """The batches of a queue that is sealed, for the queue in which its partition goes on. `shift`: what makes its
+        offsets the partition's."""
+        return {
+            (producer_id, into): tuple(
+                one if one.base_offset < 0 else one._replace(base_offset=~(one.base_offset + shift))
+                for one in self._all((producer_id, own))
+            )
+            for producer_id, own in self._sent
+            if own == queue
+        }
 
     def restore(self, table: Table) -> None:
         """Replace the table by one that is durable."""

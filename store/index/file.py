@@ -316,12 +316,12 @@ class FileConsumeQueues(ConsumeQueues):
     def _queue(self, key: QueueKey) -> _Queue:
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), 0)
+            queue = self._queues[key] = _Queue(key, self._directory.joinpath(str(key.topic_id), str(key.queue_id)), 0)
         return queue
 
     def _open_queue(self, counted: Counted) -> _Queue:
         key, bounds, files_end, kept = counted
-        queue = _Queue(key, self._directory / str(key.topic_id) / str(key.queue_id), files_end)
+        queue = _Queue(key, self._directory.joinpath(str(key.topic_id), str(key.queue_id)), files_end)
         queue.min_offset, queue.max_offset = bounds
         if kept:
             queue.pending = kept
@@ -391,7 +391,7 @@ class FileConsumeQueues(ConsumeQueues):
         return b"".join(parts)
 
     def _file(self, directory: Path, start: int) -> File:
-        key = directory, start
+        key = directory, start  # no path: joining one costs more than a read of units
         file = self._open_files.get(key)
         if file is None:
             if len(self._open_files) >= self._open_files_max:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from store.dedup.ids import Columns, packed_index, packed_queue, row_of
+from store.dedup.ids import Row, packed_queue, row_of, rows_of
 from store.dedup.journal import JournalDamaged, Segment, decode_blocks, segment_path
 from store.dedup.producers import Table, decode_table
 from store.snapshot import Snapshot
+from store.topics import MOVED_IDS_QUEUE
 from store.types import NO_ID, Entry, Identity, QueueKey
 
 _HEALS = "nothing is lost: the next start reads the ids from the log again"
@@ -74,6 +75,8 @@ class IdempotencyCheck:
 
     def expect(self, entry: Entry, identity: Identity) -> None:
         """The log holds this entry; called in the log's order."""
+        if entry.queue == MOVED_IDS_QUEUE:
+            return  # what it says is in no file but the log and the table of producers
         if (identity.message_ids or identity.request) and self._first <= entry.position < self._until:
             self._expect_row(entry, identity)
         if identity.producer is None:
@@ -104,7 +107,7 @@ class IdempotencyCheck:
                 reason = "the ids of this entry are not in dedup/"
                 self._wrong.append(WrongMemory(self._path, entry.position, reason, entry.queue))
             return
-        if row != _ids_of(entry, identity):
+        if row != _ids_of(row_of(entry, identity)):
             reason = "dedup/ has other ids or another position for this entry"
             self._wrong.append(WrongMemory(self._path, entry.position, reason, entry.queue))
         self._row = next(self._rows, None)
@@ -124,7 +127,7 @@ class IdempotencyCheck:
                 if len(content) < segment.bytes_:
                     raise JournalDamaged(f"{segment.bytes_} bytes count, the file has {len(content)}")
                 for columns in decode_blocks(content):
-                    yield from _rows_of(columns)
+                    yield from map(_ids_of, rows_of(columns, range(len(columns.positions))))
             except FileNotFoundError:
                 self._lost(path, "the file is missing")
                 return
@@ -145,16 +148,15 @@ class IdempotencyCheck:
         for (producer_id, queue), sent in table.items():
             self._last_sequences[producer_id, queue] = sent[-1].sequence
             for one in sent:
-                if one.position >= self._log_begin:
+                if one.position >= self._log_begin and one.base_offset >= 0:  # else it is in another store
                     self._batches[one.position] = _Batch(producer_id, queue, one.sequence, one.base_offset)
 
     def _wrong_producer(self, position: int, reason: str, queue: QueueKey | None = None) -> None:
         self._wrong.append(WrongMemory(self._root / "producers.0", position, reason, queue))
 
 
-def _ids_of(entry: Entry, identity: Identity) -> _Ids:
-    """What the row of an entry must say."""
-    row = row_of(entry, identity)
+def _ids_of(row: Row) -> _Ids:
+    """What a row says, in a form that can be compared."""
     request = row.request
     return _Ids(
         row.position,
@@ -165,16 +167,3 @@ def _ids_of(entry: Entry, identity: Identity) -> _Ids:
         None if request is None else (request.request_id, request.fingerprint, list(request.request_indexes)),
         row.delays,
     )
-
-
-def _rows_of(columns: Columns) -> Iterator[_Ids]:
-    """The rows of a block, one by one."""
-    message_ids: list[list[tuple[int, bytes]]] = [[] for _ in columns.positions]
-    for value, id_ in zip(columns.values, columns.ids, strict=True):
-        row, index = divmod(value, packed_index(1, 0))
-        message_ids[row].append((index, id_))
-    requests = {part.row: (id_, part.fingerprint, list(part.request_indexes)) for id_, part in columns.requests}
-    delays = dict(columns.delays)
-    facts = zip(columns.positions, columns.base_offsets, columns.times_ms, columns.queues, strict=True)
-    for row, fact in enumerate(facts):
-        yield _Ids(*fact, message_ids[row], requests.get(row), delays.get(row, b""))

@@ -14,6 +14,7 @@ from store.topics import (
     CONFIG_NAMES,
     FIRST_USER_TOPIC_ID,
     META,
+    MOVED_IDS,
     OFFSETS,
     RECURRING,
     TIMER,
@@ -41,7 +42,7 @@ def created(table: TopicTable, name: str, partitions: int = 2) -> Topic:
 
 
 def test_a_new_table_has_the_system_topics_only() -> None:
-    assert TopicTable().all() == [META, TIMER, OFFSETS, RECURRING, CLUSTER]
+    assert TopicTable().all() == [META, TIMER, OFFSETS, RECURRING, CLUSTER, MOVED_IDS]
     assert all(topic.is_system for topic in TopicTable().all())
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -23,8 +24,9 @@ from tests.simdisk import PowerCut, SimDisk
 from tests.timer.fakes import TARGET, FakeKeyIndex, FakeLog, keyed_append, make_timer, settle
 from timer.changes import Reason, Standing
 from timer.errors import ScheduleKeyTaken
+from timer.pending_counts import MINUTE_MS
 from timer.schedule import ScheduleId
-from timer.schedules import Query
+from timer.schedules import DuePosition, Query
 from timer.service import TimerService
 from timer.timer_log import MAGIC_DELETE
 from timer.wheel import NOWHERE, SLOTS
@@ -159,6 +161,7 @@ class Run:
         assert timer.pending_count == owed_count
         assert sum(timer.pending_counts().values()) == owed_count
         assert await timer.count(Query()) == owed_count
+        await self._check_over_time(sorted(self.accepted[value] for value in self._owed()))
         wheel, timer_log, open_slots = timer._state.wheel, timer._state.timer_log, timer._state.open
         from_s, to_s = open_slots.write_mark_s, open_slots.write_mark_s + SLOTS
         while (second_s := wheel.next_occupied(from_s, to_s)) is not None:
@@ -170,6 +173,29 @@ class Run:
                 position = unit.previous
             assert chain.unit_count == waiting_count
             from_s = second_s + 1
+
+    async def _check_over_time(self, dues_ms: list[int]) -> None:
+        """What is counted by minute and what is counted one by one are the same, and pages go by due time."""
+        self.clock.strobe(0)
+        timer, now_ms = self.timer, self.clock.now_ms()
+        minutes = [now_ms // MINUTE_MS * MINUTE_MS + MINUTE_MS * number for number in range(-2, 5)]
+        for bounds in (minutes, [bound_ms + 1 for bound_ms in minutes]):
+            census = await timer.census(Query(), bounds)
+            assert census.counts == [sum(one <= due < other for due in dues_ms) for one, other in pairwise(bounds)]
+            assert census.overdue_count == sum(due < now_ms for due in dues_ms)
+        from_ms, to_ms = minutes[2], now_ms + self.rng.randrange(20_000)
+        assert await timer.count(Query(from_ms=from_ms)) == sum(from_ms <= due for due in dues_ms)
+        meant = [due for due in dues_ms if from_ms <= due < to_ms]
+        assert await timer.count(Query(from_ms=from_ms, to_ms=to_ms)) == len(meant)
+        for query, expected in ((Query(), dues_ms), (Query(from_ms=from_ms, to_ms=to_ms), meant)):
+            listed: list[int] = []
+            after: DuePosition | None = None
+            for _ in range(2 + len(expected)):
+                page = await timer.page_by_due(query, after=after, limit=7)
+                listed += [schedule.id.due_ms for schedule in page.schedules]
+                if (after := page.next_after) is None:
+                    break
+            assert listed == expected
 
     async def _is_settled(self) -> bool:
         """Whether all that can happen has happened. Not when memory is full of what the clock, set back, does not let

@@ -14,6 +14,7 @@ from timer.schedule import (
     ROLL_WINDOW_MS_MIN,
     decode_schedule_id,
     encode_schedule_id,
+    encode_schedule_ids,
     slot_for,
 )
 
@@ -67,6 +68,12 @@ def test_an_id_says_what_was_put_in(due_ms: int, position: int, record_index: in
     text = encode_schedule_id(due_ms, position, record_index)
     assert len(text) == 28
     assert decode_schedule_id(text) == (due_ms, position, record_index)
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), max_size=9), st.integers(0, 2**63 - 1))
+def test_ids_of_an_entry_are_those_of_its_records(dues_ms: list[int], position: int) -> None:
+    each = [encode_schedule_id(due_ms, position, index) for index, due_ms in enumerate(dues_ms)]
+    assert encode_schedule_ids(dues_ms, position) == each
 
 
 @given(st.text())

@@ -11,6 +11,7 @@ from store.files import OsFiles
 from store.offline.verify import Finding, Severity
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.dump import dump
+from timer.pending_counts import PendingCounts
 from timer.pending_file import PendingFile
 from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog
 from timer.verify import DIRECTORY, verify
@@ -39,7 +40,10 @@ def root(tmp_path: Path) -> Path:
     timer_log.written(unwritten)
     wheel.flush()
     pending = PendingFile(files, directory / "pending")
-    pending.write({16: 70, 17: 30}, UNITS * UNIT_BYTES, UNITS)
+    counts = PendingCounts()
+    counts.add(16, FIRST_S * 1000, rolls=False, count=70)
+    counts.add(17, FIRST_S * 1000, rolls=False, count=30)
+    pending.write(counts, UNITS * UNIT_BYTES, UNITS)
     checkpoint = CheckpointFile(files, directory / "checkpoint")
     for write_mark_s in (FIRST_S, FIRST_S + 1):
         checkpoint.write(Checkpoint(UNITS * UNIT_BYTES, UNITS, FIRST_S, write_mark_s, 0, clean=True))
@@ -70,7 +74,7 @@ def test_everything_can_be_dumped(root: Path) -> None:
     assert [slot["time_s"] for slot in slots] == list(range(FIRST_S, FIRST_S + 34))
     assert [slot["valid"] for slot in dump(root / DIRECTORY / "checkpoint")] == [True, True]
     state, *topics = dump(root / DIRECTORY / "pending")
-    assert state == {"valid": True, "version": 1, "log_end": UNITS * UNIT_BYTES, "queue_offset": UNITS}
+    assert state == {"valid": True, "version": 2, "log_end": UNITS * UNIT_BYTES, "queue_offset": UNITS}
     assert topics == [{"topic_id": 16, "schedules": 70}, {"topic_id": 17, "schedules": 30}]
 
 

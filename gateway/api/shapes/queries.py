@@ -418,9 +418,10 @@ class HistogramQuery(Shape):
         Annotated[
             str,
             _text(
-                "Instead of the others: times that rise, as in `1767225600000,1767312000000`, so that parts may be "
-                f"local days; 2 to {BUCKETS_MAX + 1}.",
-                pattern="^[0-9]{1,18}(,[0-9]{1,18}){1,1000}$",
+                "Instead of the others: times in order, as in `1767225600000,1767312000000`, so that parts may be "
+                "local days. `24x3600000` stands for 24 times, each an hour behind the one before. Counts between "
+                f"whole minutes are at hand; for others every schedule is looked at. 2 to {BUCKETS_MAX + 1}.",
+                pattern="^[0-9]{1,18}(,([0-9]{1,18}x)?[0-9]{1,18}){1,1000}$",
             ),
         ]
         | None

@@ -18,6 +18,7 @@ from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.machines.copies import Origin, dead_letter_topic, origin_of, retry_topic
 from gateway.routing.base import TopicView
+from gateway.routing.told import told
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import Record
@@ -60,7 +61,8 @@ class CopyWriter:
         for part in _cut(copies):
             route = self._context.routes.writable(view.name, 0)
             delays = [Delay(copy.due_ms, view.topic_id, copy.partition % view.partitions) for copy in part]
-            await route.broker.schedule(_append_of(TIMER_QUEUE, part, delays), acks=Acks.FLUSHED)
+            scheduling = route.broker.schedule(_append_of(TIMER_QUEUE, part, delays), acks=Acks.FLUSHED)
+            await told(self._context.routes, route.broker, scheduling)
         self._context.stats.retry_count += len(copies)
 
     async def retry_now(self, group: str, copies: Sequence[Copy]) -> None:
@@ -81,7 +83,8 @@ class CopyWriter:
     async def _append(self, topic: str, partition: int, copies: Sequence[Copy]) -> None:
         route = self._context.routes.writable(topic, partition)
         for part in _cut(copies):
-            await route.broker.append([_append_of(route.queue, part)], acks=Acks.FLUSHED)
+            appending = route.broker.append([_append_of(route.queue, part)], acks=Acks.FLUSHED)
+            await told(self._context.routes, route.broker, appending)
 
     async def _retry_topic(self, group: str) -> TopicView:
         return await self._own_topic(retry_topic(group), self._context.table.config(group).retry_partitions)

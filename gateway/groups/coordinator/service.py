@@ -44,6 +44,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -85,6 +86,7 @@ from gateway.groups.machines.events import (
 from gateway.groups.machines.membership import Member
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.receipts import Signer
+from gateway.groups.machines.strategies.base import Partition, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
@@ -92,7 +94,7 @@ from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
-from store.errors import StoreError, StoreStopped
+from store.errors import StoreError, StoreStopped, UnknownQueue
 from store.files import Files
 from store.limits import KiB
 
@@ -148,7 +150,8 @@ class Coordinator:
         strategies: StrategyRegistry | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
-        table = GroupTable(strategies or StrategyRegistry(installed()))
+        context = StrategyContext(broker_of=partial(_broker_of, routes), room_of_broker=routes.room_of)
+        table = GroupTable(strategies or StrategyRegistry(installed()), context)
         self._log = EventLog(
             GROUP_EVENTS,
             broker,
@@ -508,3 +511,11 @@ class Coordinator:
         more = document_bytes(key, content) - document_bytes(key, documents.get(key))
         with self._context.room.for_bytes(group, more):
             await self._context.write([DocumentPut(group, key, content)], flushed=flushed)
+
+
+def _broker_of(routes: Routes, partition: Partition) -> str:
+    """The broker that takes records of a partition now; none for a topic that is gone meanwhile."""
+    try:
+        return routes.broker_name(partition.topic, partition.partition)
+    except UnknownQueue:
+        return ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -61,6 +62,7 @@ BATCH_MS = 10_000
 """How long schedules of a batch are looked for: those that have rolled or moved take a search each."""
 
 _HISTOGRAM_SPAN_MS = 3_600_000
+_BOUNDS = re.compile("(?:(?P<count>[0-9]{1,18})x)?(?P<ms>[0-9]{1,18})")
 
 
 class ScheduleAdmin(Protocol):
@@ -277,16 +279,27 @@ def _undone(named: str, error: RequestError) -> dict[str, object]:
 
 
 def _bounds_ms(text: str) -> list[int]:
-    """Raises RequestError unless these are 2 to BUCKETS_MAX + 1 times that rise."""
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise bad_request("bounds: must be epoch milliseconds, with commas between them")
-    bounds_ms = list(map(int, parts))
-    if not 2 <= len(bounds_ms) <= BUCKETS_MAX + 1:
+    """Raises RequestError unless these are 2 to BUCKETS_MAX + 1 times none of which is before the one before it."""
+    first, *rest = text.split(",")
+    parts = [_BOUNDS.fullmatch(part) for part in rest]
+    if not _is_number(first) or not all(parts):
+        raise bad_request("bounds: must be epoch milliseconds, or steps on as in 24x3600000, with commas between them")
+    runs = [(part["count"], int(part["ms"])) for part in parts if part]
+    if not 2 <= 1 + sum(int(count or 1) for count, _ in runs) <= BUCKETS_MAX + 1:
         raise RequestError(LIMIT_ILLEGAL, f"bounds: must be from 2 to {BUCKETS_MAX + 1}")
-    if bounds_ms[-1] > TIME_MS_MAX or any(one >= other for one, other in pairwise(bounds_ms)):
-        raise invalid("bounds: must rise, and be times")
+    bounds_ms = [int(first)]
+    for count, ms in runs:
+        if count is None:
+            bounds_ms.append(ms)
+        else:
+            bounds_ms += [bounds_ms[-1] + ms * number for number in range(1, int(count) + 1)]
+    if bounds_ms[-1] > TIME_MS_MAX or any(one > other for one, other in pairwise(bounds_ms)):
+        raise invalid("bounds: must not fall, and be times")
     return bounds_ms
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
 
 
 async def _schedule_id(gateway: Gateway, request: web.Request, topic: str | None, needed: Permission) -> ScheduleId:
@@ -391,7 +404,7 @@ def _topic_of(gateway: Gateway, topic_id: int) -> TopicView | None:
 def _cursor(text: str | None) -> int:
     if text is None:
         return 0
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+    if not _is_number(text):
         raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a page has named")
     return int(text)
 

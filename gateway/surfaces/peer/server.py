@@ -56,6 +56,8 @@ class PeerService:
             "changes": self._changed,
             "create_queue": self._create_queue,
             "seal_queue": self._seal_queue,
+            "export_ids": self._export_ids,
+            "import_ids": self._import_ids,
             "expire_queue": self._expire_queue,
         }
 
@@ -142,6 +144,15 @@ class PeerService:
 
     async def _seal_queue(self, head: Head, _: Batches) -> bytes:
         return peer_wire.pack({"end": await self._broker.seal_queue(QueueKey(*head["queue"]))})
+
+    async def _export_ids(self, head: Head, _: Batches) -> bytes:
+        queue, into = QueueKey(*head["queue"]), QueueKey(*head["into"])
+        part = await self._broker.export_ids(queue, into=into, shift=head["shift"], since=head["since"])
+        return peer_wire.pack({"next": part.next_position, "last": part.is_last}, [part.content])
+
+    async def _import_ids(self, head: Head, batches: Batches) -> bytes:
+        await self._broker.import_ids(batches.take(head["size"]))
+        return peer_wire.pack({})
 
     async def _expire_queue(self, head: Head, _: Batches) -> bytes:
         await self._broker.expire_queue(QueueKey(*head["queue"]), head["before"])

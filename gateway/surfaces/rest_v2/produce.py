@@ -224,6 +224,7 @@ async def _send_each(
     return outcomes
 
 
+_NO_ERROR = {"error_code": None, "error": None}
 _TURN_RECORDS = 256  # parsed one by one between two turns of the event loop
 
 
@@ -255,9 +256,7 @@ def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
 def rendered_receipts(receipts: Sequence[Outcome]) -> bytes:
     """The answer to records sent as JSON."""
     offsets = [
-        _refused(receipt)
-        if isinstance(receipt, RequestError)
-        else {**receipt_as_json(receipt), "error_code": None, "error": None}
+        _refused(receipt) if isinstance(receipt, RequestError) else receipt_as_json(receipt) | _NO_ERROR
         for receipt in receipts
     ]
     return orjson.dumps({"offsets": offsets, "key_schema_id": None, "value_schema_id": None})

@@ -16,7 +16,7 @@ from functools import partial
 from aiohttp import web
 
 from gateway.api.producer import Receipt
-from gateway.api.render import fate_as_json
+from gateway.api.render import add_fate
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import NoQuery
 from gateway.api.shapes.v3 import ENTRIES_MAX, V3BatchBody
@@ -75,7 +75,9 @@ class V3Records:
             offset=receipt.offset,
             timestamp_ms=receipt.timestamp_ms,
         )
-        return {"error_code": STORED, **fields, **fate_as_json(receipt)}
+        item = {"error_code": STORED, **fields}
+        add_fate(item, receipt)
+        return item
 
     def refusal(self, request_index: int, error: RequestError) -> dict[str, object]:
         """See `Dialect.refusal`."""

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from gateway.api.producer import Producer
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.columns import Columns
 from gateway.codec.records import Format, ProduceRecord, parse_records
 from gateway.codec.tags import tag_hash
 from gateway.errors import DELAY_ILLEGAL, RequestError
 from gateway.routing.base import UnknownPartition
+from gateway.routing.select import PartitionSelector
+from gateway.routing.table import RouteTable, Segment
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.rest_v2.produce import rendered_columns, rendered_receipts
 from store import record_batch
-from store.errors import MalformedBatch, RecordTooLarge, StoreStopped, UnknownQueue
+from store.errors import (
+    DiskFull,
+    MalformedBatch,
+    Overloaded,
+    RecordTooLarge,
+    SealedQueue,
+    StoreError,
+    StoreStopped,
+    UnknownQueue,
+)
 from store.limits import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from store.record_batch import Record
 from store.topics import TopicConfig
@@ -331,3 +345,93 @@ async def test_columns_that_are_too_much_for_one_batch_or_a_topic_are_left_to_pr
         await gateway.producer.produce_columns(
             "orders", Columns(None, [b"1"] * 2), partition=4, json_values=False, acks=None
         )
+
+
+class TwoBrokers:
+    """A gateway whose topic `orders` has partitions 0 and 1 on broker `fake`, 2 and 3 on `other`."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.gateway, self.first = fake_gateway(clock)
+        self.second = FakeBroker(clock)
+        self.second.name = "other"
+        self.routes = cast(RouteTable, self.gateway.routes_table)
+        self.producer = Producer(
+            self.routes, PartitionSelector(self.routes), clock=clock, limits=self.gateway.limits, acks=Acks.FLUSHED
+        )
+
+    async def start(self) -> None:
+        await self.first.create_topic("orders", 4)
+        for partition in (2, 3):
+            topic_id = self.routes.topic("orders").topic_id
+            self.routes.set_chain("orders", partition, (Segment(self.second, QueueKey(topic_id, partition)),))
+
+    async def sent(self, how: str) -> int:
+        """Send something that any partition may take, in one of the ways there are; where it went."""
+        if how == "one":
+            return (await self.producer.produce("orders", [record()], json_values=True))[0].partition
+        if how == "many":
+            return (await self.producer.produce("orders", [record(), record()], json_values=True))[1].partition
+        if how == "selector":
+            keyed = [record(key=b"0"), record(key=b"1")]
+            receipts = await self.producer.produce("orders", keyed, json_values=True, selector="round_robin")
+            return receipts[0].partition
+        if how == "raw":
+            return (await self.producer.produce_batches("orders", bytes(record_batch.encode([PLAIN]))))[0].partition
+        columns = Columns(None, [b"1", b"2"])
+        (stored,) = await self.producer.produce_columns(
+            "orders", columns, partition=None, json_values=True, acks=None
+        ) or [None]
+        assert stored is not None
+        return stored.partition
+
+
+PLAIN = Record(None, b"1", START_MS)
+
+
+@pytest.mark.parametrize("error", [BrokerUnreachable("refused"), DiskFull("full")])
+@pytest.mark.parametrize("how", ["one", "many", "selector", "raw", "columns"])
+async def test_what_any_partition_may_take_goes_to_another_broker_when_nothing_was_stored(
+    how: str, error: StoreError
+) -> None:
+    world = TwoBrokers(FakeClock())
+    await world.start()
+    world.first.error = error
+    partitions = [await world.sent(how) for _ in range(3)]
+    assert set(partitions) <= {2, 3}
+    assert world.second.append_count == 3
+    assert world.routes.faults.is_reachable("fake") is not isinstance(error, BrokerUnreachable)
+    world.second.error = Overloaded("busy")
+    with pytest.raises((BrokerUnreachable, DiskFull, Overloaded)):
+        await world.sent(how)
+    world.first.error = world.second.error = None
+    assert await world.sent(how) in range(4)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [record(key=b"2"), record(partition=0), record(msg_id="3"), record(message_group="2"), record(key=b"a")],
+)
+async def test_what_has_a_partition_waits_for_its_broker(sent: ProduceRecord) -> None:
+    world = TwoBrokers(FakeClock())
+    await world.start()
+    (receipt,) = await world.producer.produce("orders", [sent], json_values=True)
+    owner, other = (world.first, world.second) if receipt.partition < 2 else (world.second, world.first)
+    owner.error = BrokerUnreachable("refused")
+    for records in ([sent], [sent, sent]):
+        with pytest.raises(BrokerUnreachable):
+            await world.producer.produce("orders", records, json_values=True)
+    assert other.append_count == 0
+
+
+async def test_an_answer_that_was_lost_and_what_meets_a_move_are_not_sent_elsewhere() -> None:
+    world = TwoBrokers(FakeClock())
+    await world.start()
+    world.first.error = SealedQueue("moves")
+    with pytest.raises(SealedQueue):
+        await world.sent("one")
+    assert not world.routes.faults
+    world.first.error = AnswerLost("lost")
+    with pytest.raises(AnswerLost):
+        await world.sent("one")
+    assert world.routes.faults.unreachable() == ["fake"]
+    assert await world.sent("one") in (2, 3), "the next one avoids it"

@@ -324,6 +324,13 @@ async def test_what_is_queued_at_a_stop_is_written() -> None:
     await again.stop()
 
 
+async def test_what_comes_after_the_close_is_refused_and_does_not_wait() -> None:
+    machine = await started(SimDisk())
+    await machine.stop()
+    with pytest.raises(StoreStopped):
+        await asyncio.wait_for(machine.log.write([put("late", b"1")]), 5)
+
+
 async def test_an_event_that_cannot_be_applied_stops_all_further_ones() -> None:
     machine = await started(SimDisk())
 

@@ -1,13 +1,14 @@
 """Three nodes that move one partition between embedded brokers and Kafka partitions, one step after the other, chosen
-by a `Random`: messages are late, lost and sent twice, nodes crash, Kafka forgets its fence, strangers write, retention
-takes records. The decisions are those of gateway.cluster.move and .fencing; `Rules` lets a test break one.
+by a `Random`: messages are late, lost and sent twice, clients send records again, nodes crash, Kafka forgets its
+fence, strangers write, retention takes records. The decisions are those of gateway.cluster.move and .fencing; `Rules`
+lets a test break one.
 
 After each step these hold (`check`), and `finish` shows 8:
 
     1  the chain is without a gap, and only its last segment is open
     2  an acknowledged record stays at its offset for ever, until it expires
     3  what any reader has seen at an offset, however old its view, never changes
-    4  no record is in the chain twice
+    4  no record is in the chain twice, however often its client sends it
     5  a segment holds batches of its own epoch and no others, and no two segments have the same
     6  epochs rise, and what is said of a sealed segment never changes
     7  an append that reaches a queue behind its seal is never acknowledged
@@ -117,6 +118,9 @@ class Rules:
     open_kafka: Callable[[KafkaPartition, int], int] = lambda kafka, epoch: kafka.fence(epoch) + 1
     has_compare: bool = True
     waits_for_commit: bool = True
+    tells_ids: bool = True  # of the old segment, before its seal
+    tells_later_ids: bool = True  # of what came between that and the seal
+    passes_ids_on: bool = True  # those that the old segment's owner was told itself
     queue_id: Callable[[int, int], int] = move.queue_id_for
 
 
@@ -135,6 +139,7 @@ class Serving:
     epoch: int
     tenure: Tenure[int]
     sequence: int
+    known: set[int] = field(default_factory=set)  # records that are stored, or on their way
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ class Step:
     end: int = 0
     physical: int = 0
     queue: tuple[int | str, int] = (0, 0)
+    ids: frozenset[int] = frozenset()  # records that the new owner is told to be stored
 
 
 class MoveWorld:
@@ -179,12 +185,15 @@ class MoveWorld:
         self.flight: list[Append | Step] = []
         self.ends: dict[int, tuple[int, int, int | None]] = {}  # of sealed segments, by epoch
         self.highest_epoch = 0
-        self.late: set[int] = set()  # records that reached a queue behind its seal
+        self.late: set[tuple[int, int]] = set()  # records that reached a queue behind its seal, and its epoch
+        self.told: dict[int, frozenset[int]] = {}  # records, by the epoch whose owner was told that they are stored
         self.acknowledged: dict[int, int] = {}
         self.seen: dict[int, int] = {}
         self.trimmed_until = 0
         self.record = 0
-        self.counts = dict.fromkeys(("acknowledged", "moves", "strangers", "forgotten", "trimmed", "reads"), 0)
+        self.counts = dict.fromkeys(
+            ("acknowledged", "moves", "strangers", "forgotten", "trimmed", "reads", "repeats"), 0
+        )
 
     def queue_of(self, broker: str, epoch: int) -> tuple[int | str, int]:
         return ("t", 0) if broker in KAFKA else (16, self.rules.queue_id(0, epoch))
@@ -214,15 +223,23 @@ class MoveWorld:
         self.check()
 
     def send(self) -> None:
-        self.send_from(self.random.choice(NODES))
+        is_again = self.record > 0 and self.random.random() < 0.3
+        self.send_from(self.random.choice(NODES), self.random.randint(1, self.record) if is_again else None)
 
-    def send_from(self, node: str) -> None:
+    def send_from(self, node: str, again: int | None = None) -> None:
+        """A client sends a new record, or one that it has sent before."""
         serving, record = self.serving.get(node), self.views[node].record
         if serving is None or record.owner != node or record.open_segment.epoch != serving.epoch:
             return
-        self.record += 1
+        if again is None:
+            self.record += 1
+        elif again in serving.known:
+            self.counts["repeats"] += 1
+            return  # it is answered as the first one is
+        value = again or self.record
+        serving.known.add(value)
         sent = serving.tenure.send(1)
-        self.flight.append(Append(node, record.open_segment, serving.epoch, self.record, sent, serving.sequence))
+        self.flight.append(Append(node, record.open_segment, serving.epoch, value, sent, serving.sequence))
         serving.sequence += 1
 
     def deliver(self) -> None:
@@ -241,7 +258,7 @@ class MoveWorld:
         segment = message.segment
         log = self.log_of(segment)
         if self.is_sealed(segment):
-            self.late.add(message.record)
+            self.late.add((message.record, segment.epoch))
         serving = self.serving.get(message.node)
         if serving is not None and serving.epoch != message.epoch:
             serving = None
@@ -260,10 +277,10 @@ class MoveWorld:
             del self.serving[message.node]
         for record in ready:
             if self.random.random() < 0.8:  # else the answer is lost
-                at = next(i for i in range(len(log.log) - 1, -1, -1) if log.log[i].record == record)
+                at = next(i for i in range(len(log.log) - 1, -1, -1) if log.log[i] == Item(record, segment.epoch))
                 self.acknowledged[segment.start + at - segment.physical] = record
                 self.counts["acknowledged"] += 1
-                assert record not in self.late, f"7: record {record} came behind the seal"
+                assert (record, segment.epoch) not in self.late, f"7: record {record} came behind the seal"
 
     def is_sealed(self, segment: SegmentRecord) -> bool:
         log = self.log_of(segment)
@@ -350,10 +367,11 @@ class MoveWorld:
         node = self.random.choice(NODES)
         self.refresh(node)
         view = self.views[node]
+        ids = self.ids_of(view.record.open_segment, None) if self.rules.tells_ids else frozenset()
         if self.compare_and_set(node, view, self.rules.intent(view.record, self.random.choice(BROKERS))):
             if self.random.random() < 0.5:
                 self.serving.pop(node, None)
-            self.flight.append(Step("seal", node, self.views[node]))
+            self.flight.append(Step("seal", node, self.views[node], ids=ids))
 
     def move_on(self, step: Step) -> None:
         record = step.view.record
@@ -361,6 +379,8 @@ class MoveWorld:
         assert to is not None
         if step.kind == "seal":
             end, physical = self.seal(last, epoch)
+            if self.rules.tells_later_ids:
+                step = replace(step, ids=step.ids | self.ids_of(last, end))
             if to in KAFKA and to == last.broker:  # one fence does both
                 self.flight.append(replace(step, kind="commit", end=end, physical=physical, queue=last.queue))
             else:
@@ -384,6 +404,7 @@ class MoveWorld:
                 self.views[step.node] = View(step.view.revision + 1, committed)
             else:
                 return
+            self.told[committed.epoch] = step.ids
             self.served(step.node)
 
     def seal(self, segment: SegmentRecord, epoch: int) -> tuple[int, int]:
@@ -404,7 +425,17 @@ class MoveWorld:
             return
         segment = record.open_segment
         sequence = 1 if segment.broker in KAFKA else 0  # behind the fence
-        self.serving[node] = Serving(segment.epoch, self.rules.tenure(segment.physical), sequence)
+        known = set(self.told.get(segment.epoch, ()))
+        self.serving[node] = Serving(segment.epoch, self.rules.tenure(segment.physical), sequence, known)
+
+    def ids_of(self, segment: SegmentRecord, end: int | None) -> frozenset[int]:
+        """The records that are known to be stored by those who look at a segment, None: while it may be open."""
+        told = self.told.get(segment.epoch, frozenset()) if self.rules.passes_ids_on else frozenset()
+        log = self.log_of(segment)
+        if log is None:
+            return told
+        items = log.log[segment.physical : end]
+        return told | {item.record for item in items if item.record is not None and item.epoch == segment.epoch}
 
     def finish(self) -> None:
         """8: all messages are lost, all nodes but one are gone; that one takes the partition over and serves."""
@@ -414,7 +445,8 @@ class MoveWorld:
             self.refresh("n2")
             view = self.views["n2"]
             assert self.compare_and_set("n2", view, self.rules.intent(view.record, to)), "8: no intent"
-            self.flight.append(Step("seal", "n2", self.views["n2"]))
+            ids = self.ids_of(view.record.open_segment, None)
+            self.flight.append(Step("seal", "n2", self.views["n2"], ids=ids))
             for _ in range(3):
                 step = self.flight.pop()
                 assert isinstance(step, Step)

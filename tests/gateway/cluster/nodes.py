@@ -19,15 +19,16 @@ from gateway.cluster.mover import MoveConflict, Mover, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
 from gateway.main.wiring import pin
+from gateway.routing.base import place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
 from gateway.surfaces.peer.server import PeerService
 from store import Store, record_batch
-from store.errors import SealedQueue
+from store.errors import AlreadyStored, SealedQueue
 from store.record_batch import Record
 from store.topics import Topic
-from store.types import Acks, Append
+from store.types import Acks, Append, Identity
 from tests.clock import FakeClock
 from tests.gateway.cluster.etcd_server import free_port
 from tests.gateway.groups.coordinator.world import PlainTimer, inline
@@ -143,18 +144,23 @@ class Cluster:
         for node in self.nodes.values():
             await node.store.close()
 
-    async def send(self, via: str, value: bytes, partition: int = 0) -> int:
-        """Send one record through a node, again when its partition moves; its offset."""
+    async def send(self, via: str, value: bytes, partition: int = 0, identity: Identity | None = None) -> int:
+        """Send one record through a node, again when its partition moves; its offset, or that of the original."""
         node = self.nodes[via]
         while True:
             segment = node.routes.writable(TOPIC, partition)
             batch = record_batch.encode([Record(None, value, self.clock.now_ms())])
             try:
                 [appended] = await segment.broker.append(
-                    [Append(queue=segment.queue, batch=batch, record_count=1)], acks=Acks.FLUSHED
+                    [Append(queue=segment.queue, batch=batch, record_count=1, identity=identity)], acks=Acks.FLUSHED
                 )
             except SealedQueue:
                 await asyncio.sleep(0)
+            except AlreadyStored as known:
+                at, offset = place_of(node.routes, TOPIC, segment.broker, known.originals[0][0])
+                assert at == partition
+                assert offset is not None
+                return offset
             else:
                 return segment.to_logical(appended.base_offset)
 

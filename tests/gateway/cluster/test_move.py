@@ -221,6 +221,9 @@ MUTANTS = {
     "an intent without a new epoch": (Rules(intent=same_epoch), "168"),
     "a move that nobody takes up when it was left": (Rules(intent=refuse_what_was_left), "18"),
     "an embedded queue that is used again": (Rules(queue_id=lambda partition, epoch: partition), "8"),
+    "a move that tells no ids": (Rules(tells_ids=False, tells_later_ids=False), "4"),
+    "a move that tells ids only before its seal": (Rules(tells_later_ids=False), "4"),
+    "a move that does not pass on what it was told": (Rules(passes_ids_on=False), "4"),
     "a trim that does not ask what has expired": (Rules(trim=trim_at_once), "9"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from hashlib import blake2b
 from random import Random
 
 import pytest
@@ -18,7 +19,7 @@ from gateway.cluster.mover import MoveConflict, UnknownBroker, key_of
 from gateway.cluster.record import PartitionState, encode
 from store import record_batch
 from store.errors import UnknownQueue
-from store.types import Boundary
+from store.types import ID_BYTES, Boundary, Identity, ProducerSequence
 from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, settle
 from tests.seeds import each_seed
 from tests.store.kit import abandon
@@ -58,6 +59,34 @@ async def test_offsets_go_on_over_moves_and_every_node_reads_the_same() -> None:
         now_ms = made.clock.now_ms()
         for back_ms, offset in ((4000, 0), (3000, 3), (2000, 6), (1000, 9)):
             assert await reader.offset_for_time(TOPIC, 0, now_ms - back_ms, Boundary.LOWER) == offset
+
+
+def id_of(value: bytes) -> Identity:
+    return Identity(message_ids=[value.rjust(ID_BYTES, b".")])
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_send_that_is_repeated_behind_moves_is_stored_once(is_remote: bool) -> None:
+    async with asyncio.timeout(PATIENCE_S), cluster(partitions=2, is_remote=is_remote) as made:
+
+        def numbered(number: int) -> Identity:
+            return Identity(producer=ProducerSequence(b"p" * ID_BYTES, number))
+
+        await made.send("n1", b"elsewhere", 1, id_of(b"elsewhere"))
+        sent: dict[bytes, int] = {}
+        for number, to in enumerate(("n2", "n3", "n3", "n1", "n2")):
+            value = b"%d" % number
+            sent[value] = await made.send("n2", value, 0, id_of(value))
+            value = b"numbered %d" % number
+            sent[value] = await made.send("n3", value, 0, numbered(number))
+            await made.nodes["n3"].mover.move(made.topic.topic_id, 0, to)
+            await until(lambda to=to: all(made.nodes[n].routes.broker_name(TOPIC, 0) == to for n in NAMES))  # type: ignore[misc]
+            for again, offset in sent.items():
+                is_numbered = again.startswith(b"numbered")
+                identity = numbered(int(again.split()[1])) if is_numbered else id_of(again)
+                assert await made.send("n1", again, 0, identity) == offset
+        assert await made.read_all("n2") == list(sent)
+        assert await made.read_all("n1", 1) == [b"elsewhere"]
 
 
 async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
@@ -239,8 +268,9 @@ async def test_records_stay_in_order_once_and_all_while_partitions_move_and_the_
             for number in range(count):
                 value = b"%d-%d-%d" % (random.randrange(1 << 40), number, count)
                 unsure.add(value)
-                offset = await made.send(random.choice(NAMES), value)
-                assert acknowledged.setdefault(offset, value) == value
+                for _ in range(1 + (random.random() < 0.3)):  # a client that did not get its answer sends again
+                    offset = await made.send(random.choice(NAMES), value, 0, id_of(blake2b(value).digest()[:ID_BYTES]))
+                    assert acknowledged.setdefault(offset, value) == value
                 unsure.discard(value)
 
         async def move() -> None:

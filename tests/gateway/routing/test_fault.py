@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.fault import CURRENT, LEGACY, LatencyFaults
+from gateway.routing.fault import CURRENT, LEGACY, OFF, TABLES, LatencyFaults
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,26 @@ def test_every_penalty_ends(events: list[tuple[int, bool, int]]) -> None:
         else:
             faults.answered("a", latency_ms, now_ms)
     assert faults.is_available("a", now_ms + 600_000)
+
+
+def test_switched_off_nobody_is_avoided_and_the_rest_is_as_ever() -> None:
+    assert [TABLES[name] for name in ("off", "5.x", "4.x")] == [OFF, CURRENT, LEGACY]
+    faults = LatencyFaults(OFF)
+    faults.answered("a", 10**9, 0)
+    faults.failed("a", 0)
+    faults.failed("b", 0, is_reachable=False)
+    assert faults.is_available("a", 0)
+    assert faults.is_available("b", 0)
+    assert faults.latency_ms("a") == 10**9
+
+
+def test_who_answers_a_probe_is_reachable_and_goes_on_to_be_avoided() -> None:
+    faults = LatencyFaults()
+    faults.failed("a", 0, is_reachable=False)
+    faults.failed("b", 0)
+    assert faults.unreachable() == ["a"]
+    faults.reached("a")
+    faults.reached("c")
+    assert faults.unreachable() == []
+    assert not faults.is_available("a", 9_999)
+    assert not faults.unreachable()

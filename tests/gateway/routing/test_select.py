@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.fault import LatencyFaults
 from gateway.routing.select import RANDOM, ROOM, SELECTORS, PartitionSelector
+from gateway.routing.table import RouteTable
 
 
 class Brokers:
@@ -22,6 +23,9 @@ class Brokers:
 
     def broker_name(self, topic: str, partition: int) -> str:
         return self.names[partition]
+
+    def room_of(self, broker: str) -> str:
+        return RouteTable().room_of(broker)
 
 
 def taken(selector: PartitionSelector, count: int, times: int, *, how: str | None = None) -> Sequence[int]:

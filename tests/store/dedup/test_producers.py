@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from store.dedup.producers import SEQUENCES_KEPT, ProducerTable, batch_number, decode_table, encode_table
+from store.dedup.producers import SEQUENCES_KEPT, ProducerTable, Sent, batch_number, decode_table, encode_table
 from store.errors import ProducerFenced, SequenceGap, SequenceGone, TooManyIds
-from store.types import Entry, Original, ProducerSequence, QueueKey, RecordNumbers
+from store.types import Original, ProducerSequence, QueueKey, RecordNumbers
 
 EXPIRY_MS = 1000
 QUEUE, OTHER_QUEUE = QueueKey(16, 0), QueueKey(16, 1)
@@ -26,8 +26,7 @@ def add(
     producer: bytes = A,
     is_durable: bool = True,
 ) -> None:
-    entry = Entry(offset * 100, 8, QUEUE, "", offset, 1, time_ms, False, memoryview(b""))
-    known.add(entry, ProducerSequence(producer, sequence), is_durable=is_durable)
+    known.add(QUEUE, producer, Sent(sequence, offset, offset * 100, time_ms), is_durable=is_durable)
 
 
 def find(known: ProducerTable, sequence: int, *, now_ms: int = 0, queue: QueueKey = QUEUE) -> Original | None:

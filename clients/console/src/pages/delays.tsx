@@ -81,7 +81,6 @@ function gridOf(span: Span, fromMs: number): Grid {
       for (let hour = 0; hour < 24; hour++) bounds.push(new Date(start.getFullYear(), start.getMonth(), start.getDate(), hour).getTime());
     }
     bounds.push(new Date(from.getFullYear(), from.getMonth(), from.getDate() + 31).getTime());
-    rising(bounds);
     return { bounds, rows: 31, columns: 24, rowNames, columnNames: numbers(24, (hour) => String(hour).padStart(2, "0")) };
   }
   const monday = new Date(from.getFullYear(), from.getMonth(), from.getDate() - (from.getDay() + 6) % 7);
@@ -91,11 +90,6 @@ function gridOf(span: Span, fromMs: number): Grid {
     bounds, rows: 7, columns: 53, isDown: true, rowNames: ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
     columnNames: numbers(53, (week) => (week === 0 || month(week) !== month(week - 1) ? month(week) : "")),
   };
-}
-
-/** An hour that the clocks skip has no length: it is given a millisecond, as bounds must rise. */
-function rising(bounds: number[]): void {
-  for (let index = 1; index < bounds.length; index++) if (bounds[index]! <= bounds[index - 1]!) bounds[index] = bounds[index - 1]! + 1;
 }
 
 const FINER: Record<Span, Span | null> = { year: "day", month: "hour", day: null, hour: null };
@@ -108,16 +102,16 @@ interface Histogram {
   rolled: number;
 }
 
-/** More bounds than this make an address too long for the server; months have more. */
-const BOUNDS_A_REQUEST = 400;
-
-async function counted(topic: string, bounds: number[], signal: AbortSignal): Promise<Histogram> {
-  const parts: Histogram[] = [];
-  for (let from = 0; from < bounds.length - 1; from += BOUNDS_A_REQUEST) {
-    const some = bounds.slice(from, from + BOUNDS_A_REQUEST + 1).join(",");
-    parts.push(await get<Histogram>(`mq/v1/schedules:histogram?bounds=${some}` + query({ topic }).replace("?", "&"), signal));
-  }
-  return { ...parts.at(-1)!, bounds, counts: parts.flatMap(({ counts }) => counts), total: parts.reduce((sum, { total }) => sum + total, 0) };
+/** Bounds as the server reads them: equal steps as one, or 31 days by the hour would make an address too long for it. */
+function shortened(bounds: number[]): string {
+  const runs: [count: number, ms: number][] = [];
+  bounds.slice(1).forEach((bound, index) => {
+    const ms = bound - bounds[index]!;
+    const last = runs.at(-1);
+    if (last?.[1] === ms) last[0]++;
+    else runs.push([1, ms]);
+  });
+  return [bounds[0], ...runs.map(([count_, ms]) => `${count_}x${ms}`)].join();
 }
 
 export function DelaysPage(): JSX.Element {
@@ -139,7 +133,7 @@ function Seen(): JSX.Element {
   const grid = useMemo(() => gridOf(span, startMs), [span, startMs]);
   const histogram = useResource<Histogram>(
     `${topic} ${span} ${grid.bounds[0]}`,
-    (signal) => counted(topic, grid.bounds, signal),
+    (signal) => get("mq/v1/schedules:histogram" + query({ topic, bounds: shortened(grid.bounds) }), signal),
     REFRESH_MS,
   );
   const slotBounds = slot === null ? null : slot.split("-").map(Number) as [number, number];

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+_NAMED_MAX = 10
+
 
 class Partition(NamedTuple):
     """One partition of one topic. A topic that is deleted and created again has a new id, so these differ."""
@@ -29,10 +31,10 @@ class Partition(NamedTuple):
 Assignment = Mapping[str, Sequence[Partition]]
 
 BrokerOf = Callable[[Partition], str]
-"""The name of the broker a partition lies on. Rooms are told by it: `room@name`."""
+"""The name of the broker a partition lies on."""
 
 RoomOf = Callable[[str], str]
-"""The machine room of a member, by its id."""
+"""The machine room of a broker, by its name, or of a member, by its id; empty when it has none."""
 
 
 class IllegalAssignment(ValueError):
@@ -68,6 +70,7 @@ class StrategyContext:
     """What a strategy may know beyond its arguments, given once, when it is made."""
 
     broker_of: BrokerOf = no_broker
+    room_of_broker: RoomOf = room_of_name
     room_of_member: RoomOf = room_of_name
     options: Mapping[str, object] = field(default_factory=dict)
     """The group's settings for the strategy, as in its JSON."""
@@ -99,6 +102,11 @@ def check(assignment: Assignment, members: Iterable[str], partitions: Iterable[P
             if partition not in free:
                 raise IllegalAssignment(f"{partition} is given to {member}, but it is unknown or given away already")
             free.remove(partition)
+
+
+def named(names: Iterable[str]) -> str:
+    """Some of these names, for a line of the log."""
+    return ",".join(sorted({name or "(none)" for name in names})[:_NAMED_MAX])
 
 
 def by_topic(partitions: Sequence[Partition]) -> list[list[Partition]]:

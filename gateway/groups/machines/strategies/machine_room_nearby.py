@@ -8,9 +8,20 @@ Within a room, and for what rooms without members hold, another strategy decides
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from gateway.groups.machines.strategies.base import Assignment, BrokerOf, Partition, RoomOf, Strategy, room_of_name
+from gateway.groups.machines.strategies.base import (
+    Assignment,
+    BrokerOf,
+    Partition,
+    RoomOf,
+    Strategy,
+    named,
+    room_of_name,
+)
+
+log = logging.getLogger(__name__)
 
 
 class MachineRoomNearby:
@@ -18,10 +29,18 @@ class MachineRoomNearby:
 
     name = "machine_room_nearby"
 
-    def __init__(self, inner: Strategy, broker_of: BrokerOf, room_of_member: RoomOf = room_of_name) -> None:
+    def __init__(
+        self,
+        inner: Strategy,
+        broker_of: BrokerOf,
+        room_of_member: RoomOf = room_of_name,
+        room_of_broker: RoomOf = room_of_name,
+    ) -> None:
         self._inner = inner
         self._broker_of = broker_of
         self._room_of_member = room_of_member
+        self._room_of_broker = room_of_broker
+        self._warned_of: frozenset[str] = frozenset()
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
         """See `Strategy.allocate`."""
@@ -30,7 +49,11 @@ class MachineRoomNearby:
             members_of.setdefault(self._room_of_member(member), []).append(member)
         partitions_of: dict[str, list[Partition]] = {}
         for partition in partitions:
-            partitions_of.setdefault(room_of_name(self._broker_of(partition)), []).append(partition)
+            partitions_of.setdefault(self._room_of_broker(self._broker_of(partition)), []).append(partition)
+        empty = frozenset(partitions_of.keys() - members_of.keys())
+        if empty - self._warned_of:
+            log.warning("rooms have no member; those of other rooms share their partitions rooms=%s", named(empty))
+        self._warned_of = empty
         shares: dict[str, list[Partition]] = {member: [] for member in members}
         for room, inside in partitions_of.items():
             for member, share in self._inner.allocate(members_of.get(room, members), inside, current).items():

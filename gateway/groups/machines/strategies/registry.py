@@ -70,7 +70,8 @@ class StrategyRegistry:
         inner = context.options.get("inner", Averagely.name)
         if not isinstance(inner, str) or inner == MachineRoomNearby.name:
             raise ValueError('machine_room_nearby: "inner" must be the name of another strategy')
-        return MachineRoomNearby(self.make(inner, context), context.broker_of, context.room_of_member)
+        inside = self.make(inner, context)
+        return MachineRoomNearby(inside, context.broker_of, context.room_of_member, context.room_of_broker)
 
 
 def _consistent_hash(context: StrategyContext) -> Strategy:
@@ -105,6 +106,6 @@ def _pair(pair: object) -> tuple[str, int]:
 def _machine_room(context: StrategyContext) -> Strategy:
     match context.options.get("rooms"):
         case list() as rooms if rooms and all(isinstance(room, str) for room in rooms):
-            return MachineRoom(context.broker_of, rooms)
+            return MachineRoom(context.broker_of, rooms, context.room_of_broker)
         case _:
             raise ValueError('machine_room: "rooms" must be a list of names')

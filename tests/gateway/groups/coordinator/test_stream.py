@@ -237,6 +237,30 @@ async def test_another_strategy_shares_out_anew_while_members_are_there() -> Non
         assert two.assigned == ()
 
 
+async def test_a_group_of_the_original_keeps_its_consistent_hash_by_the_names_of_brokers() -> None:
+    async with world(partitions=1) as made:  # on a broker called b
+        groups = made.groups
+        await made.topic("T", 8)
+        await groups.configure(G, {"strategy": "consistent_hash"})
+        for member_id in ("c0", "c1", "c2"):
+            await groups.join(G, member_id, Subscription(frozenset(["T"])))
+        for _ in range(2):
+            for member_id in ("c0", "c1", "c2"):
+                share = share_of(made, member_id)
+                await groups.release(G, key(member_id, share), [TopicPartition(*p) for p in named(share.revoking)])
+        shares = [[number for _, number in assigned(made, member_id)] for member_id in ("c0", "c1", "c2")]
+        assert shares == [[3, 4, 6], [1, 2, 5], [0, 7]]
+
+
+async def test_a_group_takes_partitions_by_the_rooms_of_nodes() -> None:
+    async with world(partitions=4) as made:
+        made.routes.rooms["b"] = "north"
+        await made.groups.configure(G, {"strategy": "machine_room_nearby"})
+        for member_id in ("north@m1", "south@m2"):
+            await made.groups.join(G, member_id, ORDERS)
+        assert [len(assigned(made, member_id)) for member_id in ("north@m1", "south@m2")] == [4, 0]
+
+
 async def test_a_strategy_of_an_installed_package_shares_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of a plug-in: an installed package with an entry point, and a group that names it."""
     package = tmp_path / "last_takes_all-1.0.dist-info"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from gateway.api.shapes.queries import BUCKETS_MAX, PAGE_ROWS_MAX
 from gateway.api.shapes.schedules import SCHEDULES_PER_BATCH_MAX
+from gateway.codec.times import TIME_MS_MAX
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.wiring import build_gateway
@@ -131,6 +133,13 @@ async def test_a_schedule_is_shown_listed_and_counted(client: Client) -> None:
     bounds = [START_MS, START_MS + 5_000, START_MS + 5_001, START_MS + 90_000]
     _, counted = await ask(client, "GET", f":histogram?topic=orders&bounds={','.join(map(str, bounds))}")
     assert counted == {"bounds": bounds, "counts": [0, 1, 0], "total": 1, "overdue": 0, "rolled": 1}
+    minute = START_MS - START_MS % 60_000
+    _, counted = await ask(client, "GET", f":histogram?bounds={minute},3x60000,1x0,{minute + 600_000}")
+    assert (await ask(client, "GET", f":histogram?bounds=1,{BUCKETS_MAX}x0"))[0] == 200
+    bounds = [minute + 60_000 * number for number in (0, 1, 2, 3, 3, 10)]
+    dues_ms = [START_MS + 5_000, START_MS + 90_000]
+    counts = [sum(one <= due_ms < other for due_ms in dues_ms) for one, other in pairwise(bounds)]
+    assert counted == {"bounds": bounds, "counts": counts, "total": 2, "overdue": 0, "rolled": 1}
 
 
 async def test_the_first_due_come_first_page_by_page(
@@ -151,8 +160,9 @@ async def test_the_first_due_come_first_page_by_page(
                 return found
             cursor = f"&cursor={page['next_cursor']}"
 
-    for window in (1, 2, 4, 5, schedules.DUE_WINDOW):
-        monkeypatch.setattr(schedules, "DUE_WINDOW", window)
+    for least, most in ((1, 1), (1, 2), (1, 4), (2, 5), (schedules.DUE_WINDOW_LEAST, schedules.DUE_WINDOW_MAX)):
+        monkeypatch.setattr(schedules, "DUE_WINDOW_LEAST", least)
+        monkeypatch.setattr(schedules, "DUE_WINDOW_MAX", most)
         for limit in (1, 2, 5, 1000):
             assert await listed("", limit) == in_order
     assert await listed(f"&from={START_MS + 7_000}&to={START_MS + 90_000}", 1) == [4, 0]
@@ -294,8 +304,15 @@ async def test_bulk_cancel_needs_a_topic_and_takes_what_is_meant(client: Client)
         ("GET", "?key=k", None, (422, 422)),
         ("GET", ":histogram?bounds=1", None, (422, 42253)),
         ("GET", ":histogram?bounds=1,2&buckets=1", None, (422, 422)),
-        ("GET", ":histogram?bounds=2,2", None, (422, 422)),
+        ("GET", ":histogram?bounds=2,1", None, (422, 422)),
+        ("GET", f":histogram?bounds={TIME_MS_MAX - 1},2x1", None, (422, 422)),
         ("GET", ":histogram?bounds=1,x", None, (400, 400)),
+        ("GET", ":histogram?bounds=1,2x", None, (400, 400)),
+        ("GET", ":histogram?bounds=1,1x2x3", None, (400, 400)),
+        ("GET", ":histogram?bounds=2x1,5", None, (400, 400)),
+        ("GET", ":histogram?bounds=1,0x5", None, (422, 42253)),
+        ("GET", f":histogram?bounds=1,2,{BUCKETS_MAX}x0", None, (422, 42253)),
+        ("GET", f":histogram?bounds=1,{'9' * 18}x1", None, (422, 42253)),
         ("GET", f":histogram?bounds={','.join(map(str, range(BUCKETS_MAX + 2)))}", None, (422, 42253)),
         ("GET", ":histogram?from=10&to=10", None, (422, 422)),
         ("GET", f":histogram?buckets={BUCKETS_MAX + 1}", None, (422, 42253)),

@@ -93,7 +93,27 @@ def test_machine_room_takes_its_rooms_and_deals_out_the_rest_at_the_end() -> Non
     assert numbers(MachineRoom(lambda _: "r@b", ["r"]), c(3), partitions(8)) == [[0, 1, 6], [2, 3, 7], [4, 5]]
     in_room = MachineRoom(lambda partition: "r@b" if partition.partition % 2 else "x@b", ["r"])
     assert numbers(in_room, c(2), partitions(8)) == [[1, 3], [5, 7]]
-    assert numbers(MachineRoom(lambda _: "b", ["r"]), c(2), partitions(8)) == [[], []]
+
+
+def test_machine_room_shares_all_and_says_so_when_nothing_lies_in_its_rooms(caplog: pytest.LogCaptureFixture) -> None:
+    room = "x"
+    strategy = MachineRoom(lambda _: "b", ["r"], lambda _: room)
+    for _ in range(2):
+        assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
+    assert caplog.text.count("no partition lies in the rooms of this group") == 1
+    assert "rooms=r there_are=x" in caplog.text
+    room = "r"
+    assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
+    room = ""
+    assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
+    assert "there_are=(none)" in caplog.text
+
+
+def test_machine_room_nearby_says_which_rooms_have_no_member(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = MachineRoomNearby(Averagely(), lambda _: "b", room_of_broker=lambda _: "far")
+    for _ in range(2):
+        assert numbers(strategy, ["near@0", "near@1"], partitions(4)) == [[0, 1], [2, 3]]
+    assert caplog.text.count("rooms have no member") == 1
 
 
 def test_machine_room_nearby_keeps_to_the_room_and_shares_rooms_without_members() -> None:
