@@ -6,7 +6,8 @@ for it. So, some four times a second, the schedules in memory are looked through
 something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
 
 A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
-due that each entry is wanted for much at once.
+due that each entry is wanted for much at once. While deliveries are late, nothing is looked for ahead of them: that
+would only take the event loop from them, and the more so the more is due.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ PREFETCH_RECORDS_MAX = 20_000
 PREFETCH_INTERVAL_MS_MIN = 50
 """How often it looks when much is due."""
 
+LATE_MS = 100
+"""Deliveries that are later than this have the event loop for themselves."""
+
 
 class Prefetch:
     """Has the records of what is due soon at hand, in `state.bodies`."""
@@ -45,6 +49,9 @@ class Prefetch:
         state = self._state
         yield_to_loop = state.log.yield_to_loop
         now_ms = state.clock.now_ms()
+        fire_ms = state.open.next_fire_ms()
+        if fire_ms is not None and fire_ms < now_ms - LATE_MS:
+            return 0
         ahead_ms = PREFETCH_MS
         while (items := state.open.due_before(now_ms + 1 + ahead_ms, self._count_max())) is None:
             if not ahead_ms:

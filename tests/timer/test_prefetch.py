@@ -13,7 +13,7 @@ from store.types import Entry
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
-from timer.prefetch import PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
+from timer.prefetch import LATE_MS, PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.schedule import SLOT_MS
 from timer.service import TimerService
@@ -85,6 +85,20 @@ async def test_an_entry_is_read_again_when_what_is_due_in_the_first_half_is_not_
     assert reads == [1, 1, 1, 2, 2, 2]
     assert len(looking.log.delivered()) == 15
     assert len(looking.reads) == 2, "no delivery had to read"
+
+
+async def test_nothing_is_looked_for_while_deliveries_are_late() -> None:
+    looking = Looking()
+    await looking.accept(0, 4 * LATE_MS)
+    ahead = await looking.start()
+    looking.clock.step(LATE_MS + 1)
+    assert await ahead.step() == 0
+    assert (looking.at_hand(0, 2), looking.reads) == ([], [])
+    while await looking.timer._firing.go():
+        pass
+    assert len(looking.log.delivered()) == 1
+    assert await ahead.step() == PREFETCH_MS
+    assert 1 in looking.at_hand(0, 2)
 
 
 async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None:
