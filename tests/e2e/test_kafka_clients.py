@@ -21,6 +21,7 @@ import aiohttp
 import confluent_kafka
 import pytest
 
+from loadtest.bench.librdkafka import rdkafka_performance
 from loadtest.bench.spark import KAFKA_ARTIFACTS as SPARK_ARTIFACTS
 from loadtest.peers.fetch import TOOLS, jars, java_classes, program
 from loadtest.peers.kafka import VERSION as KAFKA_VERSION
@@ -38,6 +39,7 @@ JAVA = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LINES, LINES_PER_S = 3_000, 500
 WAIT_S = 240.0
 PARTITIONS = 4
+NUMBERS, NUMBERS_PER_S = 30_000, 5_000
 
 
 class Client(NamedTuple):
@@ -289,6 +291,49 @@ async def test_a_client_while_the_server_and_one_of_its_members_are_killed(name:
         found = await asyncio.to_thread(stored, kafka, "lines")
         assert acknowledged == set(map(str, range(LINES))) == found.keys()
         assert not client.is_idempotent or set(found.values()) == {1}
+
+
+@pytest.mark.matrix
+async def test_librdkafka_s_c_tool_while_the_server_and_one_of_its_members_are_killed(tmp_path: Path) -> None:
+    tool = await _had(lambda: rdkafka_performance(TOOLS))
+    async with serving_kafka(tmp_path) as kafka:
+        await kafka.create("numbers", PARTITIONS)
+        to = ["-t", "numbers", "-b", kafka.address, "-X"]
+        consuming = [tool, "-G", "team", *to, "auto.offset.reset=earliest", "-X", "auto.commit.interval.ms=200"]
+        consuming += ["-X", "session.timeout.ms=6000", "-X", "heartbeat.interval.ms=500"]
+        producing = [tool, "-P", "-S", "0", "-s", "20", "-c", str(NUMBERS), "-r", str(NUMBERS_PER_S), "-a", "-1", *to]
+        producing += ["enable.idempotence=true", "-X", "message.timeout.ms=90000", "-X", "linger.ms=5"]
+        members = [await Running.begin(consuming, None) for _ in range(2)]
+        try:
+
+            async def shared() -> bool:
+                return await _owned(kafka.server, "team") == [2, 2]
+
+            await _until(shared, lambda: [member.errors for member in members])
+            producer = await Running.begin(producing, None)
+            try:
+                await asyncio.sleep(NUMBERS / NUMBERS_PER_S / 3)
+                await kafka.server.kill()
+                await kafka.server.start()
+                await members[1].kill()
+                await producer.ended_well()
+            finally:
+                await producer.kill()
+            found = await asyncio.to_thread(stored, kafka, "numbers")
+
+            async def all_committed() -> bool:
+                if await _owned(kafka.server, "team") != [PARTITIONS]:
+                    return False
+                url = f"{kafka.server.url}/mq/v1/groups/team/lag"
+                async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                    partitions = (await answer.json())["partitions"]
+                return sum(one["committed"] for one in partitions) == NUMBERS
+
+            await _until(all_committed, lambda: members[0].errors)
+        finally:
+            for member in members:
+                await member.kill()
+        assert len(found) == NUMBERS == found.total()  # each number once
 
 
 @pytest.mark.parametrize("version", [pytest.param(JAVA_3, marks=pytest.mark.matrix), JAVA_4])

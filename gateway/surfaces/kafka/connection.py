@@ -117,6 +117,7 @@ class KafkaConnection(asyncio.Protocol):
         self._is_reading = True
         self._is_resting = False
         self._heard_s = self._began_s = monotonic()
+        self._is_flushing = False  # in the next turn of the event loop
         self._is_closing = False
 
     # ------------------------------------------------------------------------------------------- life
@@ -375,9 +376,14 @@ class KafkaConnection(asyncio.Protocol):
             answer.buffers = [response_head(header, sum(map(len, body))), *body]
         answer.is_made = True
         self._gateway.stats.kafka.answered(APIS[header.key].name)
-        self._flush()
+        if len(self._answers) == 1:
+            self._flush()
+        elif not self._is_flushing:  # those that one write to the disk has answered go out by one write as well
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._is_flushing = False
         answers, transport = self._answers, self._transport
         was_full = len(answers) >= PIPELINE_MAX
         out: list[Buffer] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import monotonic
@@ -208,7 +209,7 @@ def test_how_long_a_client_may_take_to_say_who_it_is(is_late: bool) -> None:
     assert transport.is_open is not is_late
 
 
-def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
+async def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
     node = Node()
     connection, transport = node.connect()
     connection.data_received(_produce() * PIPELINE_MAX)
@@ -216,10 +217,18 @@ def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
     connection.data_received(_produce())
     assert (len(node.done), transport.is_reading) == (PIPELINE_MAX, False)  # one more waits, and no more is read
     node.done[1]([b"second"])
+    await asyncio.sleep(0)
     assert transport.sent == []
     node.done[0]([b"first"])
-    assert transport.sent[0].index(b"first") < transport.sent[0].index(b"second")
+    node.done[2]([b"third"])
+    await asyncio.sleep(0)
+    [sent] = transport.sent  # what is answered in one turn goes out by one write
+    assert sent.index(b"first") < sent.index(b"second") < sent.index(b"third")
     assert (len(node.done), transport.is_reading) == (PIPELINE_MAX + 1, True)
+    node.done[3]([b"fourth"])
+    connection.connection_lost(None)  # between an answer and its write
+    await asyncio.sleep(0)
+    assert transport.sent == [sent]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
