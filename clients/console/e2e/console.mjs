@@ -23,17 +23,22 @@ export class Tab {
     tab.url = url;
     tab.context = await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
     tab.page = await tab.context.newPage();
-    tab.page.setDefaultTimeout(15_000);
-    tab.page.on("pageerror", (error) => tab.errors.push(error.stack ?? error.message));
-    tab.page.on("console", (line) => {
-      if (line.type() !== "error" && line.type() !== "warning") return;
-      (NETWORK.test(line.text()) ? tab.network : tab.errors).push(`${line.text()} ${line.location().url}`);
-    });
+    tab.watch(tab.page);
     await tab.page.addInitScript(() => {
       window.violations = [];
       document.addEventListener("securitypolicyviolation", (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
     });
     return tab;
+  }
+
+  /** Note what goes wrong on a page of this browser. */
+  watch(page) {
+    page.setDefaultTimeout(15_000);
+    page.on("pageerror", (error) => this.errors.push(error.stack ?? error.message));
+    page.on("console", (line) => {
+      if (line.type() !== "error" && line.type() !== "warning") return;
+      (NETWORK.test(line.text()) ? this.network : this.errors).push(`${line.text()} ${line.location().url}`);
+    });
   }
 
   /** Open a page of the console: "topics/orders?tab=send". */

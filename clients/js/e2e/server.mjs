@@ -76,7 +76,7 @@ export class Server {
 
   /** `mq …` on this server's data; what it printed. */
   mq(...args) {
-    const { status, stdout, stderr } = spawnSync(PYTHON, ["-m", "gateway", ...args, "--data", this.data], { cwd: REPOSITORY, encoding: "utf8", env: ENVIRONMENT });
+    const { status, stdout, stderr } = spawnSync(PYTHON, ["-m", "gateway", ...args, "--data", this.data], { cwd: REPOSITORY, encoding: "utf8", env: { ...ENVIRONMENT, ...this.environment } });
     if (status !== 0) throw new Error(stderr);
     return stdout.trim();
   }

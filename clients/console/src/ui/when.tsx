@@ -31,7 +31,7 @@ export function WhenPicker(props: { value: When; onChange: (when: When) => void;
   const found = resolve(value);
   const hint = typeof found === "string" ? found
     : found.delay_ms !== undefined ? `due ${time(now.value + found.delay_ms)}`
-    : found.deliver_at !== undefined ? (found.deliver_at <= now.value ? "in the past: delivered at once" : `in ${duration(found.deliver_at - now.value)}`)
+    : found.deliver_at !== undefined ? (found.deliver_at <= now.value ? "in the past: delivered at once" : `${time(found.deliver_at)}, in ${duration(found.deliver_at - now.value)}`)
     : undefined;
   const options = [...(withNow ? [["now", "now"] as const] : []), ["in", "after a delay"] as const, ["at", "on a day, at a time"] as const];
   return (
