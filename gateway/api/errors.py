@@ -59,6 +59,7 @@ from store.errors import (
     OffsetMoved,
     OutOfHandles,
     Overloaded,
+    PartitionLeft,
     ProducerFenced,
     RecordTooLarge,
     SealedQueue,
@@ -83,6 +84,8 @@ class _Answer(NamedTuple):
     retry_after_ms: int | None = None
 
 
+_MOVING = _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms)
+
 ANSWERS: dict[type[Exception], _Answer] = {
     StoreStopped: _Answer(
         READ_ONLY,
@@ -96,7 +99,8 @@ ANSWERS: dict[type[Exception], _Answer] = {
     Overloaded: _Answer(
         OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
     ),
-    SealedQueue: _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms),
+    SealedQueue: _MOVING,
+    PartitionLeft: _MOVING,
     BrokerUnreachable: _Answer(
         OVERLOADED, True, "The partition's broker cannot be reached. Nothing was stored.", Overloaded.retry_after_ms
     ),
