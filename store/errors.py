@@ -5,7 +5,8 @@ StoreError
 ├── DiskFull         no space: reads go on, sends may be retried once space is back    (507)
 │   └── OutOfHandles the process has no file handle left: likewise                     (503)
 ├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
-│   └── SealedQueue  the queue takes no more: its partition is moving, retry after a moment (503)
+│   ├── SealedQueue  the queue takes no more: its partition is moving, retry after a moment (503)
+│   └── PartitionLeft  delayed records are for a partition that has moved away, likewise (503)
 ├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
 ├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
 ├── IllegalRecord    a record in a batch breaks a limit of its key or headers         (422)
@@ -60,6 +61,10 @@ class Overloaded(StoreError):
 
 class SealedQueue(Overloaded):
     """The queue takes no more appends, for good; the records that follow go to another one. Nothing was stored."""
+
+
+class PartitionLeft(Overloaded):
+    """A delayed record with an id is for a partition that has moved away, or is about to. Nothing was stored."""
 
 
 class RecordTooLarge(StoreError):

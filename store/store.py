@@ -27,7 +27,16 @@ from store.config import StoreConfig
 from store.data_format import check_format
 from store.dedup.idempotency import Idempotency
 from store.dedup.moved import PART_BYTES_MAX, Leaving, decode_part, encode_part, first_part, still_known
-from store.errors import AlreadyStored, Corrupt, IndexDamaged, SealedQueue, StoreError, StoreLocked, UnknownQueue
+from store.errors import (
+    AlreadyStored,
+    Corrupt,
+    IndexDamaged,
+    PartitionLeft,
+    SealedQueue,
+    StoreError,
+    StoreLocked,
+    UnknownQueue,
+)
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
@@ -642,7 +651,7 @@ class Store:
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
 
     def _refuse_left(self, appends: Sequence[Append]) -> None:
-        """Raise SealedQueue for delayed records with an identity of a partition that has moved from here: `export_ids`
+        """Raise PartitionLeft for delayed records with an identity of a partition that has moved away: `export_ids`
         has been asked for it already, and a repeat at its new place would not find them."""
         for append in appends:
             if append.queue == TIMER_QUEUE:
@@ -650,7 +659,7 @@ class Store:
                     is_sealing = self._sealing is not None and partition_of(self._sealing) == partition
                     if is_sealing or self._topics.has_left(partition):
                         topic_id, number = partition
-                        raise SealedQueue(f"partition {number} of topic id {topic_id} moves; send again in a moment")
+                        raise PartitionLeft(f"partition {number} of topic id {topic_id} moves; send again in a moment")
 
     @property
     def files(self) -> Files:

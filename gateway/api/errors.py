@@ -61,6 +61,7 @@ from store.errors import (
     OffsetMoved,
     OutOfHandles,
     Overloaded,
+    PartitionLeft,
     ProducerFenced,
     RecordTooLarge,
     SealedQueue,
@@ -85,6 +86,8 @@ class _Answer(NamedTuple):
     retry_after_ms: int | None = None
 
 
+_MOVING = _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms)
+
 ANSWERS: dict[type[Exception], _Answer] = {
     StoreStopped: _Answer(
         READ_ONLY,
@@ -98,7 +101,8 @@ ANSWERS: dict[type[Exception], _Answer] = {
     Overloaded: _Answer(
         OVERLOADED, True, "Too many bytes wait to be written. Nothing was stored.", Overloaded.retry_after_ms
     ),
-    SealedQueue: _Answer(OVERLOADED, True, "The partition is moving. Nothing was stored.", SealedQueue.retry_after_ms),
+    SealedQueue: _MOVING,
+    PartitionLeft: _MOVING,
     BrokerUnreachable: _Answer(
         OVERLOADED, True, "The partition's broker cannot be reached. Nothing was stored.", Overloaded.retry_after_ms
     ),

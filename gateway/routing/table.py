@@ -26,7 +26,7 @@ from operator import attrgetter
 from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
 from gateway.routing.base import TopicView
 from gateway.routing.fault import CURRENT, LatencyFaults, PenaltyTable
-from store.errors import DiskFull, Overloaded, SealedQueue, StoreError, StoreStopped, UnknownQueue
+from store.errors import DiskFull, Overloaded, PartitionLeft, SealedQueue, StoreError, StoreStopped, UnknownQueue
 from store.types import QueueKey
 
 
@@ -60,6 +60,9 @@ Chain = tuple[Segment, ...]
 _NAME_OF = attrgetter("name")
 _BROKERS_OWN = (StoreStopped, DiskFull, Overloaded, AnswerLost)
 """Errors of sends that are for reasons of the broker, not of the records."""
+
+_PARTITIONS_OWN = (SealedQueue, PartitionLeft)
+"""Of these, those that a move of the partition explains."""
 
 
 class RouteTable:
@@ -218,7 +221,7 @@ class RouteTable:
 
     def failed(self, broker: Broker, now_ms: float, error: StoreError) -> None:
         """See `Routes.failed`."""
-        if isinstance(error, _BROKERS_OWN) and not isinstance(error, SealedQueue):  # that is a queue's
+        if isinstance(error, _BROKERS_OWN) and not isinstance(error, _PARTITIONS_OWN):
             is_reachable = not isinstance(error, (BrokerUnreachable, AnswerLost))
             self.faults.failed(broker.name, now_ms, is_reachable=is_reachable)
 

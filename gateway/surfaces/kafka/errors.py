@@ -47,6 +47,7 @@ CODES: dict[type[Exception], int] = {
     store.UnknownQueue: UNKNOWN_TOPIC_OR_PARTITION,
     store.StoreStopped: STORAGE_ERROR,
     store.SealedQueue: NOT_LEADER,
+    store.PartitionLeft: NOT_LEADER,
     store.Overloaded: NOT_ENOUGH_REPLICAS,
     store.DiskFull: NOT_ENOUGH_REPLICAS,
     store.TooManyIds: NOT_ENOUGH_REPLICAS,

@@ -231,7 +231,9 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     assert ran.stdout == "".join(f"{TOPIC} partition {number} is on n1\n" for number in range(PARTITIONS)), ran.stderr
     ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, "--json", url=url)
     routes = [orjson.loads(line) for line in ran.stdout.splitlines()]
-    assert [(row["partition"], row["owner"]) for row in routes] == [(number, "n1") for number in range(PARTITIONS)], ran.stderr
+    assert [(row["partition"], row["owner"]) for row in routes] == [(number, "n1") for number in range(PARTITIONS)], (
+        ran.stderr
+    )
     ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, url=url)
     assert f"n1 {routes[0]['segments'][-1]['first_offset']}-" in ran.stdout
     ran = await asyncio.to_thread(mq, "broker", "list", url=url)

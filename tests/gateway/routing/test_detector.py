@@ -11,7 +11,16 @@ from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
 from gateway.routing.detector import PROBE_INTERVAL_S, Detector
 from gateway.routing.table import RouteTable, Segment
 from gateway.routing.told import told
-from store.errors import Corrupt, DiskFull, Overloaded, SealedQueue, StoreError, StoreStopped, UnknownQueue
+from store.errors import (
+    Corrupt,
+    DiskFull,
+    Overloaded,
+    PartitionLeft,
+    SealedQueue,
+    StoreError,
+    StoreStopped,
+    UnknownQueue,
+)
 from store.types import Bounds, QueueKey
 from tests.gateway.fake_broker import FakeTopic
 from tests.waiting import until
@@ -83,6 +92,7 @@ async def test_who_did_not_answer_is_probed_until_it_does() -> None:
         (DiskFull("x"), True, True),
         (StoreStopped("x"), True, True),
         (SealedQueue("x"), False, True),
+        (PartitionLeft("x"), False, True),
         (UnknownQueue("x"), False, True),
         (Corrupt("x", 0, "x"), False, True),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from store import Store
 from store.dedup import moved
-from store.errors import AlreadyStored, MalformedBatch, SealedQueue, SequenceGap, TooManyIds
+from store.errors import AlreadyStored, MalformedBatch, PartitionLeft, SequenceGap, TooManyIds
 from store.offline.verify import verify
 from store.topics import MOVED_IDS_QUEUE, TIMER_QUEUE
 from store.types import (
@@ -191,9 +191,9 @@ async def test_a_delayed_record_with_an_id_is_refused_where_its_partition_has_le
         await topic_of(store)
         await store.append([identified(TIMER_QUEUE, ids(2), 1, [Delay(5, *PARTITION)])])
         await store.seal_queue(OLD)
-        with pytest.raises(SealedQueue):
+        with pytest.raises(PartitionLeft):
             await store.append([delayed])
-        with pytest.raises(SealedQueue):
+        with pytest.raises(PartitionLeft):
             store.begin_append([delayed], acks=Acks.FLUSHED)
         with pytest.raises(AlreadyStored):
             await store.append([identified(TIMER_QUEUE, ids(2), 1, [Delay(5, *PARTITION)])])
