@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
+from gateway.brokers.base import ALONE
 from gateway.codec.texts import TextCache
 from gateway.groups.protocol import Groups
 from gateway.main.metrics import Collector, registry_of
@@ -61,7 +62,7 @@ class FakeBroker:
     not set, appends that are stored are not answered. `min_offsets` plays retention.
     """
 
-    name = "fake"
+    name = ALONE
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

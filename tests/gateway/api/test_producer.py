@@ -399,7 +399,7 @@ async def test_what_any_partition_may_take_goes_to_another_broker_when_nothing_w
     partitions = [await world.sent(how) for _ in range(3)]
     assert set(partitions) <= {2, 3}
     assert world.second.append_count == 3
-    assert world.routes.faults.is_reachable("fake") is not isinstance(error, BrokerUnreachable)
+    assert world.routes.faults.is_reachable("local") is not isinstance(error, BrokerUnreachable)
     world.second.error = Overloaded("busy")
     with pytest.raises((BrokerUnreachable, DiskFull, Overloaded)):
         await world.sent(how)
@@ -433,5 +433,5 @@ async def test_an_answer_that_was_lost_and_what_meets_a_move_are_not_sent_elsewh
     world.first.error = AnswerLost("lost")
     with pytest.raises(AnswerLost):
         await world.sent("one")
-    assert world.routes.faults.unreachable() == ["fake"]
+    assert world.routes.faults.unreachable() == ["local"]
     assert await world.sent("one") in (2, 3), "the next one avoids it"

@@ -67,7 +67,7 @@ async def test_each_record_goes_where_the_package_says(
     batch = bytes(record_batch.encode([Record(b"de", b"1", START_MS)]))
     (receipt,) = await producer.produce_batches("orders", batch, selector="by_country")
     assert receipt.partition == 3, "a raw batch is not opened"
-    assert vars(by_country)["last"] == selectors.Selected("orders", None, (), ("fake",) * 4)
+    assert vars(by_country)["last"] == selectors.Selected("orders", None, (), ("local",) * 4)
 
     stored = broker.stored_count
     with pytest.raises(RuntimeError, match="chose partition 4 of 4"):

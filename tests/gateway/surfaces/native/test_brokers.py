@@ -20,7 +20,7 @@ async def ask(client: Client, path: str) -> Any:
 
 async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
     (row,) = (await ask(client, "/brokers"))["brokers"]
-    idle = {"broker": "fake", "kind": "embedded", "reasons": [], "partitions": 4}
+    idle = {"broker": "local", "kind": "embedded", "url": None, "reasons": [], "partitions": 4}
     assert row == {**idle, "state": "up", "latency_ms": None, "excluded_until_ms": None}
     assert (await client.post("/topics/orders", json={"records": [{"value": "MQ=="}]})).status == 200
     (row,) = (await ask(client, "/brokers"))["brokers"]
@@ -58,7 +58,7 @@ async def test_partitions_are_chains_of_segments(client: Client, gateway: Gatewa
         "partition": 1,
         "owner": "other",
         "segments": [
-            {"broker": "fake", "first_offset": 0, "end_offset": 100, "state": "sealed"},
+            {"broker": "local", "first_offset": 0, "end_offset": 100, "state": "sealed"},
             {"broker": "other", "first_offset": 100, "end_offset": None, "state": "open"},
         ],
     }
@@ -67,4 +67,4 @@ async def test_partitions_are_chains_of_segments(client: Client, gateway: Gatewa
     for query, code in (("limit=0", 42253), ("limit=201", 42253), ("cursor=x", 40050)):
         assert await ask(client, f"/routes?{query}") == code
     names = [row["broker"] for row in (await ask(client, "/brokers"))["brokers"]]
-    assert names == ["fake", "other"]
+    assert names == ["local", "other"]
