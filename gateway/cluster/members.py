@@ -2,8 +2,8 @@
 
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
-                           "url": where clients do, "draining": no partition is to begin on it}. Stays when the node is
-                           gone: partitions may be on it
+                           "url": where clients do, "draining": no partition is to begin on it, "room": the machine
+                           room it stands in}. Stays when the node is gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
@@ -68,6 +68,7 @@ class Member:
     address: str
     url: str
     draining: bool = False
+    room: str = ""
 
 
 def check_node_name(name: str) -> None:
@@ -80,7 +81,7 @@ def encode_member(member: Member) -> bytes:
     """The JSON of a member."""
     return orjson.dumps({
         "v": VERSION, "number": member.number, "data": member.data, "address": member.address, "url": member.url,
-        "draining": member.draining,
+        "draining": member.draining, "room": member.room,
     })  # fmt: skip
 
 

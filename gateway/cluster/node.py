@@ -173,6 +173,7 @@ class ClusterNode:
             log.error("broker not known broker=%s error=%s", name, error)
             return
         self.members[name] = member
+        self._routes.rooms[name] = member.room
         if name == self.name:
             return
         if (peer := self._peers.get(name)) is not None:

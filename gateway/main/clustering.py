@@ -102,6 +102,7 @@ async def clustered(
         data=cluster_id(config.data, store.files),
         address=own.internal_url or f"http://{address_of(internal)}",
         url=own.client_url or url_of(config.host, listener, tls),
+        room=config.room,
     )
     async with EtcdMetadata(etcd) as metadata:
         node = ClusterNode(

@@ -29,7 +29,12 @@ ROOT = Path("/data")
 
 def own(name: str, data: str = "") -> Member:
     return Member(
-        name=name, number=0, data=data or f"data of {name}", address=f"http://{name}:1", url=f"http://{name}:2"
+        name=name,
+        number=0,
+        data=data or f"data of {name}",
+        address=f"http://{name}:1",
+        url=f"http://{name}:2",
+        room="east",
     )
 
 

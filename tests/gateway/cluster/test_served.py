@@ -61,7 +61,7 @@ class Nodes:
     async def start(self, name: str) -> None:
         (self._directory / name).mkdir(exist_ok=True)
         settings = {
-            **self._settings, "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
+            **self._settings, "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()), "MQ_ROOM": "east",
         }  # fmt: skip
         server = Server(self._directory / name / "data", settings, port=free_port())
         self.servers[name] = server
@@ -203,6 +203,20 @@ async def test_two_nodes_answer_as_one_while_partitions_move(tmp_path: Path, etc
                 await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 5, pause_s=0.005)  # type: ignore[misc]
         await _owns_as_it_says(nodes)
         await _belongs_to_one_node(nodes)
+        await _knows_the_rooms_of_others(nodes)
+
+
+async def _knows_the_rooms_of_others(nodes: Nodes) -> None:
+    """Both nodes stand in one room, so its selector takes the partitions of both."""
+    await nodes.done("n1", "PUT", "/mq/v1/topics/rooms", json={"partitions": 2})
+    routes = (await nodes.done("n1", "GET", "/mq/v1/topics/rooms/routes"))["partitions"]
+    assert {row["owner"] for row in routes} == {"n1", "n2"}
+    records = {"records": [{"value": 1}]}
+    for name in ("n1", "n2"):
+        answers = [
+            await nodes.done(name, "POST", "/topics/rooms?selector=room", json=records, headers=JSON) for _ in "12"
+        ]
+        assert sorted(answer["offsets"][0]["partition"] for answer in answers) == [0, 1]
 
 
 async def _owns_as_it_says(nodes: Nodes) -> None:
