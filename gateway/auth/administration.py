@@ -31,7 +31,7 @@ class TooMuch(Exception):
 
 
 class Changed(Exception):
-    """Somebody was quicker: the file is another one by now."""
+    """The file was changed meanwhile."""
 
 
 class UnknownToken(Exception):

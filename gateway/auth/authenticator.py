@@ -77,7 +77,7 @@ class Authenticator(Protocol):
 
 
 class Anybody:
-    """A server without authentication: everybody may do everything. Tickets work, so that pages need not differ."""
+    """A server without authentication: every client may do everything. Tickets work, so that pages need not differ."""
 
     is_required = False
     version = 0

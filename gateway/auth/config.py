@@ -20,7 +20,7 @@ class AuthConfig:
     """The server's data directory."""
 
     enabled: bool = False
-    """Ask everybody who they are. Off, everybody may do everything, and only this machine is listened to."""
+    """Require credentials. Off, every client may do everything, and the server listens on loopback only."""
 
     token_file: Path | None = None
     """Static tokens (`mq token`). None: `auth/tokens.json` in the data directory."""

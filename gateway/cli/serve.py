@@ -52,7 +52,9 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     auth: Annotated[
         bool,
-        typer.Option("--auth", help="Ask everybody who they are; see [b]mq token[/b]. [dim]default: off[/dim]"),
+        typer.Option(
+            "--auth", help="Require credentials of every client; see [b]mq token[/b]. [dim]default: off[/dim]"
+        ),
     ] = False,
     insecure_no_auth: Annotated[
         bool,

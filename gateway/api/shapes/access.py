@@ -21,7 +21,7 @@ assert EXPIRES_IN_MS_MAX < TIME_MS_MAX
 
 
 class NewTokenBody(Shape):
-    """A token for somebody. Without scopes it may do what the rules say about them."""
+    """A token for a principal. Without scopes it may do what the rules allow the principal."""
 
     more = {"examples": [{"principal": "billing", "scopes": ["reader:topic:orders"], "expires_in_ms": 7_776_000_000}]}
 
@@ -33,7 +33,7 @@ class NewTokenBody(Shape):
 class RuleBody(Shape):
     """One rule."""
 
-    principal: Annotated[str, chars(256, "A token's principal, `jwt:SUBJECT`, or `*` for everybody.")]
+    principal: Annotated[str, chars(256, "A token's principal, `jwt:SUBJECT`, or `*` for every principal.")]
     allow: Scopes = []
     deny: Scopes = []
 

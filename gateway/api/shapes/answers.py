@@ -262,7 +262,7 @@ class LeaseRow(Part):
     topic: str
     partition: PartitionNumber
     offset: NextOffset
-    consumer: Annotated[str | None, Meta(description="null: nobody has it, or who has it is not known (any more).")]
+    consumer: Annotated[str | None, Meta(description="null: no consumer has it, or the server no longer knows which.")]
     attempt: Count
     until_ms: Annotated[int, Meta(ge=0, description="When the lease ends, or it may be handed out again.")]
     state: Annotated[Literal["leased", "delayed"], one_of("leased", "delayed", said="`delayed`: it was given back.")]

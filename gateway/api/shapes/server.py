@@ -32,7 +32,7 @@ class Me(Answer):
     principal: str
     token_id: Annotated[str | None, Meta(description="null: it came with no token of this server's file.")]
     expires_ms: TimeMs | None
-    is_authenticated: Annotated[bool, Meta(description="false: this server asks nobody who they are.")]
+    is_authenticated: Annotated[bool, Meta(description="false: authentication is disabled on this server.")]
     allow: Annotated[list[ShownScope], Meta(max_length=SHOWN_SCOPES_MAX)]
     deny: Annotated[list[ShownScope], Meta(max_length=SHOWN_SCOPES_MAX, description="Wins over what is allowed.")]
     is_whole: Annotated[bool, Meta(description="false: there are more scopes than are shown.")]
@@ -121,7 +121,7 @@ class TokenPage(ListPage):
 
 
 class ShownRule(Part):
-    """A rule: what somebody may do beside what their token says, and what they may not."""
+    """A rule: what a principal may do beyond the scopes of its token, and what it may not."""
 
     principal: str
     allow: list[str]

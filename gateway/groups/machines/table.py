@@ -146,7 +146,7 @@ class GroupTable:
         """Raises UnknownGroup."""
         found = self._groups.get(group)
         if found is None:
-            raise UnknownGroup(f"nobody has consumed in group {group}")
+            raise UnknownGroup(f"group {group} is not known: no consumer has used it")
         return found
 
     def get_or_new(self, group: str) -> Group:

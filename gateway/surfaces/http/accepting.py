@@ -134,7 +134,9 @@ class TlsAccept:
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    log.warning("nobody is accepted for a while pause_ms=%d error=%s", NO_ROOM_PAUSE_S * 1000, error)
+                    log.warning(
+                        "no connection is accepted for a while pause_ms=%d error=%s", NO_ROOM_PAUSE_S * 1000, error
+                    )
                     self._loop.remove_reader(self._listener)
                     self._resuming = self._loop.call_later(NO_ROOM_PAUSE_S, self._resume)
                     return

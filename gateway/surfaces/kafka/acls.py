@@ -45,7 +45,7 @@ _ON_RESOURCES: Mapping[Permission, tuple[int, ...]] = {
 _ON_CLUSTER = {Permission.OPERATE: _DESCRIBE_CONFIGS, Permission.AUDIT: _DESCRIBE}
 _RESOURCES: Mapping[str | None, tuple[int, ...]] = {"topic": (_TOPIC,), "group": (_GROUP,), None: (_TOPIC, _GROUP)}
 
-_DISABLED = "Authentication is disabled on this server: everybody may do everything."
+_DISABLED = "Authentication is disabled on this server: every client may do everything."
 _ELSEWHERE = "Rules are the scopes of tokens and the ACL file of the server: use mq token, or edit auth.acl_file."
 
 

@@ -104,10 +104,12 @@ async def put_rules(gateway: Gateway, request: web.Request, body: bytes) -> web.
 
 
 def _files(request: web.Request) -> AccessFiles:
-    """Raises RequestError where nobody is asked who they are."""
+    """Raises RequestError where authentication is disabled."""
     files = request.app.get(ACCESS_FILES)
     if files is None:
-        raise RequestError(ACCESS_FIXED, "This server asks nobody who they are: auth.enabled is off.")
+        raise RequestError(
+            ACCESS_FIXED, "Authentication is disabled (auth.enabled is off): there are no tokens and rules to change."
+        )
     return files
 
 
@@ -148,7 +150,9 @@ def _refusals() -> Iterator[None]:
     except TooMuch as error:
         raise RequestError(FORBIDDEN, f"Not allowed: {error}.") from error
     except Changed:
-        raise RequestError(CONDITION_MOVED, "Somebody was quicker: read it again. Nothing was changed.") from None
+        raise RequestError(
+            CONDITION_MOVED, "It was changed meanwhile: read it again. Nothing was changed by this request."
+        ) from None
     except UnknownToken:
         raise RequestError(TOKEN_NOT_FOUND, "No such token.") from None
     except (TokenFileError, ValueError) as error:
@@ -157,6 +161,6 @@ def _refusals() -> Iterator[None]:
         if error.errno in _FULL:
             raise RequestError(DISK_FULL, "The disk is full: nothing was changed.", retriable=True) from error
         if error.errno in _NOT_OURS:
-            message = f"This server may not write the file: {error.strerror}. Whoever put it there changes it."
+            message = f"This server may not write the file: {error.strerror}. Change it where it comes from."
             raise RequestError(ACCESS_FIXED, message) from error
         raise

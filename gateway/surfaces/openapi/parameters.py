@@ -81,7 +81,7 @@ def request_headers(limits: Limits) -> dict[str, Schema]:
         "If-Match": with_example(
             said(
                 text(40, pattern='^("[0-9a-f]{1,32}"|[0-9a-f]{1,32})$'),
-                "The partition's end offset: store this only if nobody has appended since. Of tokens and rules: the "
+                "The partition's end offset: store this only if nothing was appended since. Of tokens and rules: the "
                 "ETag of those that were seen.",
             ),
             '"104"',
