@@ -23,7 +23,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from itertools import repeat, takewhile
+from itertools import islice, repeat, takewhile
 from typing import NamedTuple
 
 from store.errors import IdentityReused, TooManyIds
@@ -39,6 +39,8 @@ DELAY = struct.Struct(">qII")
 """What is kept of each record of a `__timer` entry: due ms, topic id, queue id."""
 
 _PRUNES_PER_WINDOW = 64
+PRUNED_AT_ONCE = 20_000
+_GO_ON_MS = 10
 
 
 class Row(NamedTuple):
@@ -146,7 +148,8 @@ class DedupIndex:
         """Raises TooManyIds unless `count` more ids can be remembered now."""
         if len(self) + count <= self._ids_max:
             return
-        self.prune(now_ms)
+        while self.prune(now_ms) and len(self) + count > self._ids_max:
+            pass
         if len(self) + count > self._ids_max:
             oldest_ms = self._times_ms[0] if self._times_ms else now_ms
             raise TooManyIds(
@@ -199,24 +202,31 @@ class DedupIndex:
         self._requests[request_id] = (*self._requests.pop(request_id, ()), part)
         self._part_count += 1
 
-    def prune(self, now_ms: int) -> None:
-        """Let go of what is out of the window."""
-        self._prune_at_ms = now_ms + self._window_ms // _PRUNES_PER_WINDOW + 1
+    def prune(self, now_ms: int) -> bool:
+        """Let go of what is out of the window, of PRUNED_AT_ONCE of each kind: a million may leave it together, and
+        everything waits meanwhile. Whether there is more."""
         dead_count = bisect_left(self._times_ms, now_ms - self._window_ms)
-        if not dead_count:
-            return
         first_row = self._first_row + dead_count
         end = first_row << _INDEX_BITS
-        for message_id, _ in list(takewhile(lambda item: item[1] < end, self._ids.items())):
+        ids = list(islice(takewhile(lambda item: item[1] < end, self._ids.items()), PRUNED_AT_ONCE))
+        for message_id, _ in ids:
             del self._ids[message_id]
-        for request_id, parts in list(takewhile(lambda item: item[1][-1].row < first_row, self._requests.items())):
+        requests = takewhile(lambda item: item[1][-1].row < first_row, self._requests.items())
+        dead_requests = list(islice(requests, PRUNED_AT_ONCE))
+        for request_id, parts in dead_requests:
             self._part_count -= len(parts)
             del self._requests[request_id]
-        for row in list(takewhile(first_row.__gt__, self._delays)):
+        delays = list(islice(takewhile(first_row.__gt__, self._delays), PRUNED_AT_ONCE))
+        for row in delays:
             del self._delays[row]
+        if PRUNED_AT_ONCE in (len(ids), len(dead_requests), len(delays)):
+            self._prune_at_ms = now_ms + _GO_ON_MS  # not in the same turn of the event loop
+            return True
+        self._prune_at_ms = now_ms + self._window_ms // _PRUNES_PER_WINDOW + 1
         for column in (self._positions, self._base_offsets, self._times_ms, self._queues):
             del column[:dead_count]
         self._first_row = first_row
+        return False
 
 
 def row_of(entry: Entry, identity: Identity) -> Row:

@@ -27,7 +27,7 @@ Handler = Callable[[Session, int, Message], Awaitable[Message]]
 IN_LOOP_BYTES = 16 * KiB
 """Requests up to this size are read, and their responses written, in the event loop: a millisecond or two."""
 
-LARGE_AT_ONCE = 4
+LARGE_AT_ONCE = 2
 """Larger ones that are served at a time, but for those that wait for others: each may be 20,000 elements, which take
 ten times the memory of their bytes."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from array import array
 
 import pytest
 
-from store.dedup.ids import DELAY, Columns, DedupIndex, Row, packed_index, packed_queue
+from store.dedup.ids import DELAY, PRUNED_AT_ONCE, Columns, DedupIndex, Row, packed_index, packed_queue
 from store.dedup.journal import decode_blocks, encode_block
 from store.errors import IdentityReused, TooManyIds
 from store.topics import TIMER_QUEUE
@@ -129,6 +130,56 @@ def test_parts_of_requests_take_room_too() -> None:
         known.check_room(1, 0)
     known.check_room(1, WINDOW_MS + 1)
     assert len(known) == 0
+
+
+def test_what_leaves_the_window_together_goes_in_pieces_and_is_known_no_more_meanwhile() -> None:
+    count = 3 * PRUNED_AT_ONCE
+    known = index(ids_max=count + 10)
+    for first in range(0, count, 1_000):
+        known.add(row(0, *range(first, first + 1_000), request=part(0, number=-1 - first)))
+    after_ms = WINDOW_MS + 1
+    sizes = []
+    for time_ms in (after_ms, after_ms + 1, after_ms + 100, after_ms + 200, after_ms + 300):
+        known.add(row(time_ms, -time_ms - count))
+        sizes.append(len(known))
+    left = count + 60
+    assert sizes[:2] == [left + 1 - PRUNED_AT_ONCE - 60, left + 2 - PRUNED_AT_ONCE - 60]
+    assert sizes[-1] == 5
+    assert found(known, after_ms, 1, count - 1) == {}
+    full = index(ids_max=count)
+    full.add(row(0, *range(count)))
+    full.check_room(2 * PRUNED_AT_ONCE + 1, after_ms)
+    assert len(full) <= PRUNED_AT_ONCE
+    with pytest.raises(TooManyIds):
+        full.check_room(count + 1, after_ms)
+
+
+MILLION = 1_000_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("each", "bytes_max"), [("ids", 140), ("requests", 450)])
+def test_a_million_take_the_memory_that_the_security_page_says(each: str, bytes_max: int) -> None:
+    known = index(ids_max=MILLION)
+    tracemalloc.start()
+    try:
+        for number in range(MILLION // 1_000):
+            numbers = range(number * 1_000, (number + 1) * 1_000)
+            if each == "ids":
+                known.add(row(0, *numbers))
+            else:
+                for one in numbers:
+                    known.add(row(0, request=part(0, number=one)))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(known) == MILLION
+    assert held_bytes / MILLION < bytes_max
+    with pytest.raises(TooManyIds):
+        known.check_room(1, 0)
+    for time_ms in range(WINDOW_MS + 1, 2 * WINDOW_MS, 11):
+        known.add(row(time_ms, -time_ms))
+    assert len(known) < 100
 
 
 def test_rows_come_back_from_the_journal_as_they_were() -> None:
