@@ -38,6 +38,9 @@ try {
   await api.send("reminders", delayed(900, 30 * 86_400_000));
   await api.send("reminders", delayed(900, 360 * 86_400_000));
   await api.send("reminders", delayed(60, 3_000_000));
+  await api.call("PUT", "/mq/v1/recurring/daily-report", { topic: "emails", record: { value: { kind: "daily" } }, cron: "30 2 * * *", tz: "Europe/Berlin" });
+  await api.call("PUT", "/mq/v1/recurring/poll", { topic: "stock", record: { value: {} }, every_ms: 30_000 });
+  await api.call("PUT", "/mq/v1/recurring/month-end", { topic: "invoices", record: { value: {} }, cron: "0 6 1 * *", paused: true });
   for (const reason of ["timeout after 30 s", "no such sku", "card declined"]) await api.reject("billing", "orders", 3, reason);
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 6, consumer: "worker-1", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 3, consumer: "worker-2", invisible_ms: 600_000 });
@@ -73,6 +76,7 @@ try {
     ["dead-letters", "groups/billing?tab=dead", first],
     ["delays", "delays"],
     ["delays-month", "delays?span=month"],
+    ["recurring", "delays?tab=recurring", first],
     ["brokers", "brokers"],
     ["access", "access"],
     ["settings", "access?tab=settings"],

@@ -350,6 +350,33 @@ test("delays: the picture by keyboard, its table twin, move, fire, cancel; one t
   await tab.end();
 });
 
+test("recurring schedules: when they are due next, pause, resume, delete", { skip }, async () => {
+  await api.call("PUT", "/mq/v1/recurring/nightly", { topic: "events", record: { value: {} }, cron: "30 2 * * *", tz: "Europe/Berlin" });
+  await api.call("PUT", "/mq/v1/recurring/often", { topic: "events", record: { value: {} }, every_ms: 1000 });
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("delays");
+  await page.getByRole("link", { name: "Recurring" }).click();
+  const row = (name) => page.locator(".list-body .row", { hasText: name });
+  await row("nightly").getByText("30 2 * * * Europe/Berlin").waitFor();
+  await until(async () => /[1-9]/.test(await row("often").getByRole("cell").last().textContent()), "some are sent", 20_000);
+  await row("often").click();
+  await tab.button("Pause").click();
+  await tab.said("often is paused.");
+  await row("often").getByText("paused").waitFor();
+  await tab.axe("recurring schedules");
+  await tab.button("Resume").click();
+  await tab.said("often goes on.");
+  await tab.button("Delete").click();
+  await tab.button("Delete it", tab.dialog()).click();
+  await tab.said("often is deleted.");
+  await until(async () => (await page.locator(".list-body .row").count()) === 1, "one is left");
+  await page.setViewportSize({ width: 360, height: 720 });
+  await tab.fits("recurring schedules");
+  await tab.end();
+  await api.call("DELETE", "/mq/v1/recurring/nightly");
+});
+
 for (const day of ["2027-03-20T12:00:00Z", "2027-10-20T12:00:00Z"]) {
   test(`a month in which the clocks change, from ${day} in Berlin`, { skip }, async () => {
     const tab = await Tab.at(open.url, { timezoneId: "Europe/Berlin" });

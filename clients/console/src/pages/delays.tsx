@@ -7,11 +7,12 @@ import { line, type Rec, type Shown } from "../records.js";
 import { denied, deniedEverywhere, firstDenied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
 import { href, place, setQuery } from "../router.js";
-import { Button, Confirm, Dialog, Empty, ErrorNote, Fact, Field, State, TextInput, Waiting, now, tell, useDoing } from "../ui/basics.js";
+import { Button, Confirm, Dialog, Empty, ErrorNote, Fact, Field, State, Tabs, TextInput, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { HeatMap } from "../ui/heat.js";
 import { List, ROW_PX, type Column } from "../ui/list.js";
 import { Decoded } from "../ui/record.js";
 import { WhenPicker, laterBy, resolve } from "../ui/when.js";
+import { RecurringList } from "./recurring.js";
 
 type Span = "hour" | "day" | "month" | "year";
 const SPANS: readonly Span[] = ["hour", "day", "month", "year"];
@@ -116,7 +117,13 @@ function shortened(bounds: number[]): string {
 
 export function DelaysPage(): JSX.Element {
   const right = deniedEverywhere("describe");
-  return right === null ? <Seen /> : <><div class="head"><h1>Delays</h1></div><Empty>{right}</Empty></>;
+  if (right !== null) return <><div class="head"><h1>Delays</h1></div><Empty>{right}</Empty></>;
+  if (place.value.query.get("tab") === "recurring") return <><div class="head"><h1>Delays</h1></div><Kinds value="recurring" /><RecurringList /></>;
+  return <Seen />;
+}
+
+function Kinds(props: { value: "once" | "recurring" }): JSX.Element {
+  return <Tabs label="Kinds of delays" value={props.value} tabs={[["once", "Once"], ["recurring", "Recurring"]]} href={(to) => to === "once" ? "#/delays" : `#/delays?tab=${to}`} />;
 }
 
 function Seen(): JSX.Element {
@@ -156,6 +163,7 @@ function Seen(): JSX.Element {
           </>
         )}
       </div>
+      <Kinds value="once" />
       <form
         class="bar"
         onSubmit={(event) => {
