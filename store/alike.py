@@ -27,8 +27,10 @@ from store.types import Buffer
 RUN_COUNT_MIN = 32
 """A run of fewer records, but for the last one, ends the search: the batch's records differ."""
 
+RUNS_MAX = 8
+"""A batch of more runs is decoded: each takes time of its own. Offsets grow by a byte twice, timestamps a few times."""
+
 _HEADER_BYTES = 61
-_TIMESTAMP_BYTES_MAX = 5  # 2**34 ms to either side; more is decoded
 _TO_FLAGS = bytes(128) + b"\1" * 128  # 1: another byte follows
 _OFFSET_BYTES = ((1, 64), (2, 64 << 7), (3, 64 << 14))
 """Offset deltas below a bound take so many bytes."""
@@ -40,7 +42,7 @@ def are_alike(batch: Buffer, count: int) -> bool:
     keys and values within the limits of single records (store/limits.py), in runs of one size. False: it may be so."""
     data = batch if isinstance(batch, bytes | bytearray) else bytes(batch)
     at, delta = _HEADER_BYTES, 0
-    while delta < count:
+    for _ in range(RUNS_MAX):
         try:
             run_count, size = _run(data, at, delta, count)
         except IndexError:  # the first record of the run ends behind the batch
@@ -49,7 +51,9 @@ def are_alike(batch: Buffer, count: int) -> bool:
             return False
         delta += run_count
         at += run_count * size
-    return at == len(data)
+        if delta == count:
+            return at == len(data)
+    return False
 
 
 def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int, int]:
@@ -57,7 +61,7 @@ def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int,
     record when it is not as it must be. Raises IndexError when the data end before."""
     length, attributes_at = _varint(data, at)
     size = attributes_at + length - at
-    offset_at = _end_of_varint(data, attributes_at + 1)
+    _, offset_at = _varint(data, attributes_at + 1)
     offset_bytes, deltas_end = next(bound for bound in _OFFSET_BYTES if delta < bound[1])
     key_at = offset_at + offset_bytes
     key_bytes, key_from = _varint(data, key_at)
@@ -69,7 +73,7 @@ def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int,
         or not -1 <= key_bytes <= KEY_BYTES_MAX
         or value_bytes < -1
         or max(0, key_bytes) + value_bytes > RECORD_BYTES_MAX
-        or offset_at - attributes_at - 1 > _TIMESTAMP_BYTES_MAX
+        or data[offset_at - 1] & 0x80
     ):
         return 0, size
     alike = min(count, deltas_end) - delta
@@ -89,7 +93,8 @@ def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int,
 
 
 def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """A varint of at most five bytes, and where it ends; a value that no length can have, when it is longer."""
+    """A varint of at most five bytes, and where it ends. One that is longer: a value that no length can have, and the
+    place behind a byte that has its top bit set."""
     value = shift = 0
     while (byte := data[at]) & 0x80:
         value |= (byte & 0x7F) << shift
@@ -101,20 +106,15 @@ def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), at + 1
 
 
-def _end_of_varint(data: bytes | bytearray, at: int) -> int:
-    """Where a varint ends."""
-    while data[at] & 0x80:
-        at += 1
-    return at + 1
-
-
 @cache
 def _offsets(byte_count: int) -> tuple[bytes, ...]:
     """The bytes of the offset deltas 0, 1, 2, ... that take so many bytes, each byte by itself; those before hold no
     sense."""
-    deltas = range(BATCH_RECORDS_MAX)
-    last = byte_count - 1
-    return tuple(
-        bytes([(2 * delta >> 7 * place & 0x7F) | (0x80 if place < last else 0) for delta in deltas])
-        for place in range(byte_count)
-    )
+    columns = []
+    for place in range(byte_count):
+        following = 0x80 if place < byte_count - 1 else 0
+        values = range(0, 128, 2) if place == 0 else range(128)
+        each = 1 if place == 0 else 64 << 7 * (place - 1)
+        period = b"".join(bytes((value | following,)) * each for value in values)
+        columns.append((period * (BATCH_RECORDS_MAX // len(period) + 1))[:BATCH_RECORDS_MAX])
+    return tuple(columns)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from contextlib import suppress
 from itertools import chain
 
 import pytest
+from aiokafka.record import util
 
 from store import record_batch
-from store.alike import are_alike
+from store.alike import RUN_COUNT_MIN, _offsets, are_alike
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
-from store.limits import KEY_BYTES_MAX
+from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
 from tests.seeds import each_seed
 
@@ -38,6 +40,28 @@ def _decodes(batch: bytearray) -> bool:
 def test_records_of_one_size_are_alike(count: int, key: bytes | None, value: bytes | None) -> None:
     assert are_alike(_batch(count, key=key, value=value), count)
     assert are_alike(memoryview(_batch(count, key=key, value=value, step_ms=1)), count)
+
+
+def test_offsets_are_those_of_varints_up_to_the_most_records_of_a_batch() -> None:
+    for byte_count, low, high in ((1, 0, 64), (2, 64, 8_192), (3, 8_192, BATCH_RECORDS_MAX)):
+        columns = _offsets(byte_count)
+        for delta in {low, low + 1, (low + high) // 2, high - 1, *range(low, high, 997)}:
+            varint = bytearray()
+            util.encode_varint_py(delta, varint.append)
+            assert bytes(column[delta] for column in columns) == varint
+
+
+def test_long_varints_and_many_runs_cost_little() -> None:
+    endless = _batch(2) + b"\xff" * 8_000_000
+    for at in (61, 62, 63, 64, 65, 66):  # length, attributes, timestamp, offset, key, value
+        hostile = endless.copy()
+        hostile[at : at + 1_000] = b"\xff" * 1_000
+        began_s = time.process_time()
+        assert not are_alike(hostile, 100_000)
+        assert time.process_time() - began_s < 0.2
+    runs = [Record(None, b"v" * (1 + number // RUN_COUNT_MIN % 2), 0) for number in range(64 * RUN_COUNT_MIN)]
+    assert not are_alike(encode(runs), len(runs))
+    assert are_alike(encode(runs[: 2 * RUN_COUNT_MIN]), 2 * RUN_COUNT_MIN)
 
 
 def test_a_key_is_held_to_its_limit() -> None:

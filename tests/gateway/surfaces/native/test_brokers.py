@@ -31,6 +31,19 @@ async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker
     assert await ask(client, "/brokers?x=1") == 422
 
 
+async def test_a_server_that_is_alone_has_nowhere_to_move_partitions(client: Client, broker: FakeBroker) -> None:
+    path = "/mq/v1/topics/orders/partitions"
+    stays = await client.post(f"{path}/0/move", json={"to": "local"})
+    assert (stays.status, (await stays.json())["owner"]) == (200, "local")
+    assert (await client.post(f"{path}/0/move", json={"to": "n2"})).status == 404
+    assert (await client.post(f"{path}/4/move", json={"to": "local"})).status == 404
+    assert (await client.post(f"{path}/0/move", json={})).status == 422
+    assert (await client.patch("/mq/v1/brokers/local", json={"draining": True})).status == 404
+    assert (await client.patch("/mq/v1/brokers/local", json={"draining": 1})).status == 422
+    assert len((await ask(client, "/topics/orders/routes?limit=3"))["partitions"]) == 3
+    assert await ask(client, "/topics/nothing/routes") == 40401
+
+
 async def test_partitions_are_chains_of_segments(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
     other = FakeBroker(broker.clock)
     other.name = "other"
