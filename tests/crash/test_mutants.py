@@ -212,8 +212,8 @@ MUTANTS = [
     Mutant(
         "index what a power cut may take",
         "store/store.py",
-        "min(self._published_position, self._log.durable_position)",
-        "self._published_position",
+        "            until = min(self._published_position, self._log.durable_position)\n            flush",
+        "            until = self._published_position\n            flush",
         CRASHES,
     ),
     Mutant(
@@ -314,8 +314,8 @@ MUTANTS = [
     Mutant(
         "save ids of entries that a power cut may take",
         "store/store.py",
-        "                saving = self._idempotency.saving(until)\n",
-        "                saving = self._idempotency.saving(self._published_position)\n",
+        "self._idempotency.saving(until, ",
+        "self._idempotency.saving(self._published_position, ",
         IDEMPOTENCY,
     ),
     Mutant(
@@ -392,7 +392,7 @@ MUTANTS = [
     Mutant(
         "say that ids agree with the log, unseen",
         "store/offline/idempotency_check.py",
-        "        if row != _ids_of(entry, identity):\n",
+        "        if row != _ids_of(row_of(entry, identity)):\n",
         "        if False:\n",
         "tests/store/offline/test_idempotency_check.py",
     ),

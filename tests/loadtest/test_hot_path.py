@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.surfaces.http.connection import Reply
+from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.fast_path import FastPath, Plain
 from loadtest.bench.hot_path import BARE, HEADINGS, OTHER, THIS, TOPIC, Cost, lines_of, page_of, rows
 from tests.clock import FakeClock
@@ -20,8 +20,8 @@ async def test_every_row_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) ->
     await broker.create_topic(TOPIC, 4)
     taken, take = [], FastPath.take
 
-    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, reply: Reply) -> bool:
-        is_taken = take(self, meaning, data, start, reply)
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
+        is_taken = take(self, meaning, data, start, client)
         taken.append(is_taken)
         return is_taken
 
