@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import gc
 
-ALLOCATIONS = 25_000
+ALLOCATIONS = 15_000
 """Tracked objects that may come into being before the collector looks at them. A batch of 1,000 records is some 5,000
 that die by reference count; with Python's defaults the collector walked them again and again: half of the CPU time of
 such a request (8.7 ms, now 4.3 ms)."""

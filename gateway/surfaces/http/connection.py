@@ -34,6 +34,7 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.http.heads import END, HeadMemo
+from gateway.surfaces.http.read_turns import ReadTurns
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 
@@ -41,13 +42,17 @@ RETRY_AFTER_S = 1
 BODY_WAIT_S = 1.0
 """How long the rest of a body is waited for, before aiohttp gets what there is, with its own limits of time."""
 
+LARGE_READ_BYTES = 64 * KiB
+"""What has arrived at once counts among what a turn of the event loop reads from here on."""
+
 LINES_BYTES = 16 * KiB
 LINES_MAX = 1_000
 """Line ends in what has arrived at once, beyond which it is taken in pieces of LINES_BYTES."""
 
 
 class ConnectionLimiter:
-    """Counts connections, and knows those that are open. A refused one is not counted."""
+    """Counts connections, and knows those that are open. A refused one is not counted. `read_turns` bounds what all of
+    them read in a turn of the event loop."""
 
     def __init__(
         self, limits: Limits, stats: GatewayStats, now_ms: Callable[[], int] = lambda: time_ns() // 1_000_000
@@ -55,6 +60,7 @@ class ConnectionLimiter:
         self._limits = limits
         self.receiving_bytes_max = limits.receiving_bytes_max
         self.stats = stats
+        self.read_turns = ReadTurns(lambda call: asyncio.get_running_loop().call_soon(call))
         self._now_ms = now_ms
         self._by_address: dict[str, int] = {}
 
@@ -166,6 +172,7 @@ class Connection(web.RequestHandler):
         "_fast_path",
         "_held",
         "_is_between_requests",
+        "_is_resting",
         "_limiter",
         "_meaning",
         "_peer",
@@ -198,6 +205,7 @@ class Connection(web.RequestHandler):
         self._coming: _Coming | None = None  # unknown to the parser
         self._receiving_bytes = 0  # of what came in pieces for the fast path, as counted among the server's
         self._held = b""  # came while the fast path had a request
+        self._is_resting = False  # reading goes on in a later turn
         self._address: str | None = None  # None: not let in
         self._access: Access = NOBODY  # of the last request that was not for the fast path
         self._meaning: Any = None  # of the last one that was
@@ -308,6 +316,23 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        if len(data) >= LARGE_READ_BYTES:
+            self._rest_if_others_wait(len(data))
+        self._take_in(data)
+
+    def _rest_if_others_wait(self, size: int) -> None:
+        if not self._limiter.read_turns.has_room_after(size) and not self._is_resting:
+            self._is_resting = True
+            self._pause_transport_reading()
+            self._limiter.read_turns.rest(self._rested)
+
+    def _rested(self) -> None:
+        self._is_resting = False
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
+
+    def _take_in(self, data: bytes) -> None:
+        """What has come, or was held back."""
         if self._taken is not None or self._held:
             self._hold(data)
             return
@@ -354,7 +379,7 @@ class Connection(web.RequestHandler):
         if not self._count_received(self._receiving_bytes + len(data)):
             self._give_up()
         elif self._receiving_bytes >= size:
-            self.data_received(self._joined())
+            self._take_in(self._joined())
             if self._taken is None:
                 self._count_received(0)
 
@@ -516,7 +541,7 @@ class Connection(web.RequestHandler):
     def _release(self) -> None:
         held, self._held = self._held, b""
         self._resume_reading_for_buffer()
-        self.data_received(held)
+        self._take_in(held)
 
     def _process_keepalive(self) -> None:
         """aiohttp's end of an idle connection. One whose request is in the fast path, or coming, is not idle."""

@@ -24,10 +24,10 @@ from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.read_turns import ReadTurns
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from gateway.surfaces.kafka.frames import Frames, Header, read_header, response_head
-from gateway.surfaces.kafka.reading import ReadTurns
 from gateway.surfaces.kafka.schema import Malformed
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB

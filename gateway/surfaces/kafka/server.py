@@ -17,7 +17,6 @@ from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka.connection import KafkaConnection
 from gateway.surfaces.kafka.groups import KafkaGroups
-from gateway.surfaces.kafka.reading import ReadTurns
 from gateway.surfaces.kafka.service import Service
 from gateway.surfaces.kafka.session import Session
 
@@ -44,14 +43,13 @@ async def serving_kafka(
     loop = asyncio.get_running_loop()
     groups, service = KafkaGroups(gateway.groups), Service()
     connections: set[KafkaConnection] = set()
-    read_turns = ReadTurns(loop.call_soon)
     access = NOBODY if gateway.authenticator.is_required else OPEN
 
     def connect(name: str) -> KafkaConnection:
         def new_session(address: str, reached: KafkaListener) -> Session:
             return Session(gateway, groups, name, reached, address, access)
 
-        return KafkaConnection(gateway, service, limiter, new_session, connections, read_turns)
+        return KafkaConnection(gateway, service, limiter, new_session, connections, limiter.read_turns)
 
     servers: list[asyncio.Server | TlsAccept] = []
     for name, bound in sockets.items():

@@ -13,12 +13,18 @@ from aiohttp import web
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.connection import LINES_MAX, ConnectionLimiter, has_many_lines
 from gateway.surfaces.http.context import Gateway, GatewayStats
+from gateway.surfaces.http.read_turns import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
+from store.limits import KiB, MiB
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import served, serving, talk
 from tests.waiting import PATIENCE_S
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UPLOADS = 40
+PIECE_BYTES_MAX = 256 * KiB
+"""What uvloop reads of a socket at once."""
+
 ENDS_S = 12.0
 """More than the times set here, and the 5 s that aiohttp lingers; less than the defaults, 15 and 30 s."""
 
@@ -41,6 +47,33 @@ def test_connections_are_counted_in_all_and_by_address() -> None:
         limiter.leave(address)
     assert stats.connection_count == 0
     assert not limiter._by_address
+
+
+async def test_what_a_turn_reads_of_large_bodies_is_bounded_over_all_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway, broker = fake_gateway(FakeClock())
+    await broker.create_topic("orders", 1)
+    turns: list[int] = []  # bytes read in each
+    begin_next = ReadTurns._next
+
+    def next_turn(self: ReadTurns) -> None:
+        turns.append(self._bytes)
+        begin_next(self)
+
+    monkeypatch.setattr(ReadTurns, "_next", next_turn)
+    body = orjson.dumps({"records": [{"value": "x" * MiB}]})
+    head = (
+        b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
+        b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+    )
+    async with served(gateway) as port, asyncio.timeout(PATIENCE_S):
+        answers = await asyncio.gather(*(talk(port, head + body) for _ in range(UPLOADS)))
+    assert {answer[:13] for answer in answers} == {b"HTTP/1.1 200 "}
+    assert sum(turns) > UPLOADS * MiB // 2, "small pieces are not counted"
+    # One that comes beyond the bound is read once more, a piece, before it rests.
+    assert max(turns) <= READ_PER_TURN + (UPLOADS + WOKEN_PER_TURN) * PIECE_BYTES_MAX
+    assert sorted(turns)[-3] <= READ_PER_TURN + 2 * WOKEN_PER_TURN * PIECE_BYTES_MAX
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from gateway.settings.kafka import KafkaListener
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import GatewayStats
+from gateway.surfaces.http.read_turns import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
 from gateway.surfaces.kafka.apis import PRODUCE
 from gateway.surfaces.kafka.connection import (
     AUTHENTICATION_TIMEOUT_S,
@@ -24,7 +25,6 @@ from gateway.surfaces.kafka.connection import (
     KafkaConnection,
 )
 from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Header
-from gateway.surfaces.kafka.reading import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
 from gateway.surfaces.kafka.session import Session
 from store.types import Buffer
 
