@@ -15,14 +15,14 @@ cluster's metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
 
-from gateway.cluster.metadata import ABSENT, Listing, Metadata
+from gateway.cluster.metadata import ABSENT, Listing, Metadata, OtherMetadata
 from gateway.cluster.record import NODE_NAME_CHARS_MAX
 from gateway.cluster.topics import (
     COUNTERS,
@@ -152,6 +152,20 @@ async def join(
             if membership != before:
                 SnapshotFiles(root, _FILE, files).save(Snapshot(0, orjson.dumps(membership._asdict())))
             return membership
+
+
+def check_known(listing: Listing, cluster: str, *, seen_revision: int, topic_ids: Iterable[int]) -> None:
+    """Whether metadata that is listed anew can be that of before: what it does not have is deleted here, and metadata
+    that was lost, or restored from a backup, has not deleted it. `topic_ids`: of topics that it should know. Raises
+    OtherMetadata."""
+    found = listing.values.get(CLUSTER)
+    if found is None or found.data.decode() != cluster:
+        raise OtherMetadata(f"the metadata knows nothing of cluster {cluster}, to which this node belongs")
+    if listing.revision < seen_revision:
+        raise OtherMetadata(f"the metadata is older (revision {listing.revision}) than it was ({seen_revision})")
+    newest = _counters_of(listing, 0).topic_id
+    if any(topic_id >= newest for topic_id in topic_ids):
+        raise OtherMetadata("the metadata is older than this node's topics: it never heard of one of them")
 
 
 async def _add_topics(metadata: Metadata, listing: Listing, home: str, topics: Sequence[Topic]) -> None:

@@ -75,6 +75,10 @@ class TooLarge(MetadataError):
     """A key, or one compare-and-set, exceeds a limit. Nothing was changed; never retry."""
 
 
+class OtherMetadata(MetadataError):
+    """The metadata is not what a node knew before: another cluster's, or older. Nothing of it may be applied."""
+
+
 class SessionTaken(MetadataError):
     """Another process holds the key of a session."""
 

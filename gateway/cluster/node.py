@@ -26,7 +26,16 @@ import orjson
 
 from gateway.brokers.base import Broker
 from gateway.cluster.follower import ChainFollower
-from gateway.cluster.members import BROKERS, NODES, OWNERS, SESSION_TTL_MS, Member, decode_member, encode_member
+from gateway.cluster.members import (
+    BROKERS,
+    NODES,
+    OWNERS,
+    SESSION_TTL_MS,
+    Member,
+    check_known,
+    decode_member,
+    encode_member,
+)
 from gateway.cluster.metadata import (
     ABSENT,
     CAS_KEYS_MAX,
@@ -115,14 +124,17 @@ class ClusterNode:
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
         self._nodes: set[str] = set()
+        self._seen_revision = 0
         self.cluster_id = ""
+        """Set it before `begin`."""
+
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
 
     # ---- following -------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Know the cluster as it is now. Raises Unavailable."""
+        """Know the cluster as it is now. Raises Unavailable, OtherMetadata."""
         await self._see(await self._metadata.list(""))
 
     async def run(self) -> None:
@@ -150,6 +162,8 @@ class ClusterNode:
     async def _see(self, seen: Listing | Changes) -> None:
         values = seen.values
         if isinstance(seen, Listing):
+            async with self._turn:  # no topic is half made then
+                self._check_known(seen)
             self._owners = {key: _node_of(value.data) for key, value in seen.values.items() if key.startswith(OWNERS)}
             self._nodes = {key.removeprefix(NODES) for key in values if key.startswith(NODES)}
         for key, value in values.items():
@@ -165,6 +179,17 @@ class ClusterNode:
         self._follower.see(seen)
         async with self._turn:
             await self._see_topics(seen)
+        self._seen_revision = max(self._seen_revision, seen.revision)
+
+    def _check_known(self, seen: Listing) -> None:
+        """Raises OtherMetadata before anything of a listing is applied: what it does not have is deleted here."""
+        revisions = self._topic_revisions
+        topic_ids = [
+            topic.topic_id
+            for topic in self._store.topics()
+            if topic.topic_id >= FIRST_USER_TOPIC_ID and revisions.get(topic.name, -1) <= seen.revision
+        ]
+        check_known(seen, self.cluster_id, seen_revision=self._seen_revision, topic_ids=topic_ids)
 
     async def _see_broker(self, name: str, value: Value) -> None:
         try:

@@ -114,6 +114,7 @@ async def clustered(
                 membership = await join(
                     metadata, config.data, store.files, member, topics, next_topic_id=store.next_topic_id
                 )
+                node.cluster_id = membership.cluster
                 await node.begin()
                 break
             except Unavailable as error:
@@ -122,7 +123,6 @@ async def clustered(
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), RETRY_S)
                     raise CannotJoin("stopped while etcd could not be reached") from error
-        node.cluster_id = membership.cluster
         admin.topics = node
         admin.routes.refresh_by = node.refresh
         service = PeerService(
