@@ -14,7 +14,7 @@ from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import Listing, OtherMetadata, Value
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
-from gateway.cluster.topics import COUNTERS, Counters, encode_counters, key_of_topic
+from gateway.cluster.topics import COUNTERS, Counters, encode_counters
 from gateway.routing.table import RouteTable
 from store import Store
 from store.topics import FIRST_USER_TOPIC_ID
