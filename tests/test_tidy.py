@@ -38,7 +38,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.tail": "gateway/cli/test_cli.py",
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
-    "gateway.cluster.node": "gateway/cluster/test_served.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.goes": "gateway/groups/coordinator/test_stream.py",
     "gateway.main.clustering": "gateway/cluster/test_served.py",
