@@ -25,8 +25,8 @@ demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed re
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-# Most of the time of a test is waiting: with one more at a time than there are cores, a quarter of them stood idle.
-JOBS ?= $(shell echo $$(( $$(nproc) + 2 )))
+# Most of the time of a test is waiting: one more at a time than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
 PYTEST = $(BIN)/python -m pytest
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 

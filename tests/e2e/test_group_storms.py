@@ -189,8 +189,7 @@ async def test_members_that_come_all_at_once_are_let_in_up_to_the_limit(tmp_path
     assert streams.statuses[200] >= 180, str(streams)
     for figures in (over_http, queue, streams):
         assert figures.took_s < 20, str(figures)
-        # A server that worked for less than half of such a wait did not keep /healthz waiting: the machine did.
-        assert figures.health_ms < 1_000 or figures.cpu_s * 1_000 < figures.health_ms / 2, str(figures)
+        assert figures.health_ms < 1_000, str(figures)
 
 
 async def measure() -> None:
