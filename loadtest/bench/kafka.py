@@ -49,7 +49,7 @@ LATENCY_RUN_S = 5.0
 MANY_PARTITIONS = 1_000
 TOPIC_TIMEOUT_S = 120
 GOALS = {"written": 1.0, "durable": 1.5}
-"""What ours shall reach of Kafka's rate in works that produce; 1.0 in all others."""
+"""What ours shall reach of Kafka's rate in workloads that produce; 1.0 in all others."""
 
 
 class Side(NamedTuple):
@@ -269,16 +269,16 @@ def sides(directory: Path, level: str) -> Iterator[list[Side]]:
 Rows = list[dict[str, object]]
 
 
-def measured(options: Options, level: str, works: Sequence[Work], tell: Callable[[str], None]) -> Rows:
-    """All works at a level: rates and CPU seconds per million records of each server, a value a round."""
+def measured(options: Options, level: str, workloads: Sequence[Work], tell: Callable[[str], None]) -> Rows:
+    """All workloads at a level: rates and CPU seconds per million records of each server, a value a round."""
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     with sides(options.directory / level, level) as both:
-        for size_bytes, count in {(work.reads_bytes, work.reads_count) for work in works if work.reads_bytes}:
+        for size_bytes, count in {(work.reads_bytes, work.reads_count) for work in workloads if work.reads_bytes}:
             for side in both:
                 _create(side, f"filled-{size_bytes}", 1)
                 _c_produce(size_bytes, count)(side, f"filled-{size_bytes}", options)
         for round_ in range(options.rounds + 1):
-            for work in works:
+            for work in workloads:
                 for side in both if round_ % 2 else reversed(both):
                     tell(f"{level}, round {round_} of {options.rounds}: {work.name}, {work.client}, {side.name}")
                     topic = f"filled-{work.reads_bytes}"
@@ -293,7 +293,7 @@ def measured(options: Options, level: str, works: Sequence[Work], tell: Callable
                     if round_:
                         found.setdefault((work.name, work.client, side.name), []).append((value, cpu_s))
     rows: Rows = []
-    for work in works:
+    for work in workloads:
         ours, theirs = found[work.name, work.client, OURS], found[work.name, work.client, KAFKA]
         rows.append(
             {
@@ -358,15 +358,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.bench.kafka", description="Kafka's clients, both servers."
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="works whose name or client has this")
+    parser.add_argument("--only", default="", metavar="TEXT", help="workloads whose name or client has this")
     parser.add_argument("--level", choices=[*LEVELS], help="one level instead of both")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where servers keep their files; a disk")
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer records")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     asked = parser.parse_args()
-    works = [work for work in WORKS if asked.only in f"{work.name}, {work.client}"]
-    if not works:
+    workloads = [work for work in WORKS if asked.only in f"{work.name}, {work.client}"]
+    if not workloads:
         sys.exit(f"nothing is named like {asked.only!r}")
     console = Console(highlight=False, width=200)
     parts: dict[str, Part] = {}
@@ -380,7 +380,7 @@ def main() -> None:
                 )
                 others = pages.OtherPrograms()
                 with console.status(level) as status:
-                    rows = measured(options, level, works, status.update)
+                    rows = measured(options, level, workloads, status.update)
                 conditions["other_programs"] = others.said()
                 parts = pages.write(asked.out, "kafka", [*LEVELS], {level: Part(conditions, rows)}, as_markdown)
         except Unavailable as error:
