@@ -19,6 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
+from typing import Unpack
 
 import orjson
 
@@ -55,9 +56,8 @@ from store.topics import (
     TIMER_QUEUE,
     Changes,
     Event,
-    KeyForm,
     Topic,
-    TopicConfig,
+    TopicChoices,
     TopicTable,
     check_config,
     decode_events,
@@ -382,24 +382,13 @@ class Store:
 
     # ---- topics --------------------------------------------------------------------------------------------------
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> tuple[Topic, bool]:
-        """The topic, and whether it was made now. Durable on return. `config` or `json_keys` None: nothing chosen,
-        whatever an existing one has. `is_own`: a topic of the server, whose name may be a reserved one. Raises
-        IllegalTopic, TopicExists, and what `append` raises."""
-        if config is not None:
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> tuple[Topic, bool]:
+        """The topic, and whether it was made now. Durable on return. Raises IllegalTopic, TopicExists, and what
+        `append` raises."""
+        if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self.config.retention_ms)
         return await self._topic_changes.make(
-            lambda before: self._topics.decide_create(
-                name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own, before=before
-            ),
+            lambda before: self._topics.decide_create(name, partitions, self._clock.now_ms(), before=before, **choices),
             creates=name,
         )
 
