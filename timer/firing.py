@@ -201,14 +201,14 @@ class Firing:
         return [item for item in due if item not in known]
 
     async def _message(self, due: list[Item]) -> tuple[DueRecords, list[int], list[Item]]:
-        """Read the records of due items; return them, which of them were read (places in `due`, in order), and the
+        """Read the records of due items; return them, which of them were read (indexes into `due`, in order), and the
         items that did not fit the bytes of one go.
 
         Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
         scattered over `due`, and there may be more batches than memory is to hold.
         """
         state = self._state
-        by_entry: dict[int, list[int]] = {}  # places in `due`
+        by_entry: dict[int, list[int]] = {}  # indexes into `due`
         indexes: dict[int, list[int]] = {}  # of their records
         for number, item in enumerate(due):
             position, index = source_of(item)

@@ -446,10 +446,10 @@ class Schedules:
     async def _pending_in_range(self, start: int, units: bytes, query: Query) -> list[tuple[int, int, int]]:
         """As `_pending`, for a range of time: most units cost no more than a look at their due time."""
         to_ms = (1 << 63) if query.to_ms is None else query.to_ms
-        places = due_between(units, query.from_ms, to_ms, query.topic_ids)
+        indexes = due_between(units, query.from_ms, to_ms, query.topic_ids)
         pending: list[tuple[int, int, int]] = []
-        for count, place in enumerate(places, 1):
-            at = place * UNIT_BYTES
+        for count, index in enumerate(indexes, 1):
+            at = index * UNIT_BYTES
             pending += self._pending(start + at, units[at : at + UNIT_BYTES], query)
             if count % _TURN_UNITS == 0:
                 await self._state.log.yield_to_loop()

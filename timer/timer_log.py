@@ -85,23 +85,23 @@ def unpack_units(chunk: bytes) -> Iterator[tuple[int, int, int, int, int, int, i
 
 
 def due_between(chunk: bytes, from_ms: int, to_ms: int, topic_ids: Container[int] | None) -> list[int]:
-    """Which of the units laid end to end are due in [from_ms, to_ms) for some topics (None: any), by their places;
+    """Which of the units laid end to end are due in [from_ms, to_ms) for some topics (None: any), by their indexes;
     nothing is checked.
 
     First one byte of each due time is looked at, at the speed of C: it is the same for 4.7 hours.
     """
     first, last = from_ms >> _BYTE_BITS, to_ms - 1 >> _BYTE_BITS
-    places: Iterable[int] = range(len(chunk) // UNIT_BYTES)
+    indexes: Iterable[int] = range(len(chunk) // UNIT_BYTES)
     if last - first < 255:
         wanted = bytearray(256)
         for number in range(first, last + 1):
             wanted[number & 255] = True
-        places = compress(places, chunk[_DUE_AT + _DUE_BYTE :: UNIT_BYTES].translate(wanted))
+        indexes = compress(indexes, chunk[_DUE_AT + _DUE_BYTE :: UNIT_BYTES].translate(wanted))
     due_at, topic_at = _DUE.unpack_from, _TOPIC_ID.unpack_from
-    places = [place for place in places if from_ms <= due_at(chunk, place * UNIT_BYTES + _DUE_AT)[0] < to_ms]
+    indexes = [index for index in indexes if from_ms <= due_at(chunk, index * UNIT_BYTES + _DUE_AT)[0] < to_ms]
     if topic_ids is None:
-        return places
-    return [place for place in places if topic_at(chunk, place * UNIT_BYTES + _TOPIC_ID_AT)[0] in topic_ids]
+        return indexes
+    return [index for index in indexes if topic_at(chunk, index * UNIT_BYTES + _TOPIC_ID_AT)[0] in topic_ids]
 
 
 class Unwritten(NamedTuple):

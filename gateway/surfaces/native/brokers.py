@@ -7,7 +7,7 @@ from time import perf_counter
 
 from aiohttp import web
 
-from gateway.api.pages import read_place, write_place
+from gateway.api.pages import read_cursor, write_cursor
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery, TopicRoutesQuery
 from gateway.api.shapes.topics import BrokerBody, MovePartitionBody
@@ -115,16 +115,16 @@ async def _routes(
     gateway: Gateway, request: web.Request, topic: str | None, rows_max: int | None, cursor: str | None
 ) -> web.StreamResponse:
     routes = gateway.routes_table
-    place = read_place(cursor, (str, int))
+    after_key = read_cursor(cursor, (str, int))
     views = routes.topics() if topic is None else [routes.topic(topic)]
     total = sum(view.partitions for view in views)
     limit = rows_max or PAGE_ROWS_DEFAULT
     rows: list[server.ShownRoute] = []
     is_last = True
     for view in views:
-        if place is not None and view.name < str(place[0]):
+        if after_key is not None and view.name < str(after_key[0]):
             continue
-        first = int(place[1]) + 1 if place is not None and view.name == place[0] else 0
+        first = int(after_key[1]) + 1 if after_key is not None and view.name == after_key[0] else 0
         for partition in range(first, view.partitions):
             if len(rows) == limit:
                 is_last = False
@@ -132,7 +132,7 @@ async def _routes(
             rows.append(_route(gateway, view, partition))
         if not is_last:
             break
-    next_cursor = None if is_last else write_place((rows[-1].topic, rows[-1].partition))
+    next_cursor = None if is_last else write_cursor((rows[-1].topic, rows[-1].partition))
     return await packed(
         request, json_answer(request, server.RoutePage(next_cursor=next_cursor, total=total, partitions=rows))
     )
