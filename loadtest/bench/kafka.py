@@ -257,7 +257,9 @@ def _create(side: Side, topic: str, partitions: int) -> None:
 
 def _write_to_each(side: Side, topic: str, partitions: int) -> None:
     """A record to each partition: what a first one costs is no part of the rate."""
-    producer: Any = import_module("confluent_kafka").Producer({"bootstrap.servers": side.endpoint, "acks": "all"})
+    producer: Any = import_module("confluent_kafka").Producer(
+        {"bootstrap.servers": side.endpoint, "acks": "all", "log_level": 0}
+    )
     for partition in range(partitions):
         producer.produce(topic, b"first", partition=partition)
     if producer.flush(TOOL_TIMEOUT_S):
@@ -450,7 +452,10 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "time of the server's process is not. *cores*: how many of them mq and the client used; *limit*: what follows",
         f"from that. A run has as many records as the slower server takes {RUN_S:g} s for, the same for both. Kafka",
         "runs with the heap, the collector and the flags of its own start script, and after a round that does not",
-        "count; a topic of 1,000 partitions has a record in each before the clock runs.",
+        "count; a topic of 1,000 partitions has a record in each before the clock runs. At the level *written* mq waits",
+        "for the disk all the same when 64 MiB, or what is older than half a second, are not synced yet",
+        "([why](../decisions/0026-what-is-only-written-does-not-wait-for-the-disk.md)); Kafka leaves any amount to the",
+        "page cache, and to luck at a power cut. A run of some hundred MB shows that.",
         "",
     ]
     lines += pages.condition_lines(parts)
