@@ -131,10 +131,10 @@ bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Red
 bench-groups: $(STAMP) ## Consumer groups: queue mode by itself, over HTTP and WebSocket; rebalances
 	@$(BIN)/python -m loadtest.bench.groups
 
-bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with Apache Kafka: ONLY=produce SCALE=0.1
+bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with Apache Kafka: ONLY=produce SCALE=0.1 ROUNDS=5 MINUTES=18
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
-	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE))
+	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))

@@ -60,7 +60,7 @@ _ATTRIBUTES = struct.Struct(">h")
 _NUMBERS = struct.Struct(">qhi")
 _NUMBERS_AT = 43
 _TIMESTAMP = struct.Struct(">q")
-_MAX_TIMESTAMP_AT = 35
+MAX_TIMESTAMP_AT = 35
 _LENGTH = struct.Struct(">i")
 _LENGTH_FROM = 8
 _LENGTH_AT = 12  # bytes before the range that `length` counts
@@ -346,8 +346,10 @@ def numbers_of(batch: Buffer) -> tuple[int, int, int]:
 
 
 def max_timestamp_ms(batch: Buffer) -> int:
-    """The highest event time of its records, as the batch says."""
-    timestamp_ms: int = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
+    """The highest event time of its records, as the batch says; -1 for bytes that are no batch."""
+    if len(batch) < HEADER_BYTES:
+        return -1
+    timestamp_ms: int = _TIMESTAMP.unpack_from(batch, MAX_TIMESTAMP_AT)[0]
     return timestamp_ms
 
 
