@@ -197,12 +197,13 @@ class Intake:
     def _meet_tombstone(self, source: Source, reason: Reason) -> None:
         """Mark the unit of a copy that a change has consumed, so that its slot's walk passes over it."""
         state = self._state
-        position = state.timer_log.find(*source)
+        changed = state.changed.pop(source, None)
+        # To find it takes 20 reads; that is for a start, where nobody knows what was changed before.
+        position = state.timer_log.find(*source) if changed is None else changed.position
         if position is not None:
             unit = state.timer_log.read(position)
             if not unit.magic & MAGIC_DELETE:
                 state.timer_log.mark(position, unit.magic | MARKS[reason])
                 state.wheel.release(unit.slot_s)
             state.open.withdraw(item_of(unit))  # the walk may have been there before
-        state.changed.pop(source, None)
         state.consumed_scheduled.pop(source, None)

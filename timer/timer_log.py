@@ -30,7 +30,7 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
@@ -318,10 +318,10 @@ class TimerLog:
             position += len(part)
             view = view[len(part) :]
         marked: set[int] = set()
-        for at, unit in sorted(marks.items()):
+        for at, run in _runs(marks, unwritten.position, self._file_bytes):  # what is behind was just written
             start = at - at % self._file_bytes
-            if at < unwritten.position and start in self._handles:  # else just written, or expired
-                self._handles[start].pwritev([unit], at - start)
+            if start in self._handles:  # else it expired
+                self._handles[start].pwritev(run, at - start)
                 marked.add(start)
         for start in marked:
             self._handles[start].datasync()
@@ -357,13 +357,19 @@ class TimerLog:
         return self._directory / f"{start:0{_NAME_DIGITS}d}"
 
     def _read_block(self, position: int) -> None:
-        """Read the block that ends with the unit at `position`: a walk goes backwards from there."""
+        """Read the block that ends with the unit at `position`, as a walk goes backwards from there; or, right behind
+        the last block, the one that begins with it: somebody reads on and on."""
         start = position - position % self._file_bytes
         file = self._handles.get(start)
         if position < self.start or file is None:
             raise Corrupt(str(self._directory), position, f"no timer-log unit there; the log begins at {self.start}")
-        block_start = max(start, position - (_BLOCK_UNITS - 1) * UNIT_BYTES)
-        self._block = file.pread(position + UNIT_BYTES - block_start, block_start - start)
+        if self._block and position == self._block_start + len(self._block):
+            block_start = position
+            stop = min(start + self._file_bytes, self._tail_start, position + _BLOCK_UNITS * UNIT_BYTES)
+        else:
+            block_start = max(start, position - (_BLOCK_UNITS - 1) * UNIT_BYTES)
+            stop = position + UNIT_BYTES
+        self._block = file.pread(stop - block_start, block_start - start)
         self._block_start = block_start
 
     def _parse(self, buffer: bytes | bytearray, at: int, position: int) -> Unit:
@@ -376,3 +382,19 @@ class TimerLog:
         raise Corrupt(
             str(self._path(position - position % self._file_bytes)), position, "a timer-log unit fails its check"
         )
+
+
+def _runs(marks: Mapping[int, bytes], end: int, file_bytes: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Marked units before `end`, those that stand side by side in a file together: each run by its position."""
+    first, run = 0, list[bytes]()
+    for at in sorted(marks):
+        if at >= end:
+            break
+        if run and (at != first + len(run) * UNIT_BYTES or at % file_bytes == 0):
+            yield first, run
+            run = []
+        if not run:
+            first = at
+        run.append(marks[at])
+    if run:
+        yield first, run
