@@ -17,6 +17,7 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Change, Standing
 from timer.changing import Changing
+from timer.checkpointing import FREED_AT_ONCE
 from timer.errors import TimerBusy
 from timer.firing import CATCH_UP_RECORDS_MAX
 from timer.ports import Due
@@ -377,7 +378,31 @@ async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService,
     await settle(timer)
     await timer.checkpoint()
     state = timer._state
-    assert (len(state.changed), len(state.timer_log._marks), state.open.withdrawn_count) == (0, 0, 0)
+    assert (len(state.changed), state.timer_log.unwritten_bytes, state.open.withdrawn_count) == (0, 0, 0)
+
+
+async def test_what_a_checkpoint_has_written_is_freed_in_turns(timer: TimerService, log: FakeLog) -> None:
+    count = 3 * FREED_AT_ONCE
+    await accept(timer, log, *(3_600_000 + number for number in range(count)))
+    await timer.checkpoint()
+    cancelling = asyncio.create_task(timer.cancel_all(Query()))
+    while not cancelling.done():
+        await asyncio.sleep(0)
+        await timer.intake_step()
+    assert cancelling.result() == count
+    await settle(timer)
+    marks = timer._state.timer_log._marks
+    assert len(marks) == count
+    left: list[int] = []
+    yield_to_loop = log.yield_to_loop
+
+    async def noted() -> None:
+        left.append(len(marks))
+        await yield_to_loop()
+
+    log.yield_to_loop = noted  # type: ignore[method-assign]
+    await timer.checkpoint()
+    assert left == [2 * FREED_AT_ONCE, FREED_AT_ONCE, 0]
 
 
 async def test_a_look_while_nothing_is_scheduled_says_so(
