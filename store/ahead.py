@@ -12,9 +12,12 @@ remembered here, as stretches of their queue:
 Such batches that follow each other are one stretch while their leads are alike (the same power of two): a producer
 whose clock is an hour ahead takes one row, however much it sends. A queue has STRETCHES_MAX; when there is one more,
 the two neighbours that lie closest together become one. A search is right all the same, and looks at more records.
+There are ROWS_MAX rows in all, as they are gone through with every checkpoint: at that limit a queue that has some goes
+on with its last one, and for queues that have none there is one row together (`of_others`), which covers all of each.
 
 Invariants
-    A1  a batch that is dated more than AHEAD_MS ahead lies in a stretch with at least its lead and its time
+    A1  a batch that is dated more than AHEAD_MS ahead lies in a stretch of its queue or of the others, with at least
+        its lead and its time
     A2  the table is derived: the same entries, in their order, added once or several times, give A1 again. It is saved
         with the topics; what was saved of records that a power cut took is cut off at opening (`cut`), and the log is
         replayed from there
@@ -33,6 +36,14 @@ AHEAD_MS = 10_000
 STRETCHES_MAX = 16
 """Rows of one queue."""
 
+ROWS_MAX = 4_096
+"""Rows of all queues: some milliseconds of the event loop."""
+
+_OTHERS = QueueKey(-1, -1)
+"""Stands for the queue in the row of the others."""
+
+_EVERY_END = (1 << 63) - 1
+
 
 class Stretch(NamedTuple):
     """See the module."""
@@ -48,6 +59,9 @@ class AheadTable:
 
     def __init__(self) -> None:
         self._stretches: dict[QueueKey, list[Stretch]] = {}
+        self._row_count = 0
+        self.of_others: Stretch | None = None
+        """Holds for every queue, besides its own stretches."""
 
     def of(self, queue: QueueKey) -> Sequence[Stretch]:
         """The stretches of a queue, in the order of their offsets."""
@@ -56,22 +70,31 @@ class AheadTable:
     def add(self, queue: QueueKey, first: int, end: int, *, store_time_ms: int, dated_ms: int) -> None:
         """Take in a batch whose latest record is dated `dated_ms`, more than AHEAD_MS ahead. One that is known changes
         nothing."""
-        found = self._stretches.setdefault(queue, [])
+        found = self._stretches.get(queue)
         new = Stretch(first, end, dated_ms - store_time_ms, dated_ms)
-        if found and end <= found[-1].end:
+        is_full = self._row_count >= ROWS_MAX
+        if found is None:
+            if is_full:
+                new = Stretch(0, _EVERY_END, new.lead_ms, new.max_ms)
+                self.of_others = new if self.of_others is None else _joined(self.of_others, new)
+                return
+            found = self._stretches[queue] = []
+        elif end <= found[-1].end:
             return
-        if found and found[-1].lead_ms.bit_length() == new.lead_ms.bit_length():
+        elif is_full or found[-1].lead_ms.bit_length() == new.lead_ms.bit_length():
             found[-1] = _joined(found[-1], new)
             return
         found.append(new)
+        self._row_count += 1
         if len(found) > STRETCHES_MAX:
             at = min(range(len(found) - 1), key=lambda at: found[at + 1].end - found[at].first)
             found[at : at + 2] = [_joined(found[at], found[at + 1])]
+            self._row_count -= 1
 
     def drop_topic(self, topic_id: int) -> None:
         """Forget all queues of a topic."""
         for queue in [queue for queue in self._stretches if queue.topic_id == topic_id]:
-            del self._stretches[queue]
+            self._row_count -= len(self._stretches.pop(queue))
 
     def cut(self, end_of: Callable[[QueueKey], int]) -> None:
         """Forget what lies at or behind the end of each queue."""
@@ -87,16 +110,23 @@ class AheadTable:
             for queue, found in self._stretches.items()
         }
         self._stretches = {queue: found for queue, found in kept.items() if found}
+        self._row_count = sum(map(len, self._stretches.values()))
 
     def rows(self) -> list[list[int]]:
         """The table for `restore`, as JSON: topic id, queue id, and the four numbers of a stretch."""
-        return [[*queue, *one] for queue, found in self._stretches.items() for one in found]
+        rows = [[*queue, *one] for queue, found in self._stretches.items() for one in found]
+        return rows if self.of_others is None else [*rows, [*_OTHERS, *self.of_others]]
 
     def restore(self, rows: Iterable[Sequence[int]]) -> None:
         """Replace the table by one that was saved."""
-        self._stretches = {}
+        self._stretches, self._row_count, self.of_others = {}, 0, None
         for topic_id, queue_id, *numbers in rows:
-            self._stretches.setdefault(QueueKey(topic_id, queue_id), []).append(Stretch(*numbers))
+            queue, one = QueueKey(topic_id, queue_id), Stretch(*numbers)
+            if queue == _OTHERS:
+                self.of_others = one
+            else:
+                self._stretches.setdefault(queue, []).append(one)
+                self._row_count += 1
 
 
 def _joined(one: Stretch, following: Stretch) -> Stretch:

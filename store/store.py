@@ -915,7 +915,9 @@ class Store:
             return min(max(int(found.value), low), high)
 
     async def _first_dated(self, queue: QueueKey, time_ms: int) -> int:
-        found = await self.offset_for_time(queue, time_ms - AHEAD_MS, Boundary.LOWER)
+        others = self._ahead.of_others
+        lead_ms = AHEAD_MS if others is None or others.max_ms < time_ms else max(AHEAD_MS, others.lead_ms)
+        found = await self.offset_for_time(queue, time_ms - lead_ms, Boundary.LOWER)
         for first, end, lead_ms, max_ms in list(self._ahead.of(queue)):
             if first >= found:
                 break

@@ -323,8 +323,8 @@ def _on_its_topic(work: Work, side: Side, round_: int, count: int) -> tuple[Sequ
 
 
 def measured(options: Options, level: str, workloads: Sequence[Work], tell: Callable[[str], None]) -> tuple[int, Rows]:
-    """All workloads at a level: rates, CPU seconds per million records and shares of the cores, of each server, a value a
-    round; and how many rounds there were time for."""
+    """All workloads at a level: rates, CPU seconds per million records and shares of the cores, of each server, a value
+    a round; and how many rounds there were time for."""
     found = {work: _Found({OURS: [], KAFKA: []}, {OURS: [], KAFKA: []}) for work in workloads}
     counts = {work: options.count(int(work.record_count * WARM_COUNT_SHARE)) for work in workloads}
     with sides(options.directory / level, level) as both:
@@ -452,8 +452,8 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "time of the server's process is not. *cores*: how many of them mq and the client used; *limit*: what follows",
         f"from that. A run has as many records as the slower server takes {RUN_S:g} s for, the same for both. Kafka",
         "runs with the heap, the collector and the flags of its own start script, and after a round that does not",
-        "count; a topic of 1,000 partitions has a record in each before the clock runs. At the level *written* mq waits",
-        "for the disk all the same when 64 MiB, or what is older than half a second, are not synced yet",
+        "count; a topic of 1,000 partitions has a record in each before the clock runs. At the level *written* mq",
+        "waits for the disk all the same when 64 MiB, or what is older than half a second, are not synced yet",
         "([why](../decisions/0026-what-is-only-written-does-not-wait-for-the-disk.md)); Kafka leaves any amount to the",
         "page cache, and to luck at a power cut. A run of some hundred MB shows that.",
         "",

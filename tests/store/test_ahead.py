@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from store.ahead import AHEAD_MS, STRETCHES_MAX, AheadTable, Stretch
+from store import ahead
+from store.ahead import AHEAD_MS, ROWS_MAX, STRETCHES_MAX, AheadTable, Stretch
 from store.record_batch import max_timestamp_ms
 from store.store import Store
 from store.types import Boundary, QueueKey
@@ -74,6 +75,30 @@ def test_what_is_gone_is_forgotten() -> None:
     assert table.rows() == []
 
 
+def test_all_queues_together_have_a_bounded_number_of_rows() -> None:
+    table = AheadTable()
+    queues = [QueueKey(16, number) for number in range(ROWS_MAX + 1)]
+    for queue in queues[:-1]:
+        table.add(queue, 0, 10, store_time_ms=0, dated_ms=HOUR_MS)
+    assert len(table.rows()) == ROWS_MAX
+    assert table.of_others is None
+    table.add(queues[0], 10, 20, store_time_ms=0, dated_ms=9 * HOUR_MS)
+    assert table.of(queues[0]) == [Stretch(0, 20, 9 * HOUR_MS, 9 * HOUR_MS)]
+    table.add(queues[-1], 7, 9, store_time_ms=5, dated_ms=3 * HOUR_MS)
+    table.add(OTHER, 0, 1, store_time_ms=0, dated_ms=2 * HOUR_MS)
+    assert table.of(queues[-1]) == table.of(OTHER) == ()
+    assert table.of_others is not None
+    assert (table.of_others.lead_ms, table.of_others.max_ms) == (3 * HOUR_MS - 5, 3 * HOUR_MS)
+    assert len(table.rows()) == ROWS_MAX + 1
+    again = AheadTable()
+    again.restore(table.rows())
+    assert again.rows() == table.rows()
+    again.cut(lambda queue: 0)  # it stays: what it says of the others is not known queue by queue
+    assert again.of_others == table.of_others
+    again.add(OTHER, 0, 1, store_time_ms=0, dated_ms=HOUR_MS)
+    assert len(again.of(OTHER)) == 1
+
+
 async def put_dated(store: Store, queue: QueueKey, dated_ms: int, count: int = 1) -> None:
     await store.append([append_of(queue, [b"x"] * count, dated_ms=dated_ms)])
 
@@ -112,6 +137,27 @@ async def test_the_first_record_of_a_time_is_found_whatever_it_is_dated() -> Non
             disk.remove(SMALL.root / path.rsplit("/", 1)[-1])
     async with opened(disk, clock=clock) as again:
         await check(again, queue, dates_ms)
+
+
+async def test_the_first_record_of_a_time_is_found_though_its_queue_has_no_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ahead, "ROWS_MAX", 1)
+    disk, clock = SimDisk(), FakeClock()
+    async with opened(disk, clock=clock) as store:
+        topic, _ = await store.create_topic("orders", 2)
+        dates_ms = []
+        for lead_ms in (0, HOUR_MS, 0, 2**50, 5 * HOUR_MS):
+            clock.step(HOUR_MS)
+            dates_ms.append(clock.now_ms() + lead_ms)
+            for partition in (0, 1):
+                await put_dated(store, QueueKey(topic.topic_id, partition), dates_ms[-1], 2)
+        assert store._ahead.of(QueueKey(topic.topic_id, 1)) == ()
+        for partition in (0, 1):
+            await check(store, QueueKey(topic.topic_id, partition), dates_ms)
+    async with opened(disk, clock=clock) as again:
+        for partition in (0, 1):
+            await check(again, QueueKey(topic.topic_id, partition), dates_ms)
 
 
 @pytest.mark.parametrize("lead_ms", [0, AHEAD_MS + 1, HOUR_MS])
