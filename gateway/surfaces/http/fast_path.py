@@ -285,7 +285,9 @@ class FastPath:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
-        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False, only_on=self._only_on)
+        begun = self._producer.begin_batch(
+            topic, partition, batch, acks=acks, is_numbered=False, only_on=self._only_on, is_short=True
+        )
         begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
 
     def _answer_batch(
