@@ -7,13 +7,22 @@
     +---------+----------------+---------+---------+---
 
 The head names the size of each batch. Ids are hexadecimal in it. An error is {"error": its class, "args": [...]}.
+
+Over TCP a message is the body of an HTTP request, or of its answer. Over a Unix socket it stands in a frame, of which
+one connection carries many at a time; an answer has the number of its request, and no name:
+
+    0         4         8         9
+    +---------+---------+---------+------------------+---------+---
+    |length of all behind it      |the operation's   |message      |
+    |u32      |number   |length u8|name, ASCII       |             |
+    +---------+---------+---------+------------------+---------+---
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -41,7 +50,52 @@ from timer.errors import ScheduleKeyTaken, TimerBusy, TooManySchedules
 from timer.schedule import ScheduleId
 
 _LENGTH = struct.Struct(">I")
+_FRAME = struct.Struct(">IIB")
+_BEHIND_LENGTH = _FRAME.size - _LENGTH.size
 Head = dict[str, Any]
+
+
+class Frame(NamedTuple):
+    """A message on a connection that carries many."""
+
+    number: int
+    operation: str
+    message: bytes
+
+
+def frame(number: int, operation: str, message: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a frame, in two parts."""
+    name = operation.encode()
+    return _FRAME.pack(_BEHIND_LENGTH + len(name) + len(message), number, len(name)) + name, message
+
+
+class Frames:
+    """Takes frames out of what a connection brings. `bytes_max` bounds one."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole by now. Raises ValueError for what is none."""
+        held = self._held
+        held += data
+        found: list[Frame] = []
+        start = 0
+        while len(held) - start >= _FRAME.size:
+            length, number, name_length = _FRAME.unpack_from(held, start)
+            if not _BEHIND_LENGTH + name_length <= length <= self._bytes_max:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + _LENGTH.size + length
+            if len(held) < end:
+                break
+            at = start + _FRAME.size
+            with memoryview(held) as view:
+                name = bytes(view[at : at + name_length]).decode()
+                found.append(Frame(number, name, bytes(view[at + name_length : end])))
+            start = end
+        del held[:start]
+        return found
 
 
 def pack(head: Head, batches: Sequence[Buffer] = ()) -> bytes:
