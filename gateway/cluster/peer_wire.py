@@ -197,52 +197,50 @@ def appended_of(fields: Sequence[int]) -> Appended:
 
 
 def read_message(result: ReadResult) -> bytes:
-    """The message of what a read found. What made entries recognisable as repeats, and delays, stay behind."""
-    entries = [
-        {
-            "position": entry.position,
-            "size": entry.size,
-            "queue": entry.queue,
-            "topic": entry.topic,
-            "base": entry.base_offset,
-            "count": entry.record_count,
-            "time": entry.store_time_ms,
-            "json": entry.json_values,
-            "bytes": len(entry.batch),
-            "tags": list(entry.tag_hashes),
-            "sources": list(entry.sources),
-        }
-        for entry in result.entries
-    ]
-    head = {
+    """The message of what a read found: all of one queue. What made entries recognisable as repeats, and delays, stay
+    behind. An entry is a row, as a read may find hundreds of small ones."""
+    entries = result.entries
+    head: Head = {
         "status": result.status.value,
         "min": result.min_offset,
         "max": result.max_offset,
         "next": result.next_offset,
-        "entries": entries,
-    }
-    return pack(head, [entry.batch for entry in result.entries])
+        "queue": entries[0].queue if entries else None,
+        "topic": entries[0].topic if entries else None,
+        "rows": [
+            (
+                entry.position, entry.size, entry.base_offset, entry.record_count, entry.store_time_ms,
+                entry.json_values, len(entry.batch), list(entry.tag_hashes) if entry.tag_hashes else None,
+                list(entry.sources) if entry.sources else None,
+            )
+            for entry in entries
+        ],
+    }  # fmt: skip
+    return pack(head, [entry.batch for entry in entries])
 
 
 def read_result(head: Head, rest: memoryview) -> ReadResult:
     """What a read found, of its message. Raises ValueError, TypeError, KeyError."""
     batches = Batches(rest)
-    entries = [
-        Entry(
-            position=fields["position"],
-            size=fields["size"],
-            queue=QueueKey(*fields["queue"]),
-            topic=fields["topic"],
-            base_offset=fields["base"],
-            record_count=fields["count"],
-            store_time_ms=fields["time"],
-            json_values=fields["json"],
-            batch=batches.take(fields["bytes"]),
-            tag_hashes=fields["tags"],
-            sources=[Source(*source) for source in fields["sources"]],
-        )
-        for fields in head["entries"]
-    ]
+    entries: list[Entry] = []
+    if rows := head["rows"]:
+        queue, topic = QueueKey(*head["queue"]), head["topic"]
+        for position, size, base_offset, record_count, store_time_ms, json_values, batch_bytes, tags, sources in rows:
+            entries.append(
+                Entry(
+                    position=position,
+                    size=size,
+                    queue=queue,
+                    topic=topic,
+                    base_offset=base_offset,
+                    record_count=record_count,
+                    store_time_ms=store_time_ms,
+                    json_values=json_values,
+                    batch=batches.take(batch_bytes),
+                    tag_hashes=tags or (),
+                    sources=[Source(*source) for source in sources] if sources else (),
+                )
+            )
     return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
 
 
