@@ -24,7 +24,6 @@ ROOTS = {
 
 TESTED_THROUGH_OTHERS = {
     "gateway.__main__": "e2e/server.py",
-    "gateway.api.cluster": "gateway/cluster/test_served.py",
     "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
@@ -39,7 +38,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
-    "gateway.groups.coordinator.goes": "gateway/groups/coordinator/test_stream.py",
     "gateway.main.clustering": "gateway/cluster/test_served.py",
     "gateway.cluster.peer_link": "gateway/surfaces/peer/test_server.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
@@ -49,7 +47,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.settings.cluster": "gateway/settings/test_config.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
-    "gateway.surfaces.http.forwarding": "gateway/cluster/test_served.py",
     "gateway.surfaces.http.plain_stream": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
     "gateway.surfaces.kafka.group_requests": "e2e/test_kafka.py",
@@ -84,7 +81,6 @@ TESTED_THROUGH_OTHERS = {
     "mq.testing.fixtures": "clients/python/test_testing.py",
     "mq.testing.recurring": "clients/python/test_behaviours.py",
     "pyspark_mq.catalog": "spark/test_batch.py",
-    "timer.changing": "timer/test_changes.py",
     "timer.key_rows": "timer/test_schedule_keys.py",
     "timer.metrics": "timer/test_service.py",
     "timer.recovery": "timer/test_crash.py",

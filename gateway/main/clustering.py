@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from aiohttp import web
-
 from gateway.api.cluster import GROUPS
 from gateway.auth.operator_files import read_file
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
@@ -27,7 +25,7 @@ from gateway.groups.machines.errors import GroupElsewhere
 from gateway.groups.protocol import Groups
 from gateway.main.admin import LocalAdmin
 from gateway.main.identity import cluster_id
-from gateway.main.listener import BACKLOG, address_of, url_of
+from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.tls import ServerTls
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
@@ -128,15 +126,20 @@ async def clustered(
         service = PeerService(
             admin.broker, secret, clock, queues_of=store.queues_of, know=node.know, look_at=node.look_at
         )
-        runner = web.AppRunner(service.application(), handle_signals=False, shutdown_timeout=1, access_log=None)
-        await runner.setup()
         try:
-            await web.SockSite(runner, internal, backlog=BACKLOG).start()
-            async with node.in_session(secrets.token_hex(8)):
+            async with (
+                listening_to_nodes(
+                    service.application(),
+                    internal,
+                    config.limits,
+                    handle_limit=store.files.handle_limit,
+                    write_timeout_s=config.ws_write_timeout_ms / 1000,
+                ),
+                node.in_session(secrets.token_hex(8)),
+            ):
                 log.info("node of a cluster node=%s cluster=%s internal=%s", own.node, node.cluster_id, member.address)
                 yield node
         finally:
-            await runner.cleanup()
             await node.close()
 
 
