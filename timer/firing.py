@@ -13,6 +13,8 @@ Invariants
         before the checkpoint's reach, and a restart takes it up again.
     D3  A loop that finds nothing to do waits: never for less than a millisecond, and longer and longer while the clock
         stands still.
+    D4  What a partition's broker has refused waits apart, and what is due for the same partition waits behind it: the
+        others go on. It waits in memory, as much as HELD_SHARE says; beyond it all wait.
 """
 
 from __future__ import annotations
@@ -39,6 +41,12 @@ log = logging.getLogger(__name__)
 
 RETRY_MS = 200
 """How long what was refused for lack of room waits."""
+
+HELD_RETRY_MS_MAX = 5_000
+"""How long what waits for a broker that is away waits at most before it is tried again."""
+
+HELD_SHARE = 2
+"""What waits for brokers that are away may be this part of `heap_count_max`."""
 
 PIECE_RECORDS_MAX = 256
 PIECE_BYTES_MAX = 48 * KiB
@@ -70,6 +78,10 @@ class Firing:
         self._partitions = partitions
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
         self._waits_to_open = False  # slots, until what is late is delivered
+        self._held: dict[Target, list[Item]] = {}  # due, for partitions that could not be reached (D4)
+        self._held_count = 0
+        self._retry_s = 0.0  # when it is tried again, by the event loop's clock
+        self._retry_ms = RETRY_MS
         self._lost_targets: set[Target] = set()
 
     async def run(self) -> None:
@@ -104,7 +116,7 @@ class Firing:
         """How long nothing can become due, by a clock that may lie: so never long, and never 0."""
         if self._blocked:
             return RETRY_MS
-        wait_ms = self._open_interval_ms()
+        wait_ms = min(RETRY_MS, self._open_interval_ms()) if self._held else self._open_interval_ms()
         fire_ms = self._state.open.next_fire_ms()
         return wait_ms if fire_ms is None else max(1, min(wait_ms, fire_ms - self._state.clock.now_ms()))
 
@@ -155,6 +167,7 @@ class Firing:
         """Deliver what is due, up to one batch; return how many records have left memory, cancelled ones included."""
         state = self._state
         self._blocked = False
+        self._release_held()
         async with state.leaving:
             left_count = 0
             due: list[Item] = []
@@ -186,6 +199,32 @@ class Firing:
         if left_count and (self._waits_to_open or not state.open.is_loaded):
             state.drained.set()
         return left_count
+
+    def _release_held(self) -> None:
+        """Try again what waits apart: now and then; a little of it also when nothing else is due."""
+        if not self._held:
+            self._retry_ms = RETRY_MS
+            return
+        open_slots, now_s = self._state.open, asyncio.get_running_loop().time()
+        next_ms = open_slots.next_fire_ms()
+        is_idle = next_ms is None or next_ms > self._state.clock.now_ms()
+        if now_s < self._retry_s and not (is_idle and self._held_count <= CATCH_UP_RECORDS_MAX):
+            return
+        self._retry_s = now_s + self._retry_ms / 1000
+        self._retry_ms = min(2 * self._retry_ms, HELD_RETRY_MS_MAX)  # to read many records again is work
+        for items in self._held.values():
+            open_slots.put_back(items)
+        self._held.clear()
+        self._held_count = 0
+
+    def _hold(self, group: Group) -> None:
+        """Have a group wait for its partition's broker (D4)."""
+        if self._held_count + len(group.items) > self._state.config.heap_count_max // HELD_SHARE:
+            self._blocked = True
+            self._state.open.put_back(group.items)
+            return
+        self._held.setdefault(group.target, []).extend(group.items)
+        self._held_count += len(group.items)
 
     def _go_count_max(self) -> int:
         """How many records to take in one go, so that half of its bytes are enough by all appearances: when they are
@@ -303,14 +342,20 @@ class Firing:
 
     async def _put(self, groups: list[Group], put: _Put) -> int:
         """Store groups durably; return how many records have to be tried again later."""
+        again_count = 0
+        if self._held:
+            for group in groups:
+                if group.target in self._held:
+                    self._hold(group)
+                    again_count += len(group.items)
+            groups = [group for group in groups if group.target not in self._held]
         if not groups:
-            return 0
+            return again_count
         state = self._state
         try:
             stored = await put(groups)
         except (Overloaded, DiskFull):
             self._blocked = True
-            again_count = 0
             for group in groups:
                 state.open.put_back(group.items)
                 again_count += len(group.items)
@@ -320,17 +365,15 @@ class Firing:
             if len(groups) == 1:
                 if isinstance(error, UnknownQueue) or len(groups[0].items) == 1:
                     self._drop(groups[0], error)
-                    return 0
+                    return again_count
                 groups = list(groups[0].halves())
             middle = len(groups) // 2
-            again_count = await self._put(groups[:middle], put)
+            again_count += await self._put(groups[:middle], put)
             return again_count + await self._put(groups[middle:], put)
         now_ms = state.clock.now_ms()
-        again_count = 0
         for group, offsets in zip(groups, stored, strict=True):
             if offsets is None:
-                self._blocked = True
-                state.open.put_back(group.items)
+                self._hold(group)
                 again_count += len(group.items)
                 continue
             self._leave(group)

@@ -34,6 +34,10 @@ def serve(
             help="When a send is answered: [b]flushed[/b] survives a power cut (default), [b]written[/b] only a kill."
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes for sends and reads beside the store's, on one port. [dim]default: none[/dim]"),
+    ] = None,
     node: Annotated[
         str | None, typer.Option(help="Be one of several nodes, under this name; with --etcd and --secret-file.")
     ] = None,
@@ -69,6 +73,7 @@ def serve(
 
       mq serve --data ./data
       mq serve --data ./data --port 0 --acks written
+      mq serve --data ./data --workers 4
       mq serve --data ./data --auth --host 0.0.0.0
       mq serve --data ./data --node n1 --etcd http://127.0.0.1:2379 --secret-file secret
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
@@ -88,6 +93,7 @@ def serve(
         "port": port,
         "kafka.port": kafka_port,
         "store.acks": acks,
+        "workers": workers,
         "cluster.node": node,
         "cluster.etcd": tuple(etcd) if etcd else None,
         "cluster.secret_file": secret_file,

@@ -1,4 +1,4 @@
-"""Another node's embedded broker: `Broker` over HTTP, on TCP or a Unix socket. Its server is
+"""Another node's embedded broker: `Broker` over HTTP, or over a Unix socket (peer_link.py). Its server is
 gateway/surfaces/peer/server.py.
 
 Batches pass as they are. Appends of many callers that wait go in one request, and one request is under way at a time:
@@ -29,6 +29,7 @@ import aiohttp
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NotAuthentic, Secret, Stamp, check_code
+from gateway.cluster.peer_link import Link, LinkLost, LinkRefused
 from gateway.cluster.peer_wire import Head
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
@@ -42,6 +43,9 @@ STAMP_HEADER, HEAD_CODE_HEADER, CODE_HEADER = "MQ-Stamp", "MQ-Head-Code", "MQ-Co
 
 MESSAGE_BYTES_MAX = 8 * MiB
 """Appends are gathered up to this size for one request; a single larger one goes alone."""
+
+ANSWER_BYTES_MAX = 64 * MiB
+"""Over a Unix socket: a read of one entry, as large as entries are, and its head."""
 
 WAITING_BYTES_MAX = 64 * MiB
 """Bytes of appends that wait for one peer; beyond it they are refused."""
@@ -72,8 +76,10 @@ class PeerBroker:
 
     def __init__(self, name: str, address: str, secret: Secret, clock: Clock) -> None:
         self._name = name
-        self._path = address.removeprefix("unix:") if address.startswith("unix:") else None
-        self._url = ("http://peer" if self._path else address.rstrip("/")) + PATH
+        self._url = address.rstrip("/") + PATH
+        self._link: Link | None = None
+        if address.startswith("unix:"):
+            self._link = Link(address.removeprefix("unix:"), secret, bytes_max=ANSWER_BYTES_MAX)
         self._secret = secret
         self._clock = clock
         self._sender = secrets.token_hex(8)
@@ -87,7 +93,7 @@ class PeerBroker:
 
     async def __aenter__(self) -> PeerBroker:
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(self._path, limit=0) if self._path else aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )
@@ -102,6 +108,8 @@ class PeerBroker:
         for call in self._waiting:
             _settle(call, BrokerUnreachable(f"broker {self._name} is left"))
         self._waiting.clear()
+        if self._link is not None:
+            self._link.close()
         await self._http.close()
 
     @property
@@ -111,13 +119,19 @@ class PeerBroker:
 
     def reach_at(self, address: str) -> None:
         """The node has been started again, and is at another address of the same kind (TCP)."""
-        if self._path is None:
+        if self._link is None:
             self._url = address.rstrip("/") + PATH
 
     async def look_at_topic(self, name: str) -> None:
         """Have the other node look at a topic that was made, changed or deleted, in the metadata: it need not wait
         until its watch has come round. Raises as `bounds`."""
         await self._look("look_at_topic", {"name": name})
+
+    async def ask(self, operation: str, head: Head, *, wait_ms: int = 0) -> Head:
+        """What else the other process answers, beside a broker's operations (`PeerService`, `more`). Raises as
+        `bounds`; so it must do no harm when it is done twice."""
+        answered, _ = await self._look(operation, head, wait_ms=wait_ms)
+        return answered
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -126,6 +140,30 @@ class PeerBroker:
     ) -> tuple[Head, memoryview]:
         """The answer. Raises what the other node raises, BrokerUnreachable, AnswerLost."""
         body = peer_wire.pack(head, batches)
+        timeout_s = CALL_TIMEOUT_S + wait_ms / 1000
+        answer = await (
+            self._posted(operation, body, timeout_s)
+            if self._link is None
+            else self._linked(self._link, operation, body, timeout_s)
+        )
+        try:
+            answered, rest = peer_wire.unpack(answer)
+            if "error" in answered:
+                raise self._error_of(answered)
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._strange(error) from error
+        return answered, rest
+
+    async def _linked(self, link: Link, operation: str, body: bytes, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await link.ask(operation, body)
+        except LinkRefused as error:
+            raise BrokerUnreachable(f"broker {self._name}: {error}") from error
+        except (LinkLost, TimeoutError) as error:
+            raise AnswerLost(f"broker {self._name}: {type(error).__name__} {error}") from error
+
+    async def _posted(self, operation: str, body: bytes, timeout_s: float) -> bytes:
         self._number += 1
         stamp = Stamp(self._sender, self._number, self._clock.now_ms())
         head_code = self._secret.head_code(stamp, PATH + operation, len(body))
@@ -133,7 +171,7 @@ class PeerBroker:
         headers = {STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}
         try:
             async with (
-                asyncio.timeout(CALL_TIMEOUT_S + wait_ms / 1000),
+                asyncio.timeout(timeout_s),
                 self._http.post(self._url + operation, data=body, headers=headers) as response,
             ):
                 answer = await response.read()
@@ -143,13 +181,13 @@ class PeerBroker:
             raise AnswerLost(f"broker {self._name}: {type(error).__name__} {error}") from error
         try:
             check_code(self._secret.answer_code(code, response.status, answer), response.headers.get(CODE_HEADER, ""))
-            answered, rest = peer_wire.unpack(answer)
-            if "error" in answered:
-                raise self._error_of(answered)
-        except (NotAuthentic, ValueError, TypeError, KeyError) as error:
-            log.error("broker does not answer as a node of this cluster broker=%s error=%s", self._name, error)
-            raise AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}") from error
-        return answered, rest
+        except NotAuthentic as error:
+            raise self._strange(error) from error
+        return answer
+
+    def _strange(self, error: Exception) -> AnswerLost:
+        log.error("broker does not answer as a node of this cluster broker=%s error=%s", self._name, error)
+        return AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}")
 
     def _error_of(self, head: Head) -> StoreError:
         """A store that has stopped is another node's: its caller only learns that nobody knows what became of the call.

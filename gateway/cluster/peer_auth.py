@@ -65,6 +65,10 @@ class Secret:
             raise ValueError(f"the cluster's secret has at least {SECRET_BYTES_MIN} bytes, not {len(secret)}")
         self._key = blake2b(secret, digest_size=64).digest()  # secrets of any length
 
+    def proof(self) -> bytes:
+        """Shows who has it that somebody else has it too, where nobody can listen."""
+        return self._code(b"mq-hello", b"", b"").encode()
+
     def head_code(self, stamp: Stamp, path: str, size: int) -> str:
         """The code of a request's head; `size`: bytes of its body."""
         return self._code(b"mq-head", f"{stamp.text} {path} {size}".encode(), b"")

@@ -7,13 +7,22 @@
     +---------+----------------+---------+---------+---
 
 The head names the size of each batch. Ids are hexadecimal in it. An error is {"error": its class, "args": [...]}.
+
+Over TCP a message is the body of an HTTP request, or of its answer. Over a Unix socket it stands in a frame, of which
+one connection carries many at a time; an answer has the number of its request, and no name:
+
+    0         4         8         9
+    +---------+---------+---------+------------------+---------+---
+    |length of all behind it      |the operation's   |message      |
+    |u32      |number   |length u8|name, ASCII       |             |
+    +---------+---------+---------+------------------+---------+---
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -41,7 +50,52 @@ from timer.errors import ScheduleKeyTaken, TimerBusy, TooManySchedules
 from timer.schedule import ScheduleId
 
 _LENGTH = struct.Struct(">I")
+_FRAME = struct.Struct(">IIB")
+_BEHIND_LENGTH = _FRAME.size - _LENGTH.size
 Head = dict[str, Any]
+
+
+class Frame(NamedTuple):
+    """A message on a connection that carries many."""
+
+    number: int
+    operation: str
+    message: bytes
+
+
+def frame(number: int, operation: str, message: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a frame, in two parts."""
+    name = operation.encode()
+    return _FRAME.pack(_BEHIND_LENGTH + len(name) + len(message), number, len(name)) + name, message
+
+
+class Frames:
+    """Takes frames out of what a connection brings. `bytes_max` bounds one."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole by now. Raises ValueError for what is none."""
+        held = self._held
+        held += data
+        found: list[Frame] = []
+        start = 0
+        while len(held) - start >= _FRAME.size:
+            length, number, name_length = _FRAME.unpack_from(held, start)
+            if not _BEHIND_LENGTH + name_length <= length <= self._bytes_max:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + _LENGTH.size + length
+            if len(held) < end:
+                break
+            at = start + _FRAME.size
+            with memoryview(held) as view:
+                name = bytes(view[at : at + name_length]).decode()
+                found.append(Frame(number, name, bytes(view[at + name_length : end])))
+            start = end
+        del held[:start]
+        return found
 
 
 def pack(head: Head, batches: Sequence[Buffer] = ()) -> bytes:
@@ -143,52 +197,50 @@ def appended_of(fields: Sequence[int]) -> Appended:
 
 
 def read_message(result: ReadResult) -> bytes:
-    """The message of what a read found. What made entries recognisable as repeats, and delays, stay behind."""
-    entries = [
-        {
-            "position": entry.position,
-            "size": entry.size,
-            "queue": entry.queue,
-            "topic": entry.topic,
-            "base": entry.base_offset,
-            "count": entry.record_count,
-            "time": entry.store_time_ms,
-            "json": entry.json_values,
-            "bytes": len(entry.batch),
-            "tags": list(entry.tag_hashes),
-            "sources": list(entry.sources),
-        }
-        for entry in result.entries
-    ]
-    head = {
+    """The message of what a read found: all of one queue. What made entries recognisable as repeats, and delays, stay
+    behind. An entry is a row, as a read may find hundreds of small ones."""
+    entries = result.entries
+    head: Head = {
         "status": result.status.value,
         "min": result.min_offset,
         "max": result.max_offset,
         "next": result.next_offset,
-        "entries": entries,
-    }
-    return pack(head, [entry.batch for entry in result.entries])
+        "queue": entries[0].queue if entries else None,
+        "topic": entries[0].topic if entries else None,
+        "rows": [
+            (
+                entry.position, entry.size, entry.base_offset, entry.record_count, entry.store_time_ms,
+                entry.json_values, len(entry.batch), list(entry.tag_hashes) if entry.tag_hashes else None,
+                list(entry.sources) if entry.sources else None,
+            )
+            for entry in entries
+        ],
+    }  # fmt: skip
+    return pack(head, [entry.batch for entry in entries])
 
 
 def read_result(head: Head, rest: memoryview) -> ReadResult:
     """What a read found, of its message. Raises ValueError, TypeError, KeyError."""
     batches = Batches(rest)
-    entries = [
-        Entry(
-            position=fields["position"],
-            size=fields["size"],
-            queue=QueueKey(*fields["queue"]),
-            topic=fields["topic"],
-            base_offset=fields["base"],
-            record_count=fields["count"],
-            store_time_ms=fields["time"],
-            json_values=fields["json"],
-            batch=batches.take(fields["bytes"]),
-            tag_hashes=fields["tags"],
-            sources=[Source(*source) for source in fields["sources"]],
-        )
-        for fields in head["entries"]
-    ]
+    entries: list[Entry] = []
+    if rows := head["rows"]:
+        queue, topic = QueueKey(*head["queue"]), head["topic"]
+        for position, size, base_offset, record_count, store_time_ms, json_values, batch_bytes, tags, sources in rows:
+            entries.append(
+                Entry(
+                    position=position,
+                    size=size,
+                    queue=queue,
+                    topic=topic,
+                    base_offset=base_offset,
+                    record_count=record_count,
+                    store_time_ms=store_time_ms,
+                    json_values=json_values,
+                    batch=batches.take(batch_bytes),
+                    tag_hashes=tags or (),
+                    sources=[Source(*source) for source in sources] if sources else (),
+                )
+            )
     return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
 
 

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -22,6 +23,7 @@ from gateway.surfaces.http.application import origins_of
 from gateway.surfaces.http.connection import Connection, ConnectionLimiter
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.fast_path import FastPath
+from gateway.surfaces.http.relaying import naming_clients
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.native.ndjson import plain_lines
 from gateway.surfaces.native.plain import PlainAcks, PlainMessages, PlainReceives
@@ -49,7 +51,17 @@ MALFORMED_LOG_INTERVAL_S = 60.0
 
 
 @contextmanager
-def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+def bound_sockets(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Listening sockets of one address, of which each gets a share of the connections. Raises OSError, also when others
+    would have to share the address: a second server must not take part of the first one's clients."""
+    with ExitStack() as stack:
+        with bound_socket(host, port) as first:
+            port = first.getsockname()[1]
+        yield [stack.enter_context(bound_socket(host, port, is_shared=True)) for _ in range(count)]
+
+
+@contextmanager
+def bound_socket(host: str, port: int, *, is_shared: bool = False) -> Iterator[socket.socket]:
     """A listening socket. Bound before anything is opened: who connects meanwhile waits, or is told to.
 
     Raises OSError.
@@ -62,7 +74,19 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
         raise OSError(errno.EINVAL, f"host {host[:100]!r} is no host name") from error
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        yield listener
+
+
+@contextmanager
+def bound_unix_socket(path: Path) -> Iterator[socket.socket]:
+    """A listening Unix socket, whose path must be short. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
         listener.listen(BACKLOG)
         listener.setblocking(False)
         yield listener
@@ -145,15 +169,21 @@ async def listening(
     limiter: ConnectionLimiter,
     listener: socket.socket,
     tls: ServerTls | None = None,
+    *,
+    has_groups: bool = True,
+    is_relayed: bool = False,
 ) -> AsyncIterator[None]:
-    """Answer requests; on leaving, stop accepting and let running requests finish."""
+    """Answer requests; on leaving, stop accepting and let running requests finish. `has_groups`: whether the groups are
+    this process's own. `is_relayed`: its clients are workers, which name theirs."""
     config = gateway.config
     runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=config.shutdown_timeout_ms / 1000)
     await runner.setup()
     server = runner.server
     assert server is not None
     request_ids = RequestIds()
-    fast_path = fast_path_of(gateway, request_ids)
+    if is_relayed:
+        server.request_factory = naming_clients(server.request_factory)
+    fast_path = fast_path_of(gateway, request_ids, has_groups=has_groups and gateway.cluster is None)
     protocol_log = _protocol_log(gateway.stats)
 
     def connect() -> Connection:
@@ -218,8 +248,9 @@ async def listening_to_nodes(
         await runner.cleanup()
 
 
-def fast_path_of(gateway: Gateway, request_ids: RequestIds) -> FastPath:
-    """The fast path of a server, for the plain requests of every surface that has some."""
+def fast_path_of(gateway: Gateway, request_ids: RequestIds, *, has_groups: bool = True) -> FastPath:
+    """The fast path of a server, for the plain requests of every surface that has some. A group that may be another
+    process's is for the normal path, which asks that."""
     return FastPath(
         gateway,
         origins_of(gateway.config),
@@ -228,8 +259,7 @@ def fast_path_of(gateway: Gateway, request_ids: RequestIds) -> FastPath:
             V2Records(gateway.limits), PlainMessages(gateway.limits), plain_lines(gateway), plain_records(gateway)
         ),
         batches=(V2Batches(),),
-        # A group of a cluster may belong to another node, which the normal path asks.
-        calls=(PlainReceives(gateway), PlainAcks(gateway)) if gateway.cluster is None else (),
+        calls=(PlainReceives(gateway), PlainAcks(gateway)) if has_groups else (),
     )  # fmt: skip
 
 

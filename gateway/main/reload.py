@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import monotonic_ns
 
 from gateway.api.trail import SERVER, Trail
@@ -31,6 +32,9 @@ class AuthReloader:
         self._files = PolicyFiles(config.auth)
         self._reloading = asyncio.Lock()  # else of two readings the older one may be the one that stays
         self._policy = policy = self._files.load()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when what the files say has begun to hold."""
+
         if not policy.tokens and policy.jwt is None:
             log.warning("no credentials exist yet: make a token with 'mq token create', or set auth.jwt_issuer")
         self.authenticator = PolicyAuthenticator(
@@ -64,6 +68,7 @@ class AuthReloader:
         details = _changes(self._policy, policy)
         self._policy = policy
         self.authenticator.replace(policy)
+        self.on_change()
         return _reloaded("access.reload", None, details)
 
 

@@ -47,6 +47,7 @@ from gateway.main.listener import (
     answering_not_ready,
     bound_kafka_sockets,
     bound_socket,
+    bound_sockets,
     listening,
     url_of,
 )
@@ -67,6 +68,7 @@ from gateway.main.readings import Readings
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
+from gateway.main.workers import TopicFeed, Workers
 from gateway.recurring.service import RecurringSchedules
 from gateway.routing import selectors
 from gateway.routing.delivery import RoutedPartitions
@@ -142,7 +144,11 @@ async def run(
     manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
         parts.enter_context(manager.beating())
-        listener = parts.enter_context(bound_socket(config.host, config.port))
+        if config.workers:
+            listeners = parts.enter_context(bound_sockets(config.host, config.port, config.workers))
+        else:
+            listeners = [parts.enter_context(bound_socket(config.host, config.port))]
+        listener = listeners[0]
         is_node = config.cluster.node is not None
         if is_node:
             checked(config.cluster)
@@ -150,7 +156,9 @@ async def run(
             internal = parts.enter_context(bound_socket(own.internal_host, own.internal_port))
         kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
-        async with answering_not_ready(config, listener, progress, tls):
+        async with AsyncExitStack() as starting:
+            for one in listeners:
+                await starting.enter_async_context(answering_not_ready(config, one, progress, tls))
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
             if not is_node:
                 check_alone(config.data, files)
@@ -223,8 +231,14 @@ async def run(
                 running.append(tasks.create_task(node.run(), name="cluster"))
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
+            if config.workers:
+                workers = Workers(gateway, listeners, TopicFeed(admin, auth_reloader))
+                gateway.metrics.register(workers)
+                taking = workers.serving(application, admin.broker, store, tasks)
+            else:
+                taking = listening(application, gateway, limiter, listener, tls)
             async with (
-                listening(application, gateway, limiter, listener, tls),
+                taking,
                 serving_kafka(gateway, limiter, kafka_sockets, ssl_context=ssl_context, backlog=BACKLOG),
             ):
                 url = url_of(config.host, listener, tls)

@@ -43,7 +43,8 @@ class RoutedPartitions:
         self._own = own
 
     async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
-        """See `timer.ports.Partitions`. One call a broker; what one refuses does not hold up the others."""
+        """See `timer.ports.Partitions`. One call a broker; what one refuses does not hold up the others. The own one's
+        lack of room is raised; another node's is None."""
         by_broker: dict[Broker, list[tuple[int, Due, Route]]] = {}
         for number, due in enumerate(dues):
             route = self._routes.writable(self._routes.by_id(due.target.topic_id).name, due.target.partition)
@@ -54,14 +55,15 @@ class RoutedPartitions:
         for broker, sent in by_broker.items():
             try:
                 stored = await self._store(broker, [(due, route) for _, due, route in sent])
-            except (UnknownQueue, RecordTooLarge, Overloaded, DiskFull) as error:
+            except (UnknownQueue, RecordTooLarge) as error:
                 refused = error
                 continue
             except StoreError as error:
-                if broker.name == self._own and not isinstance(error, TooManyIds):
+                if broker.name != self._own or isinstance(error, TooManyIds):
+                    continue  # perhaps another node has stored them: sent again, they are found by their ids
+                if not isinstance(error, (Overloaded, DiskFull)):
                     raise
-                # Another node may have stored them: sent again, they are found by their ids.
-                refused = Overloaded(f"broker {broker.name}: {error}")
+                refused = error
                 continue
             is_any_stored = True
             for (number, _, _), its_offsets in zip(sent, stored, strict=True):

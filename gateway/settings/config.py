@@ -45,6 +45,8 @@ ANY = "*"
 INTEGER_MAX = 2**53
 """Of any setting; none may be negative. A larger one is a mistake, and would overflow a clock or a system call."""
 
+WORKERS_MAX = 64
+
 _SHOWN_CHARS_MAX = 100
 
 TIMER_DIRECTORY = "timer"
@@ -67,6 +69,10 @@ class GatewayConfig:
 
     port: int = 8082
     """0 picks a free one; the chosen one is in the first line printed."""
+
+    workers: int = 0
+    """Further processes that take clients' connections, do most of the work of sends and reads, and leave the store to
+    this one. For machines with cores to spare. 0: this process does all."""
 
     insecure_no_auth: bool = False
     """Listen beyond this machine although any client that reaches the port may do anything."""
@@ -140,6 +146,10 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError("port must be between 0 and 65535")
+        if not 0 <= self.workers <= WORKERS_MAX:
+            raise ConfigError(f"workers must be between 0 and {WORKERS_MAX}")
+        if self.workers and self.cluster.node is not None:
+            raise ConfigError("workers: a node of a cluster has none; start more nodes instead")
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
             raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
         for name in (

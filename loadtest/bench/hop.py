@@ -1,7 +1,7 @@
 """`python -m loadtest.bench.hop`: what a broker on another node costs beside one's own, and how long a move stops a
 partition; `hop.json`, `hop.md`.
 
-    hop    the same appends to a broker and to the same broker as a peer over a Unix socket, in turn, the first of a
+    hop    the same appends to a broker and to the same broker as a peer over TCP, in turn, the first of a
            round alternating. Client and server of the hop run in this process, so the CPU time is that of both nodes:
            what a record costs more is the hop. The store writes to a real disk
     move   a partition moves between two stores, with more and more ids in the window; the pause is from the call that
@@ -136,7 +136,7 @@ async def _measure(root: Path, rounds: int, moves: int) -> tuple[list[Row], list
     async with AsyncExitStack() as parts:
         clock, secret = SystemClock(), Secret(os.urandom(32))
         store, own = await _broker(parts, root / "n1", "n1")
-        peer = await _as_peer(parts, root / "n1.sock", store, own, secret)
+        peer = await _as_peer(parts, store, own, secret)
         topic, _ = await store.create_topic("hop", 1)
         queue = QueueKey(topic.topic_id, 0)
         hops = []
@@ -152,7 +152,7 @@ async def _measure(root: Path, rounds: int, moves: int) -> tuple[list[Row], list
             hops.append(Row(work.name, median(own_us), median(peer_us), *mean_ratio(peer_us, own_us)))
         other_store, other = await _broker(parts, root / "n2", "n2")
         await other_store.create_topic("hop", 1)  # so that later ones have the same id on both
-        far = await _as_peer(parts, root / "n2.sock", other_store, other, secret)
+        far = await _as_peer(parts, other_store, other, secret)
         moved = []
         for count in IDS:
             topic, _ = await store.create_topic(f"move-{count}", 1)
@@ -175,13 +175,15 @@ class _NoTimer:
         raise AssertionError("no record of this benchmark is delayed")
 
 
-async def _as_peer(parts: AsyncExitStack, path: Path, store: Store, broker: LocalBroker, secret: Secret) -> PeerBroker:
+async def _as_peer(parts: AsyncExitStack, store: Store, broker: LocalBroker, secret: Secret) -> PeerBroker:
     service = PeerService(broker, secret, SystemClock(), queues_of=store.queues_of)
     runner = web.AppRunner(service.application())
     await runner.setup()
     parts.push_async_callback(runner.cleanup)
-    await web.UnixSite(runner, str(path)).start()
-    return await parts.enter_async_context(PeerBroker(broker.name, f"unix:{path}", secret, SystemClock()))
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    address = f"http://{site.name.removeprefix('http://')}"
+    return await parts.enter_async_context(PeerBroker(broker.name, address, secret, SystemClock()))
 
 
 async def _cost_us(broker: Broker, queue: QueueKey, work: Work) -> float:

@@ -72,6 +72,11 @@ class RequestIds:
         return request_id
 
 
+def take_id(request: web.BaseRequest, request_id: str) -> None:
+    """Have a request's id be the one that another process has given it."""
+    request[_REQUEST_ID_KEY] = request_id
+
+
 def json_answer(
     request: web.BaseRequest,
     body: object,

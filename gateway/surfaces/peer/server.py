@@ -44,7 +44,7 @@ async def _nothing(_: object) -> None:
 class PeerService:
     """Answers operations. `queues_of` names all queues of a topic. `know` learns of topics, by id, that other nodes may
     have learned of before; it returns at once when it knows them all. `look_at` applies what the metadata says of a
-    topic, by name."""
+    topic, by name. `more`: operations that are no broker's, by name."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class PeerService:
         queues_of: Callable[[int], Sequence[QueueKey]],
         know: Callable[[Collection[int]], Awaitable[None]] = _nothing,
         look_at: Callable[[str], Awaitable[None]] = _nothing,
+        more: Mapping[str, Callable[[Head], Awaitable[Head]]] | None = None,
     ) -> None:
         self._broker = broker
         self._secret = secret
@@ -79,6 +80,7 @@ class PeerService:
             "import_ids": self._import_ids,
             "expire_queue": self._expire_queue,
             "look_at_topic": self._look_at_topic,
+            **{name: _plain(answer) for name, answer in (more or {}).items()},
         }
 
     def application(self) -> web.Application:
@@ -90,6 +92,10 @@ class PeerService:
         return made
 
     async def _close(self, _: web.Application) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Follow no topic any more."""
         for changes in self._changes.values():
             changes.close()
         self._changes.clear()
@@ -106,7 +112,7 @@ class PeerService:
         except NotAuthentic as error:
             self._refused(request, error)
             return web.Response(status=401)
-        answer = await self._done(request.match_info["operation"], body)
+        answer = await self.done(request.match_info["operation"], body)
         return web.Response(body=answer, headers={CODE_HEADER: self._secret.answer_code(code, 200, answer)})
 
     def _refused(self, request: web.Request, error: NotAuthentic) -> None:
@@ -119,7 +125,8 @@ class PeerService:
                 request.remote, self.refused_count, error,
             )  # fmt: skip
 
-    async def _done(self, name: str, body: bytes) -> bytes:
+    async def done(self, name: str, body: bytes) -> bytes:
+        """The message that answers one of a sender who was found to be of this cluster."""
         try:
             head, rest = peer_wire.unpack(body)
             return await self._operations[name](head, Batches(rest))
@@ -266,6 +273,13 @@ class _TopicChanges:
     def since(self, number: int) -> list[tuple[int, int]]:
         """Queue ids, and where these queues end."""
         return [(queue_id, end) for queue_id, (last, end) in self._last.items() if last > number]
+
+
+def _plain(answer: Callable[[Head], Awaitable[Head]]) -> Callable[[Head, Batches], Awaitable[bytes]]:
+    async def packed(head: Head, _: Batches) -> bytes:
+        return peer_wire.pack(await answer(head))
+
+    return packed
 
 
 async def _outcome(begun: asyncio.Future[list[Appended]] | StoreError) -> list[Appended] | Head:

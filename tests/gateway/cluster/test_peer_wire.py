@@ -11,7 +11,7 @@ import pytest
 
 from gateway.brokers.base import BrokerUnreachable
 from gateway.cluster import peer_wire
-from gateway.cluster.peer_wire import Batches
+from gateway.cluster.peer_wire import Batches, Frame, Frames, frame
 from store.errors import (
     AlreadyStored,
     Corrupt,
@@ -91,3 +91,20 @@ def test_errors_of_one_side_alone_arrive_as_the_nearest_that_both_know() -> None
     assert type(peer_wire.error_of(peer_wire.error_head(BrokerUnreachable("gone")))) is Overloaded
     later = peer_wire.error_of({"error": "OfALaterVersion", "args": ["what it says"]})
     assert (type(later), str(later)) == (StoreError, "what it says")
+
+
+def test_frames_are_found_however_they_arrive() -> None:
+    sent = [Frame(0, "hello", b"x"), Frame(7, "", b""), Frame(2**32 - 1, "append", bytes(range(256)) * 40)]
+    data = b"".join(b"".join(frame(*one)) for one in sent)
+    for piece in (1, 3, 1000, len(data)):
+        frames = Frames(20_000)
+        found = [one for at in range(0, len(data), piece) for one in frames.feed(data[at : at + piece])]
+        assert found == sent
+
+
+def test_a_frame_has_a_limit() -> None:
+    whole = b"".join(frame(1, "read", bytes(95)))  # 4 + 1 + 4 + 95 behind its length
+    assert Frames(104).feed(whole) == [Frame(1, "read", bytes(95))]
+    for refused, bytes_max in ((whole, 103), (bytes(9), 104)):
+        with pytest.raises(ValueError, match="a frame of"):
+            Frames(bytes_max).feed(refused)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from gateway.brokers.base import AnswerLost
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.local import LocalBroker
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable, Segment
@@ -22,6 +22,7 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.store.kit import opened
 from tests.timer.fakes import ROOT, run_inline
+from timer import firing
 from timer.config import TimerConfig
 from timer.ports import Due, Target
 from timer.service import TimerService
@@ -65,8 +66,8 @@ class World:
         others = [(Segment(self.brokers[0], QueueKey(16, queue_id)),) for queue_id in (0, 2)]
         self.routes.set_chains(Topic(16, "orders", PARTITIONS), [*others, chain])
 
-    async def timer(self, root: str) -> TimerService:
-        config = TimerConfig(root=ROOT / root)
+    async def timer(self, root: str, **settings: int) -> TimerService:
+        config = replace(TimerConfig(root=ROOT / root), **settings)  # type: ignore[arg-type]
         made = TimerService(
             config, self.stores[0], SimDisk(), self.clock, partitions=self.partitions, run_blocking=run_inline
         )
@@ -78,6 +79,15 @@ class World:
         delays = [Delay(due_ms, 16, number % PARTITIONS) for number in range(len(values))]
         batch = record_batch.encode([Record(None, value, START_MS) for value in values])
         append = Append(queue=TIMER_QUEUE, batch=batch, record_count=len(values), delays=delays)
+        await timer.schedule(append, acks=Acks.FLUSHED)
+        return delays
+
+    async def schedule_to(
+        self, timer: TimerService, due_ms: int, partition: int, numbers: Sequence[int]
+    ) -> list[Delay]:
+        delays = [Delay(due_ms, 16, partition) for _ in numbers]
+        batch = record_batch.encode([Record(None, b"%d" % number, START_MS) for number in numbers])
+        append = Append(queue=TIMER_QUEUE, batch=batch, record_count=len(delays), delays=delays)
         await timer.schedule(append, acks=Acks.FLUSHED)
         return delays
 
@@ -174,15 +184,17 @@ async def test_only_what_is_new_of_a_batch_is_stored_on_another_broker() -> None
         assert tags == [1, 2, 3, 0, 4, 5]
 
 
-async def test_a_broker_that_refuses_does_not_hold_up_the_other_and_alone_it_is_heard() -> None:
+async def test_a_broker_that_refuses_does_not_hold_up_the_other_and_the_own_one_is_heard() -> None:
     async with world() as made:
         made.move()
         dues = [due(2, (1, b"1")), due(0, (2, b"2")), due(2, (3, b"3"))]
         made.brokers[1].error = Overloaded("full")
         assert await made.partitions.deliver(dues) == [None, range(1), None]
+        assert await made.partitions.deliver([dues[0], dues[2]]) == [None, None]
+        made.brokers[0].error = Overloaded("full")
         with pytest.raises(Overloaded):
-            await made.partitions.deliver([dues[0], dues[2]])
-        made.brokers[1].error = None
+            await made.partitions.deliver(dues)
+        made.brokers[0].error = made.brokers[1].error = None
         assert await made.partitions.deliver([dues[0], dues[2]]) == [range(1), range(1, 2)]
         assert await made.values(0, QueueKey(16, 0)) == [b"2"]
 
@@ -261,6 +273,51 @@ async def test_what_another_broker_has_stored_without_an_answer_is_known_when_it
         await go(again)
         assert await made.values(0, back) == [b"5"]
         await again.close()
+
+
+async def test_a_broker_that_is_away_holds_up_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many records wait for it: the oldest of all, which would be taken first each time."""
+    monkeypatch.setattr(firing, "PIECE_RECORDS_MAX", 4)
+    async with world() as made:
+        made.move()
+        timer = await made.timer("timer", fire_records_max=8)
+        sent = await made.schedule_to(timer, START_MS + 1_000, 2, range(40))
+        made.clock.step(1_000)
+        made.brokers[1].error = BrokerUnreachable("away")
+        while await timer.intake_step():
+            pass
+        for number in range(8):
+            await made.schedule_to(timer, made.clock.now_ms() + 1_000, 0, [100 + number])
+            made.clock.step(1_000)
+            await timer.intake_step()
+            for _ in range(8):
+                await timer.firing_step()
+            assert len(await made.values(0, QueueKey(16, 0))) == number + 1
+        assert timer.pending_count == len(sent) == 40
+        made.brokers[1].error = None
+        await go(timer)
+        assert await made.values(1, THERE) == [b"%d" % number for number in range(40)]
+        assert timer.pending_count == 0
+        await timer.close()
+
+
+async def test_what_waits_for_a_broker_that_is_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as made:
+        made.move()
+        timer = await made.timer("timer", heap_count_max=20)
+        monkeypatch.setattr(firing, "HELD_SHARE", 2)
+        await made.schedule_to(timer, START_MS + 1_000, 2, range(30))
+        made.clock.step(1_000)
+        made.brokers[1].error = BrokerUnreachable("away")
+        while await timer.intake_step():
+            pass
+        for _ in range(9):
+            await timer.firing_step()
+            assert sum(map(len, timer._firing._held.values())) <= 10
+        made.brokers[1].error = None
+        await go(timer)
+        assert await made.values(1, THERE) == [b"%d" % number for number in range(30)]
+        await timer.close()
 
 
 async def test_a_topic_that_is_gone_is_told_before_anything_is_stored() -> None:

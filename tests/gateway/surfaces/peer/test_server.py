@@ -19,6 +19,9 @@ from gateway.brokers.local import LocalBroker
 from gateway.cluster import peer as peer_module
 from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, PATH, STAMP_HEADER, PeerBroker
 from gateway.cluster.peer_auth import Secret, parse_stamp
+from gateway.cluster.peer_wire import frame
+from gateway.main.listener import bound_unix_socket
+from gateway.surfaces.peer.link import serving_links
 from gateway.surfaces.peer.server import PeerService
 from store import Store, record_batch
 from store.errors import (
@@ -38,6 +41,7 @@ from store.types import (
     Acks,
     Append,
     Boundary,
+    Bounds,
     Delay,
     Identity,
     QueueKey,
@@ -73,11 +77,15 @@ async def world(
         )
         topic = await local.create_topic("orders", 2)
         service = PeerService(local, SECRET, clock, queues_of=store.queues_of)
-        runner = web.AppRunner(service.application())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        port, path = free_port(), str(directory / "peer.sock")
-        await (web.UnixSite(runner, path) if is_unix else web.TCPSite(runner, "127.0.0.1", port)).start()
+        port, path = free_port(), directory / "peer.sock"
+        if is_unix:
+            bound = stack.enter_context(bound_unix_socket(path))
+            await stack.enter_async_context(serving_links(service, SECRET, bound))
+        else:
+            runner = web.AppRunner(service.application())
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", port).start()
         theirs = FakeClock()
         theirs.step(skew_ms)
         address = f"unix:{path}" if is_unix else f"http://127.0.0.1:{port}"
@@ -195,14 +203,17 @@ async def test_who_waits_afar_is_woken(made: World) -> None:
         forget()
 
 
-async def test_strangers_are_told_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, secret=Secret(b"another secret of 16")) as other:
+@pytest.mark.parametrize("is_unix", [False, True])
+async def test_strangers_are_told_nothing(tmp_path: Path, is_unix: bool) -> None:
+    async with world(tmp_path, secret=Secret(b"another secret of 16"), is_unix=is_unix) as other:
         with pytest.raises(AnswerLost):
             await other.peer.append([append_of(other.queue, [b"a"])], acks=Acks.FLUSHED)
         with pytest.raises(BrokerUnreachable):
             await other.peer.bounds(other.queue)
         assert await other.local.bounds(other.queue) == (0, 0)
         assert other.service.refused_count == 2
+        if is_unix:
+            return
         async with aiohttp.ClientSession() as http, http.post(other.peer._url + "bounds", data=b"{}") as answer:
             assert (answer.status, await answer.read()) == (401, b"")
 
@@ -265,6 +276,46 @@ async def test_a_node_that_is_not_there_has_stored_nothing_and_one_that_goes_awa
             await peer.append([append_of(QueueKey(16, 0), [b"a"])], acks=Acks.FLUSHED)
         with pytest.raises(BrokerUnreachable):
             await peer.bounds(QueueKey(16, 0))
+
+
+async def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None:
+    async with world(tmp_path, is_unix=True) as made:
+        assert await made.peer.bounds(made.queue) == (0, 0)
+        link = made.peer._link
+        assert link is not None
+        link.close()
+        await until(lambda: link._connection is not None and link._connection.transport is None)
+        both = await asyncio.gather(made.peer.bounds(made.queue), made.peer.bounds(made.queue))
+        assert list(both) == [Bounds(0, 0)] * 2
+        ended = asyncio.create_task(made.peer.append([append_of(made.queue, [b"a"])], acks=Acks.FLUSHED))
+        await until(lambda: link._connection is not None and link._connection._waiting, pause_s=0)
+        link.close()
+        with pytest.raises(AnswerLost):
+            await ended
+    async with PeerBroker("n1", f"unix:{tmp_path / 'none'}", SECRET, FakeClock()) as peer:
+        with pytest.raises(BrokerUnreachable):
+            await peer.append([append_of(QueueKey(16, 0), [b"a"])], acks=Acks.FLUSHED)
+
+
+async def test_what_is_no_frame_ends_the_connection(tmp_path: Path) -> None:
+    async with world(tmp_path, is_unix=True) as made:
+        for said in (b"\xff" * 20, b"".join(frame(0, "bounds", b"x")), b"".join(frame(0, "hello", b"x" * 64))):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "peer.sock")
+            writer.write(said)
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            writer.close()
+        assert made.service.refused_count == 3
+
+
+async def test_an_operation_that_fails_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, is_unix=True) as made:
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(made.local, "bounds", fail)
+        with pytest.raises(BrokerUnreachable, match="a mistake"):
+            await made.peer.bounds(made.queue)
 
 
 async def test_a_store_that_has_stopped_is_told_as_another_nodes(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
