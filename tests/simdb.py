@@ -106,7 +106,7 @@ class SimRdict:
         if is_clean:
             self._log, self._end = self._files.open(self._path / f"log.{number}"), end
         else:
-            self._begin_log(number + 1)
+            self._begin_log()
         if "CURRENT" not in self._files.list(self._path):
             self._files.open(self._path / "CURRENT", create=True).close()
             self._files.sync_dir(self._path)
@@ -121,9 +121,10 @@ class SimRdict:
             raise OSError("no database")
         return list(_load(SimRdict.files, Path(path))[0])
 
-    def _begin_log(self, number: int) -> None:
+    def _begin_log(self) -> None:
         """A new log with all there is; then the ones before it go."""
         old = [name for name in self._files.list(self._path) if name.startswith("log.")]
+        number = max((int(name[4:]) for name in old), default=0) + 1
         self._log, self._end = self._files.open(self._path / f"log.{number}", create=True), 0
         changes = [("put", name, key, value) for name, one in self._families.items() for key, value in one.rows.items()]
         self._add([("make", name, b"", b"") for name in self._families] + changes)
