@@ -2,8 +2,9 @@
 
 Read before anything else is touched: a program never opens a directory that a newer one has written. The number goes up
 with each change that a program of before would misread; docs/formats.md says what each version brought. A directory of
-an older version gets this one when it is opened, before anything else is written to it: from then on older programs
-refuse it.
+an older version gets `BASE_VERSION` when it is opened, before anything else is written to it: from then on older
+programs refuse it. It gets a higher one before it holds the first thing that needs it (`raise_format`): who never uses
+light queues can go back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from store.files import Files
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+BASE_VERSION = 2
+"""What a directory gets when it is made or opened."""
+
+VERSION = 3
+"""The highest one that this program knows. Since 3 entries of the log may name light queues."""
+
 _PREFIX = b"mq data format "
 _BYTES_MAX = 64
 
@@ -26,25 +32,45 @@ def check_format(root: Path, files: Files) -> None:
     path = root / "format"
     if path.name not in files.list(root):
         # Made whole before its name is durable; an empty one is the leftover of a crash in between.
-        _stamp(path, files)
+        _stamp(path, files, BASE_VERSION)
         return
+    version = _version_in(path, files)
+    if version is None:
+        _stamp(path, files, BASE_VERSION)
+        return
+    if version > VERSION:
+        raise FormatTooNew(f"{path} says format {version}; this program knows {VERSION}: use a newer mq")
+    if version < BASE_VERSION:
+        _replace(path, files, BASE_VERSION)
+        log.info("upgraded data_dir=%s from_format=%d to_format=%d", root, version, BASE_VERSION)
+
+
+def raise_format(root: Path, files: Files, version: int) -> None:
+    """Have a directory that was accepted say at least this version; durable on return. Raises OSError: a crash, or an
+    error, may leave it without a stamp, as a new one, so nothing that needs the version may be written before."""
+    path = root / "format"
+    found = _version_in(path, files) if path.name in files.list(root) else None
+    if found is None:
+        _stamp(path, files, version)
+    elif found < version:
+        _replace(path, files, version)
+        log.info("raised data_dir=%s from_format=%d to_format=%d", root, found, version)
+
+
+def _version_in(path: Path, files: Files) -> int | None:
     file = files.open(path)
     try:
         content = file.pread(_BYTES_MAX, 0)
     finally:
         file.close()
-    version = version_of(content, str(path))
-    if version is None:
-        _stamp(path, files)
-        return
-    if version > VERSION:
-        raise FormatTooNew(f"{path} says format {version}; this program knows {VERSION}: use a newer mq")
-    if version < VERSION:
-        # Not written over: a power cut may spoil a sector that is being written. Without a file it is stamped as new.
-        files.remove(path)
-        files.sync_dir(root)
-        _stamp(path, files)
-        log.info("upgraded data_dir=%s from_format=%d to_format=%d", root, version, VERSION)
+    return version_of(content, str(path))
+
+
+def _replace(path: Path, files: Files, version: int) -> None:
+    # Not written over: a power cut may spoil a sector that is being written. Without a file it is stamped as new.
+    files.remove(path)
+    files.sync_dir(path.parent)
+    _stamp(path, files, version)
 
 
 def version_of(content: bytes, path: str) -> int | None:
@@ -57,10 +83,10 @@ def version_of(content: bytes, path: str) -> int | None:
     return int(version)
 
 
-def _stamp(path: Path, files: Files) -> None:
+def _stamp(path: Path, files: Files, version: int) -> None:
     file = files.open(path, create=True)
     try:
-        file.pwritev([_PREFIX + b"%d\n" % VERSION], 0)
+        file.pwritev([_PREFIX + b"%d\n" % version], 0)
         file.datasync()
     finally:
         file.close()

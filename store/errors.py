@@ -22,6 +22,7 @@ StoreError
 ├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
 ├── Corrupt          stored bytes fail their check; names file and position            (500)
 ├── IndexDamaged     a consume queue and the log disagree: it can be built again       (500)
+├── NoLightQueues    the index of this store keeps no light queues                     (409)
 ├── IndexRefused     the index is of the other kind, or half rebuilt                   (start refused)
 ├── StoreLocked      another process holds the data directory                          (start refused)
 └── FormatTooNew     the data directory was written by a newer version                 (start refused)
@@ -162,6 +163,11 @@ class IndexDamaged(StoreError):
 
 class IndexRefused(StoreError):
     """The index of a data directory cannot be opened as asked; the message says what to run or to set."""
+
+
+class NoLightQueues(StoreError):
+    """Light queues were named, or read, where the index does not keep them; the message says what to run. Nothing was
+    stored."""
 
 
 class StoreLocked(StoreError):

@@ -16,6 +16,12 @@ TAG_BYTES_MAX = 128
 HEADER_COUNT_MAX = 64
 HEADERS_BYTES_MAX = 16 * KiB
 
+LIGHT_NAMES_MAX = 64
+"""Light queues that one record may be in."""
+
+LIGHT_NAME_BYTES_MAX = 255
+"""UTF-8 bytes of the name of a light queue: its length is one byte in the log."""
+
 BATCH_BYTES_MAX = 8 * MiB
 """One RecordBatch as a client may send it; also what a compressed one may inflate to."""
 

@@ -11,6 +11,7 @@ queues are brought up to date by the same `append` that live records use, then t
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections import deque
@@ -19,31 +20,35 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
-from typing import Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import orjson
 
 from store.ahead import AHEAD_MS, AheadTable
 from store.clock import Clock, SystemClock
 from store.config import StoreConfig
-from store.data_format import check_format
+from store.data_format import check_format, raise_format
 from store.dedup.idempotency import Idempotency
 from store.dedup.moved import PART_BYTES_MAX, Leaving, decode_part, encode_part, first_part, still_known
 from store.errors import (
     AlreadyStored,
     Corrupt,
+    DiskFull,
     IndexDamaged,
+    NoLightQueues,
     PartitionLeft,
     SealedQueue,
     StoreError,
     StoreLocked,
+    StoreStopped,
     UnknownQueue,
 )
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
-from store.index.opening import open_consume_queues
+from store.index.opening import open_consume_queues, rebuild_command
+from store.light_names import LightRow
 from store.limits import KiB, MiB
-from store.log.commit_log import CommitLog, Span
+from store.log.commit_log import CommitLog, Group, Span
 from store.log.entry import Blank, Damage, Header
 from store.log.recovery import Progress, RecoveryReport, recover
 from store.log.retention import LogFile, decide_expired
@@ -75,6 +80,8 @@ from store.types import (
     Entry,
     ExportedIds,
     Identity,
+    LightRead,
+    LightRecord,
     QueueKey,
     ReadResult,
     ReadStatus,
@@ -82,7 +89,11 @@ from store.types import (
 )
 from store.uncancelled import to_its_end
 
+if TYPE_CHECKING:
+    from store.index.light import LightRows  # loads the database
+
 log = logging.getLogger(__name__)
+_Key = TypeVar("_Key")
 
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
@@ -101,6 +112,12 @@ YIELD_TURNS_MAX = 5
 YIELD_S_MAX = 250e-6
 """How many turns of the event loop work in the background gives at most to appends under way, and how long: a loop that
 has much to do in each turn goes through them anyway, and what is due must not wait for all of it."""
+
+LIGHT_ENTRIES_PER_STEP = 256
+"""Entries whose rows of light queues are freed in one step, before the log file that they are in goes."""
+
+LIGHT_FORMAT = 3
+"""The version of a data directory whose log may name light queues."""
 
 CHECKPOINT_STEPS_MAX = 4
 """Times `checkpoint_log_bytes` that the log may grow by at most; what recovery may have to scan."""
@@ -139,6 +156,8 @@ class Store:
         self._snapshot_offset = 0  # ... and in the saved snapshot
         self._log_start = 0  # retention has given up everything before it
         self._saved_log_start = 0
+        self._has_light_format = False  # the directory says that its log may name light queues
+        self._light_waiters: dict[tuple[QueueKey, bytes], list[asyncio.Future[None]]] = {}
         self._idempotency = Idempotency(
             config.root,
             files,
@@ -317,6 +336,10 @@ class Store:
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
         if self._log.first_position > self._log_start:
             raise Corrupt(self._log.path_of(self._log_start), self._log_start, "the first log file is missing")
+        given_up = self._log.file_start(min(self._log_start, self._queues.checkpoint))
+        if self._log.first_position < given_up:
+            # A crash came between giving up a file and its removal: units and rows of it may be gone already.
+            self._queues.advance_min(given_up)
         bounds = self._queues.bounds(META_QUEUE)
         if self._meta_offset < bounds.min_offset:
             path = str(self.config.root / "meta.0")
@@ -348,6 +371,7 @@ class Store:
             background=self._background,
             prepare_executor=self._prepare_executor,
             next_offset_of=lambda queue: self._queues.max_offset(queue),
+            light_ends_of=self._light_ends_for_append,
             topic_name_of=self._name_for_append,
             publish=self._publish,
             last_store_time_ms=self._last_store_time_ms,
@@ -460,6 +484,8 @@ class Store:
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
+        for key in [key for key in self._light_waiters if key[0].topic_id == topic.topic_id]:
+            _wake(self._light_waiters.pop(key))
         for wake in list(self._watching.get(topic.topic_id, {}).values()):
             wake({})
         return topic
@@ -567,6 +593,30 @@ class Store:
         if queue == self._sealing or self._topics.state_of(queue).end_offset is not None:
             raise SealedQueue(f"queue {queue.queue_id} of topic {name} takes no more records; send again in a moment")
         return name
+
+    def _light_ends_for_append(self, queue: QueueKey, names: Sequence[bytes]) -> Sequence[int | None]:
+        """Where the light queues of a batch to be appended end; None: they have no rows. Raises NoLightQueues,
+        DiskFull, StoreStopped, IndexDamaged."""
+        light = self._light_rows()
+        if not self._has_light_format:  # once in the life of a directory
+            try:
+                raise_format(self.config.root, self._files, LIGHT_FORMAT)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise DiskFull(f"no room to note that there are light queues: {error}") from error
+                raise StoreStopped(f"could not note that there are light queues: {error}") from error
+            self._has_light_format = True
+        return light.ends(queue, names)
+
+    def _light_rows(self) -> LightRows:
+        """Raises NoLightQueues."""
+        light = self._queues.light
+        if light is None:
+            raise NoLightQueues(
+                f'index = "{self.config.index}" keeps no light queues; stop the server, run '
+                f'{rebuild_command(self.config.root, "rocksdb")} and set index = "rocksdb"'
+            )
+        return light
 
     def topic(self, name: str) -> Topic:
         """Raises UnknownQueue."""
@@ -714,6 +764,11 @@ class Store:
             for entry in entries:
                 if waiting := self._waiters.pop(entry.queue, None):
                     _wake(waiting)
+        if self._light_waiters:
+            for entry in entries:
+                if entry.light is not None:
+                    for name in entry.light.names:
+                        _wake(self._light_waiters.pop((entry.queue, name), ()))
         if self._watching:
             self._tell_watching(entries)
 
@@ -882,22 +937,83 @@ class Store:
 
     async def _next_publish(self, queue: QueueKey, timeout_s: float) -> None:
         """Return when the queue gets an entry or goes away, when the store closes, or after the time."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.setdefault(queue, []).append(waiter)
-        handle = loop.call_later(timeout_s, _finish, waiter)
-        try:
-            await waiter
-        finally:
-            handle.cancel()
-            if (waiting := self._waiters.get(queue)) and waiter in waiting:
-                waiting.remove(waiter)
-                if not waiting:
-                    del self._waiters[queue]
+        await _wait_in(self._waiters, queue, timeout_s)
 
     def _wake_all(self) -> None:
-        for waiting in self._waiters.values():
+        for waiting in (*self._waiters.values(), *self._light_waiters.values()):
             _wake(waiting)
+
+    # ---- light queues --------------------------------------------------------------------------------------------
+
+    def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+        """Where a light queue of a partition begins and ends. Min and max of one without records are the partition's
+        max: whatever it gets from now on has no lower offset. Raises UnknownQueue, NoLightQueues, IndexDamaged."""
+        of_partition = self.bounds(queue)
+        found = self._light_rows().bounds(queue, name, of_partition.min_offset)
+        return Bounds(of_partition.max_offset, of_partition.max_offset) if found is None else found
+
+    async def read_light(
+        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """Up to `max_records` records of a light queue from the first one at or behind `offset` on, at least one if
+        there is any, then as many as are in up to `max_bytes` of entries. The bounds are of one moment; a first record
+        behind `offset` says that retention took those before, or that the queue was gone meanwhile. Raises
+        UnknownQueue, NoLightQueues, Corrupt, IndexDamaged."""
+        bounds = self.light_bounds(queue, name)
+        first = max(offset, bounds.min_offset)
+        if first >= bounds.max_offset:
+            return LightRead([], *bounds, max(min(offset, bounds.max_offset), bounds.min_offset))
+        units = self._light_rows().units(queue, name, first, min(max_records, UNITS_PER_LOOK_UP))
+        runs: list[Run] = []
+        total_bytes = 0
+        for number, unit in enumerate(units):
+            if runs and unit.position == runs[-1].position:
+                continue  # its neighbour in the same entry
+            if runs and total_bytes + unit.size > max_bytes:
+                units = units[:number]
+                break
+            runs.append(Run(unit.position, unit.size, unit.partition_offset))
+            total_bytes += unit.size
+        try:
+            entries = await self._entries(queue, runs)
+        except Corrupt:
+            if not runs or runs[0].position >= self._log.first_position:
+                raise
+            # Retention removed the file while this waited for a thread. The min offset has risen before that.
+            bounds = self.light_bounds(queue, name)
+            return LightRead([], *bounds, max(offset, bounds.min_offset))
+        found = {entry.position: entry for entry in entries}
+        records = []
+        for unit in units:
+            entry = found[unit.position]
+            record_index = unit.partition_offset - entry.base_offset
+            if entry.light is None or not entry.light.has(LightRow(record_index, name, unit.offset)):
+                raise IndexDamaged(
+                    f"the index of light queue {name.decode()} of topic id {queue.topic_id}, queue {queue.queue_id} is "
+                    f"damaged at offset {unit.offset}; stop the server and run `mq index rebuild`"
+                )
+            records.append(LightRecord(unit.offset, entry, record_index))
+        return LightRead(records, *bounds, records[-1].offset + 1 if records else bounds.max_offset)
+
+    def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """Up to `count` names of light queues of a partition that have rows, behind `after`, in the order of their
+        bytes. Some may have no record that retention has left. Raises UnknownQueue, NoLightQueues, IndexDamaged."""
+        self._topics.of_queue(queue)
+        return self._light_rows().names(queue, prefix, after, count)
+
+    async def wait_for_light(self, queue: QueueKey, name: bytes, offset: int, timeout_ms: int) -> bool:
+        """Wait until a light queue has a record at or behind `offset`; False when `timeout_ms` passed or the store
+        closes. Raises UnknownQueue, NoLightQueues, IndexDamaged."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        while True:
+            bounds = self.light_bounds(queue, name)
+            if bounds.min_offset < bounds.max_offset and offset < bounds.max_offset:
+                return True
+            left_s = deadline - loop.time()
+            if left_s <= 0 or self._closing:
+                return False
+            await _wait_in(self._light_waiters, (queue, name), left_s)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by store time; see `store.index.base.search_time`. DATED: where a search by record time begins, which
@@ -972,6 +1088,8 @@ class Store:
 
     def _is_checkpoint_due(self, passed_s: float) -> bool:
         grown_bytes = self._published_position - self._queues.checkpoint
+        if self._queues.light is not None and self._queues.light.is_flush_due:
+            return True
         if passed_s >= self.config.checkpoint_interval_ms / 1000:
             return grown_bytes > 0
         step_bytes = self.config.checkpoint_log_bytes
@@ -1080,6 +1198,7 @@ class Store:
         for file in expired:
             if file.end > min(self._queues.checkpoint, self._saved_log_start):
                 break  # the checkpoint could not be saved
+            await self._remove_light_rows(file.start, file.end)
             async with self._saving:
                 self._queues.advance_min(file.end)
                 await asyncio.get_running_loop().run_in_executor(self._index_executor, self._log.remove_first)
@@ -1087,6 +1206,22 @@ class Store:
             removed += 1
             log.info("log file expired path=%s", self._log.path_of(file.start))
         return removed
+
+    async def _remove_light_rows(self, start: int, end: int) -> None:
+        """Free the rows of a part of the log that is about to go: only it says which they are. Cut off by a crash, it
+        is done again before the file goes; where it fails, rows are left that nobody is shown."""
+        light = self._queues.light
+        if light is None or not light.has_rows:
+            return
+        loop = asyncio.get_running_loop()
+        groups = self._log.scan_groups(start, end=end)
+        try:
+            while entries := await loop.run_in_executor(self._read_executor, _some_with_light, groups):
+                async with self._saving:
+                    await loop.run_in_executor(self._index_executor, light.remove, entries)
+                await self.yield_to_loop()
+        except (StoreError, OSError) as error:
+            log.warning("rows of light queues not freed start=%d error=%s", start, error)
 
     def _log_files(self) -> list[LogFile]:
         """The log's files; a full one is as old as the first record of the file behind it."""
@@ -1102,6 +1237,17 @@ class Store:
             last = files[-1].end if files else starts[0]
             files.append(LogFile(last, self._log.end_position, self._clock.now_ms()))
         return files
+
+
+def _some_with_light(groups: Iterator[Group | Blank | Damage]) -> list[Entry]:
+    """The next entries that name light queues, none at the end of the groups. Blocking."""
+    found: list[Entry] = []
+    for group in groups:
+        if isinstance(group, Group):
+            found += [entry for entry in group.entries if isinstance(entry, Entry) and entry.light is not None]
+        if len(found) >= LIGHT_ENTRIES_PER_STEP:
+            break
+    return found
 
 
 def _check_run(queue: QueueKey, run: Run, entry: Entry) -> None:
@@ -1122,6 +1268,22 @@ def _nothing(bounds: Bounds, offset: int) -> ReadResult:
     else:
         status, following = ReadStatus.EMPTY if bounds.max_offset == 0 else ReadStatus.AT_END, offset
     return ReadResult(status, [], bounds.min_offset, bounds.max_offset, following)
+
+
+async def _wait_in(waiters: dict[_Key, list[asyncio.Future[None]]], key: _Key, timeout_s: float) -> None:
+    """Return when whoever waits there under this key is woken, or after the time; leave nothing behind."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+    waiters.setdefault(key, []).append(waiter)
+    handle = loop.call_later(timeout_s, _finish, waiter)
+    try:
+        await waiter
+    finally:
+        handle.cancel()
+        if (waiting := waiters.get(key)) and waiter in waiting:
+            waiting.remove(waiter)
+            if not waiting:
+                del waiters[key]
 
 
 def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:

@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple, NewType, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
+
+if TYPE_CHECKING:
+    from store.light_names import LightNames
 
 OFFSET_MAX = 2**63 - 1
 """The largest offset that a read may name."""
@@ -158,7 +161,8 @@ class Append:
     record, or is empty when no record has a tag. `json_values` promises that every value is valid JSON or null, and
     every key as well if the keys of the topic are JSON (store/topics.py).
     With an `identity` it is stored only if none of its records is known by it; see `Store.append`. With an
-    `expected_offset` only if that is the offset its first record gets.
+    `expected_offset` only if that is the offset its first record gets. `light` names the light queues of its records;
+    the store assigns their offsets there.
     """
 
     queue: QueueKey
@@ -170,6 +174,7 @@ class Append:
     sources: Sequence[Source] = ()
     identity: Identity | None = None
     expected_offset: int | None = None
+    light: LightNames | None = None
 
 
 class Appended(NamedTuple):
@@ -200,6 +205,7 @@ class Entry:
     sources: Sequence[Source] = field(default=())
     identity: Identity | None = None
     raw_keys: bool = False
+    light: LightNames | None = None
 
     @property
     def next_offset(self) -> int:
@@ -250,6 +256,11 @@ class Indexed(Protocol):
         """One a record; empty when no record has a tag."""
         ...
 
+    @property
+    def light(self) -> LightNames | None:
+        """The light queues of its records."""
+        ...
+
 
 class ReadStatus(Enum):
     """Why a read returned what it did."""
@@ -271,6 +282,23 @@ class ReadResult(NamedTuple):
 
     status: ReadStatus
     entries: list[Entry]
+    min_offset: int
+    max_offset: int
+    next_offset: int
+
+
+class LightRecord(NamedTuple):
+    """A record of a light queue: its offset there, and where it is."""
+
+    offset: int
+    entry: Entry
+    record_index: int
+
+
+class LightRead(NamedTuple):
+    """Records of a light queue, with its bounds from the same moment. The following read begins at `next_offset`."""
+
+    records: list[LightRecord]
     min_offset: int
     max_offset: int
     next_offset: int

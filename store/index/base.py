@@ -13,7 +13,10 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from store.index.light import LightRows
 
 from store.types import Boundary, Bounds, Indexed, QueueKey
 
@@ -114,6 +117,11 @@ class ConsumeQueues(ABC):
     def drop_topic(self, topic_id: int) -> None:
         """Forget all queues of a topic; what they take on disk is freed by the next flush at the latest. Not while a
         flush is running."""
+
+    @property
+    def light(self) -> LightRows | None:
+        """The rows of light queues; None where this kind of index keeps none."""
+        return None
 
     @property
     @abstractmethod

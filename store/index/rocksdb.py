@@ -11,6 +11,8 @@
       value  position i64 | offset i64     max: the last used offset; min: the first offset, where the log has its entry
       `CHECKPOINT_TOPIC`, "max", queue 0   position = the checkpoint
 
+Rows of light queues are in two families of their own (store/index/light.py), which are made when there is the first.
+
 The topic in a key is the topic id, four bytes. What belongs to a key prefix lies between `prefix 01` and `prefix 02`.
 
 Units wait in memory, one item an entry, until `flush`; readers see both.
@@ -19,6 +21,7 @@ Units wait in memory, one item an entry, until `flush`; readers see both.
         many in several, in this order. A crash leaves rows that no bound counts, never the reverse; they are never
         shown (I3), and the same keys will be written again. After a rebuild, all bounds and the checkpoint change in
         one batch, whatever its size
+        Rows of light queues come before all of these
     R2  a row below a queue's min offset may be there or not
 
 Batches are short and unsynced, and the log of the database is synced once at the end, because the binding holds the
@@ -59,6 +62,7 @@ from rocksdict import (
 from store.errors import IndexDamaged
 from store.files import Files
 from store.index.base import ENTRY_EXTENT, TAG_HASH, ConsumeQueues, Flush, Run
+from store.index.light import LightRows
 from store.limits import MiB
 from store.types import Bounds, Indexed, QueueKey
 
@@ -97,6 +101,8 @@ STALL_TRIES = 500
 INDEX_BUFFER_BYTES = 64 * MiB
 BOUNDS_BUFFER_BYTES = 16 * MiB
 CACHE_BYTES = 64 * MiB
+
+LIGHT_FAMILIES = frozenset(("light", "light_end"))
 
 
 def queue_prefix(topic: bytes, queue_id: int) -> bytes:
@@ -193,11 +199,14 @@ class RocksDbConsumeQueues(ConsumeQueues):
         self._last_position = -1  # of the last entry added
         self._pending_bytes = 0
         self._sweep_key = _BOUNDS_PREFIX
+        self._light = LightRows(lambda: self._database, BATCH_ROWS_MAX)
         self._is_rebuilding = rebuild  # until the first flush, what the database says of bounds does not count
         try:
             self._floors = dict(self._database.max_offsets()) if rebuild else {}
             self._durable_position = self._database.checkpoint()
             self._checkpoint = 0 if rebuild else self._durable_position
+            if rebuild:
+                self._light.clear()
         except BaseException:
             self._database.close()
             raise
@@ -224,7 +233,12 @@ class RocksDbConsumeQueues(ConsumeQueues):
     @property
     def pending_bytes(self) -> int:
         """See `ConsumeQueues.pending_bytes`."""
-        return self._pending_bytes
+        return self._pending_bytes + self._light.pending_bytes
+
+    @property
+    def light(self) -> LightRows:
+        """See `ConsumeQueues.light`."""
+        return self._light
 
     def append(self, entry: Indexed) -> None:
         """See `ConsumeQueues.append`."""
@@ -243,6 +257,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
         queue.max_offset = next_offset
         self._pending_bytes += PENDING_ENTRY_BYTES + len(tag_hashes) * tag_hashes.itemsize
         self._last_position = entry.position
+        if entry.light is not None:
+            self._light.append(entry)
 
     def finish_rebuild(self) -> None:
         """See `ConsumeQueues.finish_rebuild`."""
@@ -321,6 +337,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(prefix + CTRL_1, prefix + CTRL_2, self._database.index)
         batch.delete_range(prefix + CTRL_1, prefix + CTRL_2, self._database.offset)
+        self._light.drop_topic(topic_id, batch)
         self._database.write(batch)
 
     def flush(self, checkpoint: int) -> Flush:
@@ -340,6 +357,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
             work = [(queue, count) for queue, count in counted if count]
         written_bytes = 0
         begun = self._begun_queues(work)
+        light_work = self._light.begin_flush(checkpoint)
         is_rebuilding = self._is_rebuilding
 
         def run() -> None:
@@ -348,6 +366,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 raise OSError(*self._failure.args)
             written_bytes = sum(_bytes_of(queue.pending[:count]) for queue, count in work)
             try:
+                self._light.write(light_work, checkpoint)
                 self._write(work, begun, checkpoint, is_rebuilding)
             except BlockingIOError:
                 raise  # compaction is behind: the next flush may find room
@@ -363,6 +382,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 queue.flushed_count = queue.pending[count - 1].next_offset
                 del queue.pending[:count]
             self._dirty = [queue for queue in self._dirty if queue.pending]
+            self._light.finish_flush(light_work)
 
         return Flush(run, finish)
 
@@ -464,11 +484,11 @@ class RocksDbConsumeQueues(ConsumeQueues):
             _rows(queue.prefix, entry) for queue, count in work for entry in islice(queue.pending, count)
         )
         while len(chunk := list(islice(rows, BATCH_ROWS_MAX))) == BATCH_ROWS_MAX:
-            _write_patiently(database, partial(_put_rows, chunk))
+            database.write_patiently(partial(_put_rows, chunk))
 
         if not is_rebuilding:
             while len(bounds) > BATCH_ROWS_MAX:
-                _write_patiently(database, partial(_put_bounds, database, bounds[:BATCH_ROWS_MAX]))
+                database.write_patiently(partial(_put_bounds, database, bounds[:BATCH_ROWS_MAX]))
                 bounds = bounds[BATCH_ROWS_MAX:]
 
         def put_rest(batch: WriteBatch) -> None:
@@ -477,7 +497,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
                 batch.delete_range(b"", b"\xff", database.offset)
             _put_bounds(database, [*bounds, (_CHECKPOINT_KEY, _BOUND.pack(checkpoint, 0))], batch)
 
-        _write_patiently(database, put_rest)
+        database.write_patiently(put_rest)
         database.sync()
 
     def _put_bound(self, batch: WriteBatch, key: QueueKey, bound: bytes, position: int, offset: int) -> None:
@@ -511,14 +531,21 @@ class _Database:
         index.set_compaction_style(DBCompactionStyle.universal())
         index.set_compression_type(DBCompressionType.lz4())
         index.set_bottommost_compression_type(DBCompressionType.zstd())
+        self._light_options = partial(_light_options, cache)
         try:
             # A database of ours has its family; the options of `default` are those of the database.
-            self._db = Rdict(str(path), index, column_families={"offset": _options(BOUNDS_BUFFER_BYTES, cache)})
+            families = {"offset": _options(BOUNDS_BUFFER_BYTES, cache)}
+            families |= {name: self._light_options(name) for name in LIGHT_FAMILIES & _families_in(path)}
+            self._db = Rdict(str(path), index, column_families=families)
         except Exception as error:
             if any(sign in str(error) for sign in _DAMAGE_SIGNS):
                 raise IndexDamaged(f"{path}: {error}") from error
             raise _os_error(error) from error
         self._offsets = self._db.get_column_family("offset")
+        self._light: Rdict | None = None
+        self._light_end: Rdict | None = None
+        if families.keys() >= LIGHT_FAMILIES:
+            self._open_light()
         self._write_options = WriteOptions()
         # Rather an error than a wait: the binding would keep all other threads waiting too.
         self._write_options.no_slowdown = True
@@ -532,6 +559,71 @@ class _Database:
     def offset(self) -> ColumnFamily:
         """A handle for batches."""
         return self._handle("offset")
+
+    @property
+    def has_light(self) -> bool:
+        """See `LightDatabase`."""
+        return self._light_end is not None
+
+    def make_light(self) -> None:
+        """See `LightDatabase`. Made when needed: a program that does not know these families cannot open a database
+        with them. Raises OSError."""
+        if self.has_light:
+            return
+        try:
+            for name in sorted(LIGHT_FAMILIES - _families_in(self._path)):
+                self._db.create_column_family(name, self._light_options(name))
+        except Exception as error:
+            raise _os_error(error) from error
+        self._open_light()
+
+    def _open_light(self) -> None:
+        self._light = self._db.get_column_family("light")
+        self._light_end = self._db.get_column_family("light_end")
+
+    @property
+    def light(self) -> ColumnFamily:
+        """A handle for batches."""
+        return self._handle("light")
+
+    @property
+    def light_end(self) -> ColumnFamily:
+        """A handle for batches."""
+        return self._handle("light_end")
+
+    def light_rows(self, first: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """See `LightDatabase`."""
+        assert self._light is not None
+        with self._reading():
+            return list(islice(self._light.items(from_key=first, read_opt=_up_to(end)), count))  # type: ignore[arg-type]
+
+    def light_ends(self, keys: list[bytes]) -> list[bytes | None]:
+        """See `LightDatabase`."""
+        assert self._light_end is not None
+        with self._reading():
+            found: list[bytes | None] = self._light_end.get(keys)  # type: ignore[assignment, arg-type]
+            return found
+
+    def light_end_keys(self, first: bytes, end: bytes, count: int) -> list[bytes]:
+        """See `LightDatabase`."""
+        assert self._light_end is not None
+        with self._reading():
+            return list(islice(self._light_end.keys(from_key=first, read_opt=_up_to(end)), count))  # type: ignore[arg-type]
+
+    def write_patiently(self, fill: Callable[[WriteBatch], None], /) -> None:
+        """Write a batch; when compaction is behind, wait for it, as a thread that keeps nobody else waiting. Raises
+        OSError."""
+        tries_left = STALL_TRIES
+        while True:
+            batch = WriteBatch(raw_mode=True)  # a refused one cannot be used again
+            fill(batch)
+            try:
+                return self.write(batch)
+            except BlockingIOError:
+                tries_left -= 1
+                if not tries_left:
+                    raise
+            time.sleep(STALL_WAIT_S)
 
     def _handle(self, name: str) -> ColumnFamily:
         try:
@@ -601,8 +693,10 @@ class _Database:
 
     def close(self) -> None:
         # After a failed write closing complains once more, and closes.
-        with contextlib.suppress(Exception):
-            self._offsets.close()
+        for family in (self._offsets, self._light, self._light_end):
+            with contextlib.suppress(Exception):
+                if family is not None:
+                    family.close()
         with contextlib.suppress(Exception):
             self._db.close()
 
@@ -625,6 +719,26 @@ def _options(buffer_bytes: int, cache: Cache) -> Options:
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(MiB)
+    return options
+
+
+def _families_in(path: Path) -> set[str]:
+    """The column families of a database; none where there is no database, or none that opens."""
+    try:
+        return set(Rdict.list_cf(str(path)))
+    except Exception:  # the binding has one class of errors for all; opening says what is wrong
+        return set()
+
+
+def _light_options(cache: Cache, name: str) -> Options:
+    """Of a family of light queues. The end of a queue that has none is asked for by each send to a new one."""
+    tables = BlockBasedOptions()
+    tables.set_block_cache(cache)
+    if name == "light_end":
+        tables.set_bloom_filter(10, block_based=False)
+    options = _options(INDEX_BUFFER_BYTES if name == "light" else BOUNDS_BUFFER_BYTES, cache)
+    options.set_block_based_table_factory(tables)
+    options.set_compression_type(DBCompressionType.lz4())
     return options
 
 
@@ -662,21 +776,6 @@ def _queue_of_max(key: bytes) -> QueueKey | None:
     topic_id: int = _ID.unpack_from(key, len(_BOUNDS_PREFIX) + 1)[0]
     queue_id: int = _ID.unpack_from(key, len(key) - _ID.size)[0]
     return QueueKey(topic_id, queue_id)
-
-
-def _write_patiently(database: _Database, fill: Callable[[WriteBatch], None]) -> None:
-    """Write a batch; when compaction is behind, wait for it, as a thread that keeps nobody else waiting."""
-    tries_left = STALL_TRIES
-    while True:
-        batch = WriteBatch(raw_mode=True)  # a refused one cannot be used again
-        fill(batch)
-        try:
-            return database.write(batch)
-        except BlockingIOError:
-            tries_left -= 1
-            if not tries_left:
-                raise
-        time.sleep(STALL_WAIT_S)
 
 
 def _put_rows(rows: Sequence[tuple[bytes, bytes]], batch: WriteBatch) -> None:

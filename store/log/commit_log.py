@@ -416,10 +416,10 @@ class CommitLog:
             else:
                 yield found
 
-    def scan_groups(self, position: int) -> Iterator[Group | Blank | Damage]:
-        """As `scan` to the prepared end, with entries in groups, and the headers only of those without an extension:
+    def scan_groups(self, position: int, *, end: int | None = None) -> Iterator[Group | Blank | Damage]:
+        """As `scan`, with entries in groups, and the headers only of those without an extension:
         three times as fast."""
-        return self._scan(position, None, by_header=True)
+        return self._scan(position, end, by_header=True)
 
     def _scan(self, position: int, end: int | None, *, by_header: bool) -> Iterator[Group | Blank | Damage]:
         limit = self.prepared_position if end is None else end

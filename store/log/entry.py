@@ -31,6 +31,7 @@ Format, big-endian, version 1; entries begin at multiples of 8:
               6 indexes      u32: a record's index in that request              count = records, or 1: the first one's,
                                                                                 the others follow it one by one
               7 producer     id 16 bytes, sequence i64                          count = 1
+              8 light queues one packed block (store/light_names.py)            count = bytes of it
 
 Invariants
     E1  a length of 0 never parses, so zero-filled space is not an entry
@@ -46,6 +47,7 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
+from store.light_names import LightNames
 from store.limits import ENTRY_BYTES_MAX
 from store.log.packed import Packed
 from store.record_batch import HEADER_BYTES as BATCH_HEADER_BYTES
@@ -79,6 +81,7 @@ _MESSAGE_ID = struct.Struct(f">{ID_BYTES}s")
 _REQUEST_ITEM = struct.Struct(">16s8s")
 _REQUEST_INDEX = struct.Struct(">I")
 _PRODUCER_ITEM = struct.Struct(">16sq")
+_BYTE = struct.Struct("B")
 _CRC = struct.Struct(">I")
 _DATE = struct.Struct(">q")
 
@@ -100,7 +103,7 @@ _TOPIC_BYTES_MASK = 0xFFFF
 _KIND_MASK = 0xFFFFFFFF ^ _TOPIC_BYTES_MASK ^ _JSON_VALUES << 16  # version, and all flags but this one
 _PLAIN_KIND = VERSION << 24
 
-_TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _REQUEST_INDEXES, _PRODUCER = range(1, 8)
+_TAG_HASHES, _DELAYS, _SOURCES, _MESSAGE_IDS, _REQUEST, _REQUEST_INDEXES, _PRODUCER, _LIGHT = range(1, 9)
 _ITEM = {
     _TAG_HASHES: _TAG_HASH,
     _DELAYS: _DELAY,
@@ -109,6 +112,7 @@ _ITEM = {
     _REQUEST: _REQUEST_ITEM,
     _REQUEST_INDEXES: _REQUEST_INDEX,
     _PRODUCER: _PRODUCER_ITEM,
+    _LIGHT: _BYTE,
 }
 
 _PADDING = [b"\0" * n for n in range(ALIGNMENT)]
@@ -151,6 +155,11 @@ class Header(NamedTuple):
     def tag_hashes(self) -> Sequence[int]:
         """None: they would be in an extension."""
         return ()
+
+    @property
+    def light(self) -> None:
+        """None: they would be in an extension."""
+        return None
 
 
 def padded(size: int) -> int:
@@ -250,9 +259,10 @@ def decode_entry(view: memoryview, at: int, position: int) -> Entry | Blank | Da
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
     identity: Identity | None = None
+    light: LightNames | None = None
     if extension_bytes:
         extension = view[extension_from : extension_from + extension_bytes]
-        tag_hashes, delays, sources, identity = _decode_extension(extension, record_count)
+        tag_hashes, delays, sources, identity, light = _decode_extension(extension, record_count)
     return Entry(
         position,
         padded(length),
@@ -267,6 +277,7 @@ def decode_entry(view: memoryview, at: int, position: int) -> Entry | Blank | Da
         delays,
         sources,
         identity,
+        light=light,
     )
 
 
@@ -306,9 +317,9 @@ def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
 
 
 def _extension_bytes(append: Append) -> int:
-    if not (append.tag_hashes or append.delays or append.sources or append.identity):
+    if not (append.tag_hashes or append.delays or append.sources or append.identity or append.light):
         return 0
-    size = 0
+    size = 0 if append.light is None else _BLOCK.size + len(append.light.block)
     for items, item in ((append.tag_hashes, _TAG_HASH), (append.delays, _DELAY), (append.sources, _SOURCE)):
         if items:
             size += _BLOCK.size + len(items) * item.size
@@ -364,7 +375,7 @@ def _packed(rows: Sequence[_Row], layout: struct.Struct, make: Callable[[Iterabl
 
 
 def _encode_extension(append: Append) -> bytes:
-    if not (append.tag_hashes or append.delays or append.sources or append.identity):
+    if not (append.tag_hashes or append.delays or append.sources or append.identity or append.light):
         return b""
     parts = []
     if append.tag_hashes:
@@ -376,6 +387,8 @@ def _encode_extension(append: Append) -> bytes:
         parts += [_BLOCK.pack(_SOURCES, len(append.sources)), _packed(append.sources, _SOURCE, _MAKE_SOURCE).block]
     if append.identity is not None:
         parts += _encode_identity(append.identity)
+    if append.light is not None:
+        parts += [_BLOCK.pack(_LIGHT, len(append.light.block)), append.light.block]
     return b"".join(parts)
 
 
@@ -397,12 +410,13 @@ def _encode_identity(identity: Identity) -> list[bytes]:
 
 def _decode_extension(
     view: memoryview, record_count: int
-) -> tuple[Sequence[int], Sequence[Delay], Sequence[Source], Identity | None]:
+) -> tuple[Sequence[int], Sequence[Delay], Sequence[Source], Identity | None, LightNames | None]:
     """Blocks were written by us and are covered by the CRC, so they are trusted to be whole."""
     tag_hashes: Sequence[int] = ()
     delays: Sequence[Delay] = ()
     sources: Sequence[Source] = ()
     own: dict[int, memoryview] = {}  # the blocks that make up the identity
+    light: LightNames | None = None
     at = 0
     while at < len(view):
         kind, count = _BLOCK.unpack_from(view, at)
@@ -410,6 +424,9 @@ def _decode_extension(
         item = _ITEM[kind]
         block = view[at : at + count * item.size]
         at += count * item.size
+        if kind == _LIGHT:
+            light = LightNames(block)
+            continue
         if kind >= _MESSAGE_IDS:
             own[kind] = block
             continue
@@ -419,7 +436,7 @@ def _decode_extension(
             delays = Packed(block, _DELAY, _MAKE_DELAY)
         else:
             sources = Packed(block, _SOURCE, _MAKE_SOURCE)
-    return tag_hashes, delays, sources, _decode_identity(own, record_count) if own else None
+    return tag_hashes, delays, sources, _decode_identity(own, record_count) if own else None, light
 
 
 def _decode_identity(own: dict[int, memoryview], record_count: int) -> Identity:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -132,6 +132,7 @@ class Writer:
         background: BackgroundSync | None = None,
         prepare_executor: Executor,
         next_offset_of: Callable[[QueueKey], int],
+        light_ends_of: Callable[[QueueKey, Sequence[bytes]], Sequence[int | None]],
         topic_name_of: Callable[[QueueKey], str],
         publish: Callable[[Sequence[Entry]], None],
         last_store_time_ms: int,
@@ -151,10 +152,12 @@ class Writer:
         self._preparing: Future[None] | None = None
         self._has_synced = True  # a group that asked for it, since space was last made ready
         self._published_offset_of = next_offset_of
+        self._published_light_ends_of = light_ends_of
         self._topic_name_of = topic_name_of
         self._publish = publish
         self._last_store_time_ms = last_store_time_ms
         self._next_offsets: dict[QueueKey, int] = {}  # of queues with appends under way
+        self._light_ends: dict[tuple[QueueKey, bytes], int] = {}  # ... and of light queues
         self._waiting: list[_Call] = []
         self._group: list[_Call] = []  # under way
         self._waiting_bytes = 0
@@ -188,8 +191,9 @@ class Writer:
     def append(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """Queue batches to be written together. The future yields one answer a batch, in order.
 
-        Raises, with nothing stored: UnknownQueue, RecordTooLarge, OffsetMoved, Overloaded, StoreStopped. The future
-        raises DiskFull (nothing stored) or StoreStopped (outcome unknown).
+        Raises, with nothing stored: UnknownQueue, RecordTooLarge, OffsetMoved, Overloaded, StoreStopped; for batches
+        that name light queues also NoLightQueues, DiskFull, IndexDamaged. The future raises DiskFull (nothing stored)
+        or StoreStopped (outcome unknown).
         """
         if self._failure is not None:
             raise self._failure
@@ -198,6 +202,7 @@ class Writer:
         topics: list[str] = []
         sizes: list[int] = []
         size = 0
+        has_light = False
         for append in appends:
             topic = self._topic_name_of(append.queue)
             bytes_ = entry_bytes(append, len(topic.encode()))
@@ -207,12 +212,20 @@ class Writer:
                 next_offset = self._next_offset(append.queue)
                 if next_offset != append.expected_offset:
                     raise OffsetMoved(append.expected_offset, next_offset)
+            if append.light is not None:
+                has_light = True
             topics.append(topic)
             sizes.append(bytes_)
             size += bytes_
         if self._waiting_bytes + size > self._config.append_bytes_max and self._waiting:
             raise Overloaded(f"{self._waiting_bytes} bytes wait for the disk; send again in a moment")
+        published_ends = self._published_ends(appends) if has_light else ()  # the last thing that may raise
         base_offsets = [self._take_offsets(append) for append in appends]
+        if has_light:
+            appends = [
+                append if ends is None else self._with_light_offsets(append, base_offset, ends)
+                for append, base_offset, ends in zip(appends, base_offsets, published_ends, strict=True)
+            ]
         done: asyncio.Future[list[Appended]] = self._loop.create_future()
         self._waiting.append(_Call(appends, topics, base_offsets, sizes, size, acks, done))
         self._waiting_bytes += size
@@ -228,6 +241,45 @@ class Writer:
         base_offset = self._next_offset(append.queue)
         self._next_offsets[append.queue] = base_offset + append.record_count
         return base_offset
+
+    def _published_ends(self, appends: Sequence[Append]) -> list[Sequence[int | None] | None]:
+        """For each batch that names light queues, where those end as readers see it. Those of a delayed record get no
+        offset now: it is not in its partition yet."""
+        ends: list[Sequence[int | None] | None] = []
+        for append in appends:
+            if append.light is None:
+                ends.append(None)
+                continue
+            found = self._published_light_ends_of(append.queue, () if append.delays else append.light.names)
+            ends.append(None if append.delays else found)
+        return ends
+
+    def _with_light_offsets(self, append: Append, base_offset: int, published_ends: Sequence[int | None]) -> Append:
+        """The same batch, with the offsets of its records in their light queues (store/light_names.py)."""
+        light, queue = append.light, append.queue
+        assert light is not None
+        first_offsets = []
+        for name, end, first_record, count in zip(
+            light.names, published_ends, light.first_records(), light.record_counts(), strict=True
+        ):
+            key = (queue, name)
+            offset = self._light_ends.get(key, end)
+            if offset is None:
+                offset = base_offset + first_record  # L2
+            first_offsets.append(offset)
+            self._light_ends[key] = offset + count
+        return replace(append, light=light.assigned(first_offsets))
+
+    def _forget_light_ends(self, append: Append) -> None:
+        """Leave the ends of light queues to the index, which knows them by now, but for those with appends under
+        way."""
+        light, queue = append.light, append.queue
+        assert light is not None
+        if append.delays:
+            return
+        for name, first_offset, count in zip(light.names, light.first_offsets, light.record_counts(), strict=True):
+            if self._light_ends.get((queue, name)) == first_offset + count:
+                del self._light_ends[queue, name]
 
     async def run(self) -> None:
         """Write until `stop`; then write what still waits, sync, and return. On an I/O error answer everyone and
@@ -480,6 +532,10 @@ class Writer:
             own = entries[at : at + len(call.appends)]
             at += len(own)
             stats.record_count += sum(entry.record_count for entry in own)
+            if self._light_ends:
+                for append in call.appends:
+                    if append.light is not None:
+                        self._forget_light_ends(append)
             if not call.done.done():  # its caller may have been cancelled
                 call.done.set_result(
                     [Appended(entry.position, entry.base_offset, entry.store_time_ms, reached) for entry in own]
@@ -498,6 +554,7 @@ class Writer:
         self._waiting = own
         self._waiting_bytes = sum(call.size for call in own)
         self._next_offsets = {queue: n for queue, n in self._next_offsets.items() if queue.topic_id in OWN_TOPIC_IDS}
+        self._light_ends.clear()
         for call in sends:
             if not call.done.done():
                 call.done.set_exception(error)
@@ -507,6 +564,7 @@ class Writer:
         refused, self._waiting = group + self._waiting, []
         self._waiting_bytes = 0
         self._next_offsets.clear()
+        self._light_ends.clear()
         for call in refused:
             if not call.done.done():
                 call.done.set_exception(error)
@@ -549,6 +607,7 @@ def _make_entries(written: list[_Written], entries: list[Entry]) -> None:
             Entry(
                 position, size, append.queue, topic, base_offset, append.record_count, store_time_ms,
                 append.json_values, batch, append.tag_hashes, append.delays, append.sources, append.identity,
+                light=append.light,
             )
         )  # fmt: skip
     entries += made

@@ -78,6 +78,9 @@ def _fields_of(found: Found, values: bool) -> dict[str, object]:
         "delays": [delay._asdict() for delay in entry.delays],
         "sources": [source._asdict() for source in entry.sources],
     }
+    if entry.light is not None:
+        rows = entry.light.rows()
+        fields["light_queues"] = [[row.record_index, _text(row.name), row.offset] for row in rows]
     if entry.identity is not None:
         fields["identity"] = _identity(entry.identity)
     if values:

@@ -208,8 +208,9 @@ def _positions(files: _Files, first: int, end: int) -> Iterator[tuple[int, int]]
         first += len(units) // UNIT_BYTES
 
 
-def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int) -> IndexCheck:
+def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int, log_start: int = 0) -> IndexCheck:
     """The check that fits the index of this directory. `snapshot` is that of an index in files, if there is one.
+    Retention has given up what lies before `log_start`; the log may still have it.
 
     Raises IndexDamaged when a database cannot be opened.
     """
@@ -223,5 +224,5 @@ def open_index_check(root: Path, snapshot: Snapshot | None, *, log_begin: int) -
             from store.offline.index_check_rocksdb import RocksDbIndexCheck
         except ModuleNotFoundError:  # the extra is not installed
             return NoIndexCheck()
-        return RocksDbIndexCheck(root, log_begin=log_begin)
+        return RocksDbIndexCheck(root, log_begin=log_begin, log_start=log_start)
     return NoIndexCheck()

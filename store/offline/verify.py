@@ -193,7 +193,7 @@ class _Verifier:
         report.log_bytes = sum(file.size for file in files)
         report.log_begin = report.log_end = files[0].start if files else 0
         try:
-            self._index = open_index_check(self._root, index, log_begin=report.log_begin)
+            self._index = open_index_check(self._root, index, log_begin=report.log_begin, log_start=self._log_start)
         except IndexDamaged as error:
             self._damage(self._root, 0, f"the index cannot be opened: {error}; see mq index rebuild")
         report.checkpoint = self._index.checkpoint

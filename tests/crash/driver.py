@@ -30,6 +30,7 @@ from store.config import StoreConfig
 from store.errors import DiskFull, StoreError
 from store.files import OsFiles
 from store.index.opening import IndexKind
+from store.light_names import LightNames
 from store.limits import KiB
 from store.record_batch import Record, decode, encode
 from store.store import Store
@@ -197,10 +198,17 @@ async def append(store: Store, topic_id: int, queue: int, rng: Random, sequences
     """Append one batch; while the disk is full, say so, prove that reads work, and try again."""
     numbers = [number for number, _ in zip(sequences, range(rng.choice((1, 1, 2, 8))), strict=False)]
     records = [Record(None, value_of(queue, number, rng.choice((10, 300, 6000))), 0) for number in numbers]
+    names = [[b"all", b"light/%d" % (number % 5)] if number % 3 else [] for number in numbers]
+    light = LightNames.of(names) if store.config.index == "rocksdb" else None  # `mq verify` compares their rows
     while True:
         try:
             [appended] = await store.append(
-                [Append(queue=QueueKey(topic_id, queue), batch=encode(records), record_count=len(records))], acks=acks
+                [
+                    Append(
+                        queue=QueueKey(topic_id, queue), batch=encode(records), record_count=len(records), light=light
+                    )
+                ],
+                acks=acks,
             )
         except DiskFull:
             say("full")

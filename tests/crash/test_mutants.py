@@ -25,6 +25,7 @@ ROT = "tests/crash/test_bit_rot.py"
 ENTRY = "tests/store/log/test_entry.py"
 COMMIT_LOG = "tests/store/log/test_commit_log.py"
 RESERVE = "tests/store/test_full_disk.py"
+LIGHT = "tests/store/test_light_queues.py"
 IDEMPOTENCY = "tests/properties/test_repeats_crash.py"
 
 MUTANT_TIMEOUT_S = 600
@@ -138,6 +139,78 @@ MUTANTS = [
         "        self._waiting_bytes = 0\n        self._next_offsets.clear()\n",
         "        self._waiting_bytes = 0\n",
         ERRORS,
+    ),
+    Mutant(
+        "keep the offsets of refused appends in light queues",
+        "store/log/writer.py",
+        "        self._next_offsets.clear()\n        self._light_ends.clear()\n        for call in refused:\n",
+        "        self._next_offsets.clear()\n        for call in refused:\n",
+        LIGHT,
+    ),
+    Mutant(
+        "keep in memory where every light queue ends",
+        "store/log/writer.py",
+        "                del self._light_ends[queue, name]\n",
+        "                pass\n",
+        LIGHT,
+    ),
+    Mutant(
+        "begin a light queue that comes back at an offset it had",
+        "store/log/writer.py",
+        "                offset = base_offset + first_record  # L2\n",
+        "                offset = 0\n",
+        LIGHT,
+    ),
+    Mutant(
+        "write rows of light queues that a power cut may take",
+        "store/index/light.py",
+        "                if position >= checkpoint:\n                    break\n",
+        "",
+        CRASHES,
+    ),
+    Mutant(
+        "forget rows of light queues that a flush leaves behind",
+        "store/index/light.py",
+        "            for appended in left:\n                self._add(appended)\n",
+        "",
+        CRASHES,
+    ),
+    Mutant(
+        "count records before their rows of light queues are written",
+        "store/index/rocksdb.py",
+        "                self._light.write(light_work, checkpoint)\n"
+        "                self._write(work, begun, checkpoint, is_rebuilding)\n",
+        "                self._write(work, begun, checkpoint, is_rebuilding)\n"
+        "                self._light.write(light_work, checkpoint)\n",
+        CRASHES,
+    ),
+    Mutant(
+        "show records in light queues that the partition has given up",
+        "store/index/light.py",
+        "        if first is None or first.partition_offset >= low:\n",
+        "        if True:\n",
+        LIGHT,
+    ),
+    Mutant(
+        "leave rows of light queues behind when their log file goes",
+        "store/index/light.py",
+        "        for key in self._rows:\n            batch.delete(key, light)\n",
+        "",
+        LIGHT,
+    ),
+    Mutant(
+        "name light queues in a directory that an older program would open",
+        "store/store.py",
+        "                raise_format(self.config.root, self._files, LIGHT_FORMAT)\n",
+        "                pass\n",
+        LIGHT,
+    ),
+    Mutant(
+        "serve what a row of a light queue points to, unseen",
+        "store/store.py",
+        "            if entry.light is None or not entry.light.has(LightRow(record_index, name, unit.offset)):\n",
+        "            if entry.light is None:\n",
+        LIGHT,
     ),
     Mutant(
         "leave the position out of what makes an entry valid",

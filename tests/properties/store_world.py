@@ -11,6 +11,9 @@ After a power cut, a kill or a clean restart `World.start` opens the store again
     P7  retention takes whole files of the log and only from its beginning; offsets are never used again
     P8  what was acked WRITTEN is there after a power cut if anything was acked a flush interval later
     P9  a search by record time passes over no record
+    P10 in each light queue (an index in the database keeps them) are exactly the records that named it, in their
+        order, at offsets without a gap from the first that is kept; an offset that was shown never has another
+        record, and none of a record that expired is used again
 
 and while it runs, that nothing is shown before it was acked.
 """
@@ -19,11 +22,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from operator import add
 from random import Random
 
 from store.ahead import AHEAD_MS
+from store.config import StoreConfig
 from store.errors import StoreError
+from store.light_names import LightNames
 from store.limits import KiB
 from store.record_batch import max_timestamp_ms
 from store.store import Store
@@ -39,10 +46,12 @@ SETTINGS = with_settings(retention_ms=None, retention_bytes=130 * KiB)
 
 @dataclass(frozen=True)
 class Call:
-    """One call: batches as (queue number, value sizes), and the level asked for."""
+    """One call: batches as (queue number, value sizes), and the level asked for. The records of the call are in turn in
+    the light queues of the elements of `light`, by number, if it has any and the index keeps some."""
 
     batches: tuple[tuple[int, tuple[int, ...]], ...]
     acks: Acks
+    light: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,12 @@ class Sent:
     base_offset: int
     record_count: int
     batch: bytes
+    light: LightNames | None = None  # as it was sent: without offsets
     position: int | None = None
+    light_offsets: Sequence[int] | None = None  # once they were shown
+
+
+LightQueue = tuple[QueueKey, bytes]
 
 
 @dataclass(slots=True)
@@ -128,6 +142,7 @@ class Model:
     doomed: set[str] = field(default_factory=set)  # topics whose deletion was not answered
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
     floors: dict[QueueKey, int] = field(default_factory=dict)  # offsets before it have expired
+    light_floors: dict[LightQueue, int] = field(default_factory=dict)  # offsets before it were of records that expired
     removable_to: int = 0  # retention was never asked to remove the log beyond this position
     sent_count: int = 0
 
@@ -157,12 +172,15 @@ class Model:
         for sent in self.log:
             if sent.position is not None and sent.position < first_position:
                 self.floors[sent.queue] = sent.base_offset + sent.record_count
+                if sent.light is not None and sent.light_offsets is not None:
+                    ends = map(add, sent.light_offsets, sent.light.record_counts())
+                    self.light_floors.update(zip(((sent.queue, name) for name in sent.light.names), ends, strict=True))
         self.forget(lambda sent: sent.position is not None and sent.position < first_position)
 
     def copy(self) -> Model:
         """A model that changes on its own; topics are values and may be shared."""
         return Model(
-            [Sent(sent.queue, sent.base_offset, sent.record_count, sent.batch, sent.position) for sent in self.log],
+            [replace(sent) for sent in self.log],
             self.acked_count,
             self.durable_count,
             self.aged_count,
@@ -170,6 +188,7 @@ class Model:
             set(self.doomed),
             dict(self.next_offsets),
             dict(self.floors),
+            dict(self.light_floors),
             self.removable_to,
             self.sent_count,
         )
@@ -178,14 +197,15 @@ class Model:
 class World:
     """A disk, the store on it, and what its clients know."""
 
-    def __init__(self, disk: SimDisk, model: Model) -> None:
+    def __init__(self, disk: SimDisk, model: Model, settings: StoreConfig = SETTINGS) -> None:
         self.disk = disk
         self.model = model
+        self.settings = settings
         self.store: Store
 
     async def start(self, *, certain_count: int) -> None:
         """Open the store and check that the first `certain_count` entries are there (P1, P6), P2, P3 and P7."""
-        self.store = await open_store(self.disk, SETTINGS)
+        self.store = await open_store(self.disk, self.settings)
         await self._check(certain_count)
 
     async def run(self, operations: Sequence[Operation]) -> None:
@@ -258,13 +278,15 @@ class World:
         asked = []
         for call in calls:
             batches, appends = [], []
+            light = cycle(call.light if self.settings.index == "rocksdb" and call.light else ((),))
             for number, sizes in call.batches:
                 queue = queues[number % len(queues)]
                 values = [model.value(size) for size in sizes]
                 append = append_of(queue, values, dated_ms=START_MS + _ahead_ms(model.sent_count))
+                append.light = LightNames.of([[b"light/%d" % one for one in next(light)] for _ in sizes])
                 base_offset = model.next_offsets.get(queue, 0)
                 model.next_offsets[queue] = base_offset + len(sizes)
-                batches.append(Sent(queue, base_offset, len(sizes), _as_read(append.batch, base_offset)))
+                batches.append(Sent(queue, base_offset, len(sizes), _as_read(append.batch, base_offset), append.light))
                 appends.append(append)
             model.log += batches
             asked.append((call, batches, self.store.append(appends, acks=call.acks)))
@@ -277,6 +299,8 @@ class World:
                 assert appended.acks >= call.acks
                 assert appended.base_offset == sent.base_offset
                 sent.position = appended.position
+                if sent.light is not None:
+                    _show_light(sent, await self.store.read_entry(appended.position))
             model.acked_count += len(batches)
             model.durable_count = max(model.durable_count, model.aged_count)  # P8
             if call.acks is Acks.FLUSHED:
@@ -288,6 +312,10 @@ class World:
             acked[sent.queue] = sent.base_offset + sent.record_count
         for queue in self.model.queues():
             assert self.store.bounds(queue).max_offset == acked.get(queue, 0), "shown before it was acked"
+            if (rows := self.store._queues.light) is not None:
+                for name in rows.names(queue, b"", b"", 100):
+                    for unit in rows.units(queue, name, 0, 1000):
+                        assert unit.partition_offset < acked.get(queue, 0), "shown in a light queue before it was acked"
 
     async def _check(self, certain_count: int) -> None:
         model, store = self.model, self.store
@@ -299,7 +327,9 @@ class World:
             assert name in found_topics, "P3: a topic is gone"
             assert found_topics[name].topic_id == topic.topic_id
             assert found_topics[name].partitions >= topic.partitions, "P3: partitions are gone"
-        first_position = self._first_position()
+        file_bytes = self.settings.commit_log_file_bytes
+        given_up = min(store._log_start, store._queues.checkpoint) // file_bytes * file_bytes
+        first_position = max(self._first_position(), given_up)  # a file that was given up may not be gone yet
         assert first_position <= model.removable_to, "P7: the beginning of the log is gone"
         model.expire(first_position)
         model.topics = found_topics
@@ -317,6 +347,9 @@ class World:
             batch = bytes(entry.batch)  # views compare byte by byte, bytes all at once
             assert batch == sent.batch, f"P2: {batch[:100]!r} where {sent.batch[:100]!r} was sent"
             sent.position = entry.position
+            assert (entry.light is None) == (sent.light is None), "P10: light queues are gone, or there are others"
+            if sent.light is not None:
+                _show_light(sent, entry)
             survived += 1
         assert not any(rest.values()), f"P2: records without those before them in the log, or phantoms: {rest!r:.300}"
         assert survived >= model.durable_count, f"P1, P6, P8: {model.durable_count} were certain, {survived} are there"
@@ -331,6 +364,51 @@ class World:
             assert bounds.max_offset == bounds.min_offset + sum(entry.record_count for entry in found[queue])
             model.next_offsets[queue] = bounds.max_offset
             _check_dates(store, found[queue])
+        if self.settings.index == "rocksdb":
+            await self._check_light()
+
+    async def _check_light(self) -> None:
+        """P10 of what is there."""
+        model, store = self.model, self.store
+        expected: dict[LightQueue, list[tuple[int, int]]] = {}  # offsets there, and in the partition
+        for sent in model.log:
+            if sent.light is None:
+                continue
+            for record_index, name, offset in sent.light.assigned(sent.light_offsets or ()).rows():
+                queue, partition_offset = (sent.queue, name), sent.base_offset + record_index
+                own = expected.setdefault(queue, [])
+                if own:
+                    assert offset == own[-1][0] + 1, f"P10: a gap in {queue}"
+                elif (floor := model.light_floors.get(queue)) is None:
+                    assert offset == partition_offset, f"P10: {queue} begins elsewhere"
+                else:
+                    assert offset in (floor, partition_offset), f"P10: {queue} goes on elsewhere"
+                    assert offset >= floor, f"P10: offset {offset} of {queue} is used again"
+                own.append((offset, partition_offset))
+        for key in model.queues():
+            listed = store.light_names(key, b"", after=b"", count=1000)
+            kept = {name for queue, name in expected if queue == key}
+            assert kept <= set(listed), f"P10: of {kept} only {listed} are listed"
+            assert {name for name in set(listed) - kept if (key, name) not in model.light_floors} == set()
+            for name in {*listed, b"light/none"}:
+                read = await store.read_light(key, name, 0, max_records=1000, max_bytes=1 << 20)
+                found = [(offset, entry.base_offset + index) for offset, entry, index in read.records]
+                assert found == expected.get((key, name), []), f"P10: other records in {name!r} of {key}"
+                if found:
+                    assert (read.min_offset, read.max_offset) == (found[0][0], found[-1][0] + 1)
+                    assert read.next_offset == read.max_offset
+                else:
+                    assert read.min_offset == read.max_offset
+
+
+def _show_light(sent: Sent, entry: Entry) -> None:
+    """Take note of the offsets that the records of a batch have in their light queues, for ever."""
+    assert sent.light is not None
+    assert entry.light is not None
+    offsets = entry.light.first_offsets
+    assert entry.light == sent.light.assigned(offsets), "P10: other light queues"
+    assert sent.light_offsets in (None, offsets), "P10: an offset that was shown has changed"
+    sent.light_offsets = offsets
 
 
 def _ahead_ms(number: int) -> int:
@@ -360,13 +438,19 @@ def some_operations(rng: Random, count: int) -> list[Operation]:
     """A random history without power cuts."""
     acks = rng.choice(((Acks.FLUSHED,), (Acks.WRITTEN,), (Acks.FLUSHED, Acks.WRITTEN)))
     largest = rng.choice((20, 600, 6000))
+    light_share = rng.choice((0.0, 0.2, 0.8))
+
+    def some_light() -> tuple[tuple[int, ...], ...]:
+        if rng.random() >= light_share:
+            return ()
+        return tuple(tuple(rng.sample(range(8), rng.choice((0, 1, 1, 3)))) for _ in range(rng.choice((1, 3))))
 
     def call() -> Call:
         batches = tuple(
             (rng.randrange(12), tuple(rng.randrange(largest) // n for n in range(1, rng.choice((2, 2, 6)))))
             for _ in range(rng.choice((1, 1, 1, 3)))
         )
-        return Call(batches, rng.choice(acks))
+        return Call(batches, rng.choice(acks), some_light())
 
     operations: list[Operation] = []
     for _ in range(count):

@@ -8,7 +8,8 @@ fails, then draws several of the disks that may be left (tests/simdisk.py). Each
 
 and the last one is where the next round goes on. Disks of one round that are equal byte for byte are one state and
 count once. A life depends on nothing but its seed; every third one has its indexes synced all together (`syncfs`), as
-stores of many queues do, and every second one a log that is allocated ahead of most groups, not zeroed.
+stores of many queues do, every second one a log that is allocated ahead of most groups, not zeroed, and every fifth one
+an index in a database (tests/simdb.py), with light queues.
 
 A failure is shrunk: rounds, disks and operations that do not matter are taken away, and what is left is printed as
 Python, to be put into `live`.
@@ -44,9 +45,13 @@ from unittest.mock import patch
 import uvloop
 from crc32c import crc32c
 
+from store.config import StoreConfig
+from store.data_format import raise_format
 from store.errors import StoreError
 from store.index import file as file_index
+from store.index.opening import IndexKind
 from store.log import writer
+from store.store import LIGHT_FORMAT
 from store.types import Acks
 from tests.properties.store_world import (
     SETTINGS,
@@ -60,6 +65,7 @@ from tests.properties.store_world import (
     World,
     some_operations,
 )
+from tests.simdb import simulated_database
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, open_store
 
@@ -90,6 +96,7 @@ class Life:
     zero_group_bytes_max: int
     syncs_beside: bool
     kept_log_share: int
+    index: IndexKind
     rounds: tuple[Round, ...]
 
 
@@ -132,7 +139,8 @@ def life_of(seed: int) -> Life:
     synced_each_max = 1 if seed % 3 == 0 else file_index.SYNCED_EACH_MAX
     zero_group_bytes_max = LARGE_GROUP_BYTES if seed % 2 else writer.ZERO_GROUP_BYTES_MAX
     kept_log_share = (1, 4, file_index.KEPT_LOG_SHARE)[seed // 4 % 3]
-    return Life(synced_each_max, zero_group_bytes_max, seed % 4 >= 2, kept_log_share, tuple(rounds))
+    index: IndexKind = "rocksdb" if seed % 5 == 0 else "file"
+    return Life(synced_each_max, zero_group_bytes_max, seed % 4 >= 2, kept_log_share, index, tuple(rounds))
 
 
 def live(life: Life) -> Count:
@@ -146,6 +154,7 @@ def live(life: Life) -> Count:
             patch.object(file_index, "KEPT_LOG_SHARE", life.kept_log_share),
             patch.object(writer, "ZERO_GROUP_BYTES_MAX", life.zero_group_bytes_max),
             patch.object(writer, "WRITEOUT_BYTES", min(life.zero_group_bytes_max, writer.WRITEOUT_BYTES)),
+            simulated_database(),
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(_live(life))
@@ -157,8 +166,11 @@ async def _live(life: Life) -> Count:
     state_count = cut_count = 0
     disk = SimDisk()
     disk.syncs_beside = life.syncs_beside
-    world = World(disk, Model())
+    world = World(disk, Model(), replace(SETTINGS, index=life.index))
     await world.start(certain_count=0)
+    if life.index == "rocksdb":
+        # Else by the first light queue, in the middle of a cut; see tests/store/test_data_format.py for those.
+        raise_format(SETTINGS.root, disk, LIGHT_FORMAT)
     lived: list[Round] = []
     for one in life.rounds:
         seen: set[int] = set()
@@ -180,7 +192,7 @@ async def _live(life: Life) -> Count:
                 repeat_count = 0 if is_new else repeat_count + 1
                 if not is_new and not is_last:
                     continue
-                after, cuts = await recovered(disk, world.model if is_last else world.model.copy(), rng)
+                after, cuts = await recovered(disk, world.model if is_last else world.model.copy(), rng, world.settings)
                 cut_count += cuts
                 if is_last:
                     world = after
@@ -195,18 +207,18 @@ async def _live(life: Life) -> Count:
     return Count(state_count, cut_count)
 
 
-async def recovered(disk: SimDisk, model: Model, rng: Random) -> tuple[World, int]:
+async def recovered(disk: SimDisk, model: Model, rng: Random, settings: StoreConfig = SETTINGS) -> tuple[World, int]:
     """The world after a power cut left this disk, recovered and checked; and how often the power failed during that
     (P5)."""
     cut_count = 0
     for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 3))):
         disk.cut_power_at(rng.randrange(1, 12))
         with contextlib.suppress(OSError, StoreError):
-            await open_store(disk, SETTINGS)
+            await open_store(disk, settings)
         await abandon()
         cut_count += disk.is_dark
         disk = disk.crash(rng)
-    world = World(disk, model)
+    world = World(disk, model, settings)
     await world.start(certain_count=model.durable_count)
     return world, cut_count
 

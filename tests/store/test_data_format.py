@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from store.data_format import VERSION, check_format
+from store.data_format import BASE_VERSION, VERSION, check_format, raise_format
 from store.errors import Corrupt, FormatTooNew
 from tests.simdisk import SimDisk
 
 ROOT = Path("/data")
 PATH = ROOT / "format"
-STAMP = b"mq data format %d\n" % VERSION
+STAMP = b"mq data format %d\n" % BASE_VERSION
 
 
 def empty_disk() -> SimDisk:
@@ -26,7 +26,7 @@ def empty_disk() -> SimDisk:
 def test_a_new_directory_is_stamped_durably_and_accepted_ever_after() -> None:
     disk = empty_disk()
     check_format(ROOT, disk)
-    assert disk.contents(PATH) == b"mq data format %d\n" % VERSION
+    assert disk.contents(PATH) == STAMP
     assert disk.is_clean()
     check_format(ROOT, disk)
 
@@ -82,3 +82,23 @@ def test_an_older_directory_is_stamped_anew_before_anything_else_and_across_cras
                 assert after.is_clean()
             else:
                 assert nth == 5, "only the sync of the new stamp's one sector may leave garbage"
+
+
+def test_a_version_is_raised_before_what_needs_it_and_never_lowered() -> None:
+    for nth in range(1, 7):
+        for seed in range(20):
+            disk = empty_disk()
+            check_format(ROOT, disk)
+            disk.cut_power_at(nth)
+            with suppress(OSError):
+                raise_format(ROOT, disk, VERSION)
+            after = disk.crash(Random(seed))
+            left = after.contents(PATH) if after.paths() else b""
+            if left.startswith(STAMP[:-2]) or not left.strip(b"\0"):
+                check_format(ROOT, after)
+                raise_format(ROOT, after, VERSION)
+                assert after.contents(PATH) == b"mq data format %d\n" % VERSION
+                after.calls.clear()
+                raise_format(ROOT, after, BASE_VERSION)
+                check_format(ROOT, after)
+                assert after.calls == []

@@ -22,7 +22,7 @@ from gateway.routing.table import RouteTable
 from gateway.settings.config import build
 from gateway.surfaces.http.context import Gateway
 from store import Store, record_batch
-from store.data_format import VERSION
+from store.data_format import BASE_VERSION, VERSION
 from store.errors import FormatTooNew
 from store.files import OsFiles
 from store.offline.verify import verify
@@ -127,7 +127,7 @@ async def test_what_an_older_version_left_is_there_and_fires_once(tmp_path: Path
     async with life(root, clock) as running:
         await running.pass_to(clock, sample.made_ms + 61_000)
         await check(running, sample, root)
-        assert (root / "format").read_bytes() == b"mq data format %d\n" % VERSION
+        assert (root / "format").read_bytes() == b"mq data format %d\n" % BASE_VERSION
     clock = FakeClock(sample.made_ms + 2 * DUE_AFTER_MS)
     async with life(root, clock) as running:
         await running.pass_to(clock, clock.now_ms())

@@ -1,0 +1,164 @@
+"""The light queues that the records of one batch name, and the offsets they get there: one packed block.
+
+A light queue is one of many small queues of a partition: a record may be in up to 64 of them and is stored once
+(docs/light-queues.md). The offsets are in the log, because an index that is built again after the log has lost its
+beginning could not count them.
+
+    name count u32 · row count u32
+    first offset i64 of each name     of the first record of this batch that names it, the next one gets one more;
+                                      -1 in entries of `__timer`: it is assigned when the record is delivered
+    length u8 of each name
+    count u8 of each record           how many light queues it is in
+    name index u32 of each row        the names of record 0, then those of record 1, ...
+    the names, UTF-8, end to end
+
+    L1  a record names a queue at most once
+    L2  the offsets of one light queue ascend by one along the log, from where it begins: at the offset of its first
+        record in the partition. One that has no row left, and comes back, begins so again: as each record adds at most
+        one row, that is above every offset it had
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from store.limits import LIGHT_NAME_BYTES_MAX, LIGHT_NAMES_MAX
+from store.types import Buffer
+
+_COUNTS = struct.Struct(">II")
+_FIRST_OFFSET_BYTES = 8
+NOT_ASSIGNED = -1
+
+
+class LightRow(NamedTuple):
+    """One record in one light queue: the record's index in the batch, the queue's name, the record's offset there."""
+
+    record_index: int
+    name: bytes
+    offset: int
+
+
+class LightNames:
+    """See above. Equal when the blocks are; one object for the garbage collector, whatever is in it."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Buffer) -> None:
+        self.block = bytes(block)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LightNames) and self.block == other.block
+
+    def __hash__(self) -> int:
+        return hash(self.block)
+
+    def __repr__(self) -> str:
+        return f"LightNames({self.rows()!r:.200})"
+
+    @classmethod
+    def of(cls, names_of_records: Sequence[Sequence[bytes]]) -> LightNames | None:
+        """The names of each record of a batch, no offset assigned; None when no record has one.
+
+        A name has 1 to `LIGHT_NAME_BYTES_MAX` bytes without a zero byte, a record at most `LIGHT_NAMES_MAX` names,
+        each once: callers have checked.
+        """
+        index_of: dict[bytes, int] = {}
+        indexes = [index_of.setdefault(name, len(index_of)) for names in names_of_records for name in names]
+        if not indexes:
+            return None
+        assert all(0 < len(name) <= LIGHT_NAME_BYTES_MAX for name in index_of)
+        assert all(len(set(names)) == len(names) <= LIGHT_NAMES_MAX for names in names_of_records)
+        name_count = len(index_of)
+        return cls(
+            b"".join(
+                (
+                    _COUNTS.pack(name_count, len(indexes)),
+                    struct.pack(">q", NOT_ASSIGNED) * name_count,
+                    bytes(map(len, index_of)),
+                    bytes(map(len, names_of_records)),
+                    struct.pack(f">{len(indexes)}I", *indexes),
+                    *index_of,
+                )
+            )
+        )
+
+    @property
+    def names(self) -> list[bytes]:
+        """The distinct names, in the order of their first use."""
+        name_count, _ = _COUNTS.unpack_from(self.block)
+        lengths_at = _COUNTS.size + name_count * _FIRST_OFFSET_BYTES
+        lengths = self.block[lengths_at : lengths_at + name_count]
+        names_at = len(self.block) - sum(lengths)
+        return [self.block[at:end] for at, end in pairwise(accumulate(lengths, initial=names_at))]
+
+    @property
+    def first_offsets(self) -> Sequence[int]:
+        """For each of `names`."""
+        name_count, _ = _COUNTS.unpack_from(self.block)
+        return struct.unpack_from(f">{name_count}q", self.block, _COUNTS.size)
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether the records have their offsets; not in `__timer`."""
+        return self.first_offsets[0] != NOT_ASSIGNED
+
+    def assigned(self, first_offsets: Sequence[int]) -> LightNames:
+        """The same names with the first offset of each."""
+        block = bytearray(self.block)
+        struct.pack_into(f">{len(first_offsets)}q", block, _COUNTS.size, *first_offsets)
+        return LightNames(block)
+
+    def of_records(self) -> list[list[bytes]]:
+        """The names of each record."""
+        names = self.names
+        counts, indexes = self._rows(names)
+        found = iter(indexes)
+        return [[names[next(found)] for _ in range(count)] for count in counts]
+
+    def first_records(self) -> list[int]:
+        """For each of `names`, the index of the first record with it."""
+        names = self.names
+        counts, indexes = self._rows(names)
+        first = [0] * len(names)
+        at = sum(counts)
+        for record_index in range(len(counts) - 1, -1, -1):
+            for name_index in indexes[at - counts[record_index] : at]:
+                first[name_index] = record_index
+            at -= counts[record_index]
+        return first
+
+    def record_counts(self) -> list[int]:
+        """For each of `names`, how many records have it."""
+        names = self.names
+        count_of = [0] * len(names)
+        for name_index in self._rows(names)[1]:
+            count_of[name_index] += 1
+        return count_of
+
+    def rows(self) -> list[LightRow]:
+        """A row for each record and name, by record. The offsets are meaningless before they are assigned."""
+        names = self.names
+        counts, indexes = self._rows(names)
+        following = list(self.first_offsets)
+        rows: list[LightRow] = []
+        at = 0
+        for record_index, count in enumerate(counts):
+            for name_index in indexes[at : at + count]:
+                rows.append(LightRow(record_index, names[name_index], following[name_index]))
+                following[name_index] += 1
+            at += count
+        return rows
+
+    def has(self, row: LightRow) -> bool:
+        """Whether a record has this offset in this light queue."""
+        return row in self.rows()
+
+    def _rows(self, names: Sequence[bytes]) -> tuple[bytes, Sequence[int]]:
+        """How many names each record has, and the index of each in `names`."""
+        name_count, row_count = _COUNTS.unpack_from(self.block)
+        counts_at = _COUNTS.size + name_count * (_FIRST_OFFSET_BYTES + 1)
+        indexes_at = len(self.block) - sum(map(len, names)) - 4 * row_count
+        return self.block[counts_at:indexes_at], struct.unpack_from(f">{row_count}I", self.block, indexes_at)
