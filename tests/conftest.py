@@ -8,6 +8,7 @@ elsewhere look for new ones. With MQ_NO_SKIP=1 a test that is skipped fails: CI 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests import contract
 
@@ -26,6 +28,8 @@ settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool
 settings.load_profile("mq")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all tests are collected: they are a million objects, none of them garbage
 
 # Without bytecode on disk, as container images often are, each server that a test starts compiles 300 modules: twice
 # the processor time of its start.
@@ -43,8 +47,15 @@ def answers_are_as_declared() -> Iterator[None]:
 
 
 REPOSITORY = Path(__file__).parents[1]
-SLOW_FIRST = ("spark", "turns", "e2e", "loadtest", "properties", "timer", "crash")
+WAITING = ("spark", "turns", "e2e", "clients", "loadtest")
+"""Names of folders whose tests mostly wait for processes that they have started."""
+
+SLOW_FIRST = (*WAITING, "properties", "timer", "crash")
 """Names of folders."""
+
+COMPUTING_SHARE = 3
+"""One in so many workers takes the other files first."""
+
 MUTANT = "::test_every_mutant_is_killed["
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
@@ -68,11 +79,17 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long first: side by side, nobody then waits for one file at the end."""
+    """What takes long first: side by side, no worker then waits for one file at the end."""
     last = len(SLOW_FIRST)
     items.sort(
         key=lambda item: min((SLOW_FIRST.index(part) for part in item.path.parts if part in SLOW_FIRST), default=last)
     )
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage need not look at the tests, now or later: each took half a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @cache
@@ -81,16 +98,34 @@ def uses_spark(file: str) -> bool:
     return file.startswith("tests/spark/") and "spark: SparkSession" in (REPOSITORY / file).read_text()
 
 
-class SparkInOneWorker(LoadFileScheduling):
-    """A file is run by one worker, and so are all files that use Spark: each worker would start a JVM of its own."""
+class FilesByKind(LoadFileScheduling):
+    """A file is run by one worker, and so are all files that use Spark: each worker would start a JVM of its own.
+
+    Tests that wait and tests that compute run beside each other: while all workers waited at first, and all computed
+    later, the cores were idle for a quarter of the time, and then shared by too many.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return "spark" if uses_spark(file) else file
 
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        nodes = self.nodes
+        if len(nodes) > 1:
+            waits = nodes.index(node) >= max(1, len(nodes) // COMPUTING_SHARE)
+            of_kind = next((scope for scope in self.workqueue if is_waiting(scope) is waits), None)
+            if of_kind is not None:
+                self.workqueue.move_to_end(of_kind, last=False)
+        super()._assign_work_unit(node)
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SparkInOneWorker | None:
-    return SparkInOneWorker(config, log) if config.getvalue("dist") == "loadfile" else None
+
+def is_waiting(scope: str) -> bool:
+    """Whether the tests of a file mostly wait."""
+    return not set(WAITING).isdisjoint(scope.split("/"))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesByKind | None:
+    return FilesByKind(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
