@@ -20,7 +20,7 @@ from rich.progress import Progress, TaskID, TextColumn
 
 from gateway.cli.client import Client, Server, connected, failure, path_segment, refused, server_of, session
 from gateway.cli.complete import topic_names
-from gateway.cli.send import AcksLevel
+from gateway.cli.send import AcksLevel, AcksOption
 from gateway.cli.terminal import (
     URL_DEFAULT,
     CliError,
@@ -77,10 +77,7 @@ def bench(
     size: Annotated[int, typer.Option("--size", "-s", min=1, max=1_000_000, help="Bytes of a value.")] = 100,
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, max=10_000, help="Records of one request.")] = 500,
     connections: Annotated[int, typer.Option("--connections", "-c", min=1, max=1000, help="Requests at a time.")] = 8,
-    acks: Annotated[
-        AcksLevel | None,
-        typer.Option(help="Answer when flushed to disk, or only written. [dim]default: the server's[/dim]"),
-    ] = None,
+    acks: AcksOption = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import JSON, ask, path_segment
 from gateway.cli.complete import recurring_names, topic_names
-from gateway.cli.send import ValueFormat, parse_header
+from gateway.cli.send import HeadersOption, PartitionOption, TagOption, ValueFormat, parse_header
 from gateway.cli.terminal import (
     URL_DEFAULT,
     USAGE,
@@ -63,13 +63,9 @@ def put(
         bool | None, typer.Option("--paused/--active", help="Let it rest. [dim]default: as it was[/dim]")
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="The key of each record.")] = None,
-    tag: Annotated[str | None, typer.Option(help="A tag, for filters.")] = None,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="A header; repeatable.", metavar="NAME=VALUE")
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one, whatever the key.")
-    ] = None,
+    tag: TagOption = None,
+    headers: HeadersOption = None,
+    partition: PartitionOption = None,
     format_: Annotated[ValueFormat, typer.Option("--format", help="What the value is.")] = ValueFormat.json,
     url: Url = URL_DEFAULT,
 ) -> None:

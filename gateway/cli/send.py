@@ -43,6 +43,19 @@ class AcksLevel(StrEnum):
     written = "written"
 
 
+AcksOption = Annotated[
+    AcksLevel | None,
+    typer.Option(help="Answer when flushed to disk, or only written. [dim]default: the server's[/dim]"),
+]
+TagOption = Annotated[str | None, typer.Option(help="A tag, for filters.")]
+HeadersOption = Annotated[
+    list[str] | None, typer.Option("--header", "-H", help="A header; repeatable.", metavar="NAME=VALUE")
+]
+PartitionOption = Annotated[
+    int | None, typer.Option("--partition", "-p", min=0, help="Send to this one, whatever the key.")
+]
+
+
 @dataclass
 class Sent:
     """What became of the records so far."""
@@ -65,13 +78,9 @@ def send(
     key_field: Annotated[
         str | None, typer.Option(help="With JSON objects: the field whose value is the key.", metavar="NAME")
     ] = None,
-    tag: Annotated[str | None, typer.Option(help="A tag, for filters.")] = None,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="A header; repeatable.", metavar="NAME=VALUE")
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="Send to this one, whatever the key.")
-    ] = None,
+    tag: TagOption = None,
+    headers: HeadersOption = None,
+    partition: PartitionOption = None,
     msg_id: Annotated[
         str | None,
         typer.Option(help="An id of your own: sent again with it within ten minutes, the record is stored once."),
@@ -85,10 +94,7 @@ def send(
         typer.Option(help="With --delay or --at: a name of your own for the schedule, to cancel or move it by."),
     ] = None,
     format_: Annotated[ValueFormat, typer.Option("--format", help="What the values are.")] = ValueFormat.json,
-    acks: Annotated[
-        AcksLevel | None,
-        typer.Option(help="Answer when flushed to disk, or only written. [dim]default: the server's[/dim]"),
-    ] = None,
+    acks: AcksOption = None,
     url: Url = URL_DEFAULT,
     as_json: Json = False,
 ) -> None:

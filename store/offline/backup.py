@@ -45,7 +45,7 @@ from store.index.counted import NOTHING_KEPT, Row, as_unfinished, encode_counted
 from store.index.opening import FILE_SNAPSHOT, ROCKSDB_DIRECTORY, has_index
 from store.limits import MiB
 from store.log.entry import Blank
-from store.offline.directory import Found, Hole, LogFile, NotAStore, Verdict, judge, log_files
+from store.offline.directory import Found, Hole, LogFile, NotAStore, Verdict, judge, log_files, sync_path
 from store.snapshot import Snapshot, SnapshotFiles, decode_snapshot
 from store.types import Bounds
 
@@ -138,8 +138,8 @@ def backup(root: Path, out: Path, *, link_from: Path | None = None, progress: Pr
             _tell(progress, report, report.copied_bytes + report.linked_bytes)
     (out / MANIFEST).write_bytes(orjson.dumps(asdict(report), option=orjson.OPT_INDENT_2) + b"\n")
     for path in sorted(out.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(out)
+        sync_path(path)
+    sync_path(out)
     return report
 
 
@@ -370,11 +370,3 @@ def _copy(fd: int, target: Path, size: int) -> Iterator[int]:
             os.utime(out, ns=(here.st_atime_ns, here.st_mtime_ns))
     finally:
         os.close(out)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -257,3 +257,12 @@ def _read(fd: int, size: int, at: int) -> bytes:
         size -= len(part)
         at += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def sync_path(path: Path) -> None:
+    """Make a file, or the names in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -50,7 +50,7 @@ from store.index.counted import decode_bounds
 from store.index.opening import KINDS, REBUILD_SNAPSHOT, IndexKind, has_index, read_max_offsets
 from store.limits import BATCH_RECORDS_MAX, PARTITIONS_MAX, MiB
 from store.log.entry import BLANK_BYTES, HEADER_BYTES, Blank, encode_blank, encode_entry, padded
-from store.offline.directory import Found, Hole, Stain, Verdict, judge, locked, log_files
+from store.offline.directory import Found, Hole, Stain, Verdict, judge, locked, log_files, sync_path
 from store.offline.index_rebuild import rebuild_index
 from store.offline.verify import verify
 from store.record_batch import Record, decode, encode, with_base_offset
@@ -216,8 +216,8 @@ class _Repair:
         self._copy_snapshots()
         (self._out / "format").write_bytes(b"mq data format %d\n" % DATA_VERSION)
         for path in sorted(self._out.rglob("*")):
-            _sync(path)
-        _sync(self._out)
+            sync_path(path)
+        sync_path(self._out)
         kind: IndexKind = "rocksdb" if has_index("rocksdb", self._out, self._files) else "file"
         rebuild_index(replace(self._config, root=self._out), kind)
         if (self._root / "timer").exists():
@@ -592,11 +592,3 @@ def _entry(
         store_time_ms=context.store_time_ms,
     )
     return b"".join(buffers)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

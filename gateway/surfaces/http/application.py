@@ -31,7 +31,7 @@ from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.forwarding import forwarding
 from gateway.surfaces.http.origins import ORIGIN, Origins
 from gateway.surfaces.http.reading import Unread, give_back, read_body
-from gateway.surfaces.http.routes import Row, check_table
+from gateway.surfaces.http.routes import SLASH, Row, check_table
 from store.errors import Corrupt, IndexDamaged
 
 log = logging.getLogger(__name__)
@@ -59,14 +59,25 @@ def application_of(gateway: Gateway, rows: Sequence[Row]) -> web.Application:
     router = application.router
     for slash in ("", "/"):
         for row, endpoint in endpoints:
-            if row.path != "/" or not slash:
-                path = row.path.replace("{schedule}", SCHEDULE).replace("{recurring}", RECURRING) + slash
-                router.add_route(row.method, path, endpoint)
-                if row.method == hdrs.METH_GET:
-                    router.add_route(hdrs.METH_HEAD, path, endpoint)
+            path = _pattern(row.path, slash)
+            if path is None:
+                continue
+            resource = router.add_resource(path)
+            resource.add_route(row.method, endpoint)
+            if row.method == hdrs.METH_GET:
+                resource.add_route(hdrs.METH_HEAD, endpoint)
     router.add_route("*", "/{unmatched:.*}", _unmatched(gateway, request_ids, origins))
     application.on_response_prepare.append(_header_finisher(request_ids, origins))
     return application
+
+
+def _pattern(path: str, slash: str) -> str | None:
+    """A path with or without a slash behind it, as aiohttp writes it; None: there is one for both already."""
+    if "{" not in path:
+        return None if path == "/" and slash else path + slash
+    if slash:
+        return None
+    return path.replace("{schedule}", SCHEDULE).replace("{recurring}", RECURRING) + f"{{{SLASH}:/?}}"
 
 
 def origins_of(config: GatewayConfig) -> Origins:

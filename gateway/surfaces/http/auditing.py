@@ -18,7 +18,7 @@ from gateway.api.trail_files import Act, Outcome
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.routes import Row
+from gateway.surfaces.http.routes import SLASH, Row
 
 NAMES = frozenset(("topic", "topic_name", "group", "schedule", "recurring"))
 """Fields and parameters that name what an action is for; a path has others, which say which part of it."""
@@ -43,6 +43,10 @@ def begun(row: Row) -> Row:
     return replace(row, handler=handle)
 
 
+UNNAMED = ("cluster", SLASH)
+"""What a path may have beside the names of objects."""
+
+
 def note_error_code(request: web.BaseRequest, error_code: int) -> None:
     """Remember what a request was refused with."""
     request[_ERROR_CODE] = error_code
@@ -64,7 +68,7 @@ def audited(
             action=action,
             principal=access.principal,
             token_id=access.token_id,
-            object={**names, **{name: text for name, text in request.match_info.items() if name != "cluster"}},
+            object={**names, **{name: text for name, text in request.match_info.items() if name not in UNNAMED}},
             details={} if outcome == "refused" else {name: given[name] for name in given if name not in names},
             address=request.remote,
             outcome=outcome,

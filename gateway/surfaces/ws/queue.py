@@ -38,6 +38,7 @@ from gateway.surfaces.ws.frame_cache import FETCH_BYTES, binary_parts
 from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET, binary_frame, messages_push, partitions_of
+from gateway.surfaces.ws.rights import wanted_topics
 from gateway.surfaces.ws.stream import start_spec
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
@@ -142,7 +143,9 @@ class Queue:
         """What a client must know to go on."""
         return {
             "partitions": partitions_of(
-                (topic.name, number) for topic in self._wanted_topics() for number in range(topic.partitions)
+                (topic.name, number)
+                for topic in self._wanted_topics()
+                for number in range(topic.partitions)
             )
         }
 
@@ -242,14 +245,7 @@ class Queue:
         return await settle(self._groups, self._clock, self._all_leases, self.group, wanted, self._leases)
 
     def _wanted_topics(self) -> list[TopicView]:
-        if self._pattern is None:
-            return [self._routes.topic(name) for name in self._command.topics]
-        access = self._access()
-        return [
-            topic
-            for topic in self._routes.topics()
-            if self._pattern.matches(topic.name) and access.allows(Permission.RECEIVE, topic=topic.name)
-        ]
+        return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)
 
     async def _credit(self) -> None:
         """Wait until there may be credit: it came, or the oldest lease is over."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from gateway.api.read import AtTime, Consumer, OffsetSpec
-from gateway.auth.access import Access, Permission
+from gateway.auth.access import Access
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
@@ -20,6 +20,7 @@ from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Star
 from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import TOO_MANY, assigned_push, partitions_of, revoked_push
+from gateway.surfaces.ws.rights import wanted_topics
 from store.errors import UnknownQueue
 
 FOLLOWED_PARTITIONS_MAX = 4096
@@ -124,7 +125,14 @@ class Reader:
 
     async def refresh(self) -> None:
         """Topics may have grown, come or gone. Raises RequestError when there are too many."""
-        topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
+        topics = (
+            {
+                topic.name: topic
+                for topic in self._wanted_topics()
+            }
+            if self._pattern
+            else self._named_topics()
+        )
         if self._pattern is not None:
             gone = [
                 fed
@@ -167,14 +175,7 @@ class Reader:
         """Nobody else keeps anything for a reader."""
 
     def _wanted_topics(self) -> list[TopicView]:
-        if self._pattern is None:
-            return [self._routes.topic(name) for name in self._command.topics]
-        access = self._access()
-        return [
-            topic
-            for topic in self._routes.topics()
-            if self._pattern.matches(topic.name) and access.allows(Permission.RECEIVE, topic=topic.name)
-        ]
+        return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)
 
     def _named_topics(self) -> dict[str, TopicView]:
         """The topics as they are, but for those made anew: whoever reads those is told by the read itself."""

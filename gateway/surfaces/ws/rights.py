@@ -1,11 +1,13 @@
-"""For how long a socket's rights last: a warning before they end, and the end."""
+"""For how long a socket's rights last: a warning before they end, and the end. Which topics a subscription gets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from gateway.auth.access import NOBODY, Access
+from gateway.auth.access import NOBODY, Access, Permission
+from gateway.groups.machines.subscription import Subscription as Pattern
+from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.protocol import CloseCode
 from store.clock import Clock
 
@@ -68,3 +70,17 @@ class Rights:
             self._warn(left_ms)
         wait_ms = left_ms if self._has_warned else left_ms - WARNING_MS
         self._timer = asyncio.get_running_loop().call_later(min(wait_ms, _TIMER_MS_MAX) / 1000, self._look)
+
+
+def wanted_topics(
+    routes: Routes, names: Sequence[str], pattern: Pattern | None, access: Callable[[], Access]
+) -> list[TopicView]:
+    """The topics of these names, or those that match a pattern and may be received from. Raises UnknownQueue."""
+    if pattern is None:
+        return [routes.topic(name) for name in names]
+    rights = access()
+    return [
+        topic
+        for topic in routes.topics()
+        if pattern.matches(topic.name) and rights.allows(Permission.RECEIVE, topic=topic.name)
+    ]
