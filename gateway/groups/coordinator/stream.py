@@ -51,7 +51,7 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import Group, document_bytes
 from gateway.groups.protocol import MemberKey, TopicPartition
 from gateway.routing.base import TopicView
-from store.errors import RecordTooLarge
+from store.errors import RecordTooLarge, UnknownQueue
 
 Decided = TypeVar("Decided")
 
@@ -255,12 +255,18 @@ class StreamMode:
     async def topics_changed(self) -> None:
         """Topics came, grew or went: share them out, and forget what groups had in those that are gone."""
         context = self._context
-        ids = {topic.topic_id for topic in context.routes.topics()}
-        for event in context.table.decide_prune(ids.__contains__):
+        for event in context.table.decide_prune(self._exists):  # asked of the groups' topics, however many there are
             await self._prune(event)
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             await self._look_at(name)
             await asyncio.sleep(0)
+
+    def _exists(self, topic_id: int) -> bool:
+        try:
+            self._context.routes.by_id(topic_id)
+        except UnknownQueue:
+            return False
+        return True
 
     async def _prune(self, event: Forgotten) -> None:
         context = self._context
