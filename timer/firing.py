@@ -31,7 +31,7 @@ from timer.delivery import DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
 from timer.ports import Partitions, Target
-from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon
+from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon, indexes_of
 from timer.schedule import SLOT_MS
 from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DELETE
@@ -125,15 +125,17 @@ class Firing:
 
     async def get(self, now_ms: int) -> None:
         """Open slots up to a little ahead of the clock, and load them as memory allows; none while intake catches
-        up with the start, nor while deliveries are late that fill a go: to walk what fires after them would take the
-        event loop from them."""
+        up with the start, nor while deliveries are late that fill two goes: to walk what fires after them would take
+        the event loop from them."""
         state = self._state
         if state.is_catching_up:
             return
         until_ms = now_ms + state.config.open_ahead_ms
         open_slots = state.open
         while True:
-            self._waits_to_open = open_slots.is_behind(state.clock.now_ms() - LATE_MS, state.config.fire_records_max)
+            late_ms = state.clock.now_ms() - LATE_MS
+            # Two goes, so that the next one is full while more is loaded.
+            self._waits_to_open = open_slots.is_behind(late_ms, 2 * state.config.fire_records_max)
             if self._waits_to_open:
                 return
             load = open_slots.next_load(until_ms)
@@ -272,13 +274,11 @@ class Firing:
                 await state.log.yield_to_loop()
         gone: set[int] = set()  # parked
         positions = list(by_entry)
-        wanted, count = indexes, len(due) - first
-        if count >= PIECE_RECORDS_MAX:
+        wanted, count_max = indexes, min(PREFETCH_RECORDS_MAX, _SOON_SHARE * (len(due) - first))
+        if len(due) - first >= PIECE_RECORDS_MAX and (soon := due_soon(state, state.clock.now_ms(), count_max)):
             # Read once for what is due next as well: the goes that follow find it at hand.
-            count = min(PREFETCH_RECORDS_MAX, _SOON_SHARE * count)
-            soon = await due_soon(state, state.clock.now_ms(), count)
-            if soon is not None:
-                wanted = {position: [*own, *soon.indexes.get(position, ())] for position, own in indexes.items()}
+            following = await indexes_of(state, soon.items, indexes)
+            wanted = {position: [*own, *following.get(position, ())] for position, own in indexes.items()}
         turn_count = read_count = ahead_count = 0
         for position, numbers in by_entry.items():
             if size_bytes >= state.config.fire_bytes_max:

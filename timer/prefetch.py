@@ -14,10 +14,11 @@ them, and the more so the more is due.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from timer.items import fire_key, source_of
+from timer.items import Item, fire_key, source_of
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.state import TURN_UNITS, TimerState
 
@@ -34,16 +35,18 @@ LATE_MS = 100
 """Deliveries that are later than this have the event loop for themselves."""
 
 
+LOOKED_COUNT = 256
+"""Schedules looked at between two turns of the event loop: a sixth of a millisecond."""
+
+
 class Soon(NamedTuple):
-    """What is in memory and due within `ahead_ms`: the indexes of the records by the position of their entry, and of
-    these the ones due in the first half."""
+    """Schedules in memory that are due within `ahead_ms`, in no order."""
 
     ahead_ms: int
-    indexes: dict[int, list[int]]
-    near: dict[int, list[int]]
+    items: list[Item]
 
 
-async def due_soon(state: TimerState, now_ms: int, count_max: int) -> Soon | None:
+def due_soon(state: TimerState, now_ms: int, count_max: int) -> Soon | None:
     """What falls due within PREFETCH_MS, or within a part of that when it is more than `count_max`; None when too much
     is due at once."""
     # So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is.
@@ -54,16 +57,19 @@ async def due_soon(state: TimerState, now_ms: int, count_max: int) -> Soon | Non
         if not ahead_ms:
             return None
         ahead_ms //= 2
-    half = fire_key(now_ms + 1 + ahead_ms // 2)
-    soon = Soon(ahead_ms, {}, {})
+    return Soon(ahead_ms, items)
+
+
+async def indexes_of(state: TimerState, items: Sequence[Item], positions: Container[int]) -> dict[int, list[int]]:
+    """The record indexes of some items by the position of their entry, of these entries alone."""
+    found: dict[int, list[int]] = {}
     for number, item in enumerate(items, 1):
         position, index = source_of(item)
-        soon.indexes.setdefault(position, []).append(index)
-        if item < half:
-            soon.near.setdefault(position, []).append(index)
-        if number % TURN_UNITS == 0:
+        if position in positions:
+            found.setdefault(position, []).append(index)
+        if number % LOOKED_COUNT == 0:
             await state.log.yield_to_loop()
-    return soon
+    return found
 
 
 class Prefetch:
@@ -81,24 +87,31 @@ class Prefetch:
     async def step(self) -> int:
         """Look once, and read what is not at hand; return how many ms ahead. Raises StoreStopped."""
         state = self._state
-        yield_to_loop = state.log.yield_to_loop
+        yield_to_loop, body_of = state.log.yield_to_loop, state.record_cache.body_of
         now_ms = state.clock.now_ms()
         fire_ms = state.open.next_fire_ms()
         if fire_ms is not None and fire_ms < now_ms - LATE_MS:
             return 0
-        soon = await due_soon(state, now_ms, PREFETCH_RECORDS_MAX)
+        soon = due_soon(state, now_ms, PREFETCH_RECORDS_MAX)
         if soon is None:
             return 0
-        ahead_ms, indexes = soon.ahead_ms, soon.indexes
-        entries = iter(soon.near.items())
-        while some := list(islice(entries, TURN_UNITS)):
+        ahead_ms, items = soon
+        near = fire_key(now_ms + 1 + ahead_ms // 2)
+        missing: dict[int, None] = {}  # entries, in this order
+        for number, item in enumerate(items, 1):
+            if item < near:
+                position, index = source_of(item)
+                body = body_of(position)
+                if body is None or body.row_of(index) is None:
+                    missing[position] = None
+            if number % LOOKED_COUNT == 0:
+                await yield_to_loop()
+        wanted = iter((await indexes_of(state, items, missing)).items()) if missing else iter(())
+        while some := dict(islice(wanted, TURN_UNITS)):
             if state.clock.now_ms() > now_ms + ahead_ms // 2:
                 break  # it is too slow, and what is left is due
-            wanted = {
-                position: indexes[position] for position, near in some if not state.record_cache.has(position, near)
-            }
-            while wanted:
-                for position in list(islice(wanted, await state.record_cache.read_ahead(wanted))):
-                    del wanted[position]
+            while some:
+                for position in list(islice(some, await state.record_cache.read_ahead(some))):
+                    del some[position]
             await yield_to_loop()
         return ahead_ms

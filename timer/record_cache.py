@@ -130,8 +130,12 @@ class RecordCache:
             return body
         return await self._keep(await self._read_entry(position), indexes)
 
+    def body_of(self, position: int) -> Body | None:
+        """What is decoded of the entry at a log position, for who only looks."""
+        return self._cached.get(position)
+
     def at_hand(self, position: int) -> Body | None:
-        """What is decoded of the entry at a log position."""
+        """The same, for who takes records of it."""
         body = self._cached.get(position)
         if body is not None:
             self._cached.move_to_end(position)

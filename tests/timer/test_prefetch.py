@@ -14,7 +14,7 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
 from timer.firing import PIECE_RECORDS_MAX
-from timer.prefetch import LATE_MS, PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
+from timer.prefetch import LATE_MS, LOOKED_COUNT, PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.schedule import SLOT_MS
 from timer.service import TimerService
@@ -127,21 +127,20 @@ async def test_what_is_at_hand_does_not_wait_for_what_has_to_be_read() -> None:
     assert looking.reads == looking.positions
 
 
-async def test_slots_are_not_opened_while_deliveries_are_late_that_fill_a_go() -> None:
+async def test_slots_are_not_opened_while_deliveries_are_late_that_fill_two_goes() -> None:
     looking = Looking(fire_records_max=10)
-    seconds = [0] * 11 + [3 * SLOT_MS] * 11 + [6 * SLOT_MS]
+    seconds = [0] * 20 + [3 * SLOT_MS] * 20 + [6 * SLOT_MS]
     await looking.accept(*seconds, others=())
     await looking.start()
     firing, state = looking.timer._firing, looking.timer._state
-    assert state.open.in_memory_count == 11
     looking.clock.step(6 * SLOT_MS)
     await firing.get(looking.clock.now_ms())
-    assert state.open.in_memory_count == 11
+    assert state.open.in_memory_count == 20
     state.drained.clear()
     assert await firing.go() == 10
     assert state.drained.is_set(), "there may be room now"
     await firing.get(looking.clock.now_ms())
-    assert state.open.in_memory_count == 1 + 11, "and it is opened no further than to the next go"
+    assert state.open.in_memory_count == 10 + 20, "and it is opened no further than that"
     while True:
         await firing.get(looking.clock.now_ms())
         if not await firing.go():
@@ -207,8 +206,9 @@ async def test_others_have_their_turns() -> None:
 
     looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
     await ahead.step()
-    assert turns[:10] == [0] * 10, "while it looks"
-    assert turns[10:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
+    looks = 2 * (count // LOOKED_COUNT)  # which entries are not at hand, and for which of their records
+    assert turns[:looks] == [0] * looks, "while it looks"
+    assert turns[looks:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
 
 
 async def test_it_leaves_what_is_due_to_those_who_deliver() -> None:
