@@ -8,6 +8,7 @@ skipped with its reason.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,7 @@ JAVA_3, JAVA_4 = "3.9.0", KAFKA_VERSION
 JAVA = ("-Xmx256M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LINES, LINES_PER_S = 3_000, 500
 WAIT_S = 240.0
+SPARK_WAIT_S = 600.0  # three JVMs begin, twice
 PARTITIONS = 4
 NUMBERS, NUMBERS_PER_S = 30_000, 5_000
 
@@ -205,8 +207,8 @@ def _options(client: Client, kafka: Kafka, topic: str, group: str | None = None)
     return ["--bootstrap-server", kafka.address, "--topic", topic, *([] if group is None else ["--group", group])]
 
 
-async def _until(found: Callable[[], Awaitable[bool]], what: Callable[[], object]) -> None:
-    until = time.monotonic() + WAIT_S
+async def _until(found: Callable[[], Awaitable[bool]], what: Callable[[], object], *, wait_s: float = WAIT_S) -> None:
+    until = time.monotonic() + wait_s
     while not await found():
         assert time.monotonic() < until, what()
         await asyncio.sleep(0.1)
@@ -382,19 +384,24 @@ async def test_spark_s_kafka_source_and_sink_while_the_server_and_executors_are_
         arguments = [kafka.address, "source", "sink", str(tmp_path / "checkpoint"), paths]
         # Spark's members are its executors: it assigns partitions to their tasks by itself, without a group.
         for run in range(2):  # the job is killed as well, and goes on from its checkpoint
-            job = await Running.begin([sys.executable, str(HERE / "spark_kafka.py"), *arguments], None)
-            try:
+            job = await Running.begin(
+                [sys.executable, str(HERE / "spark_kafka.py"), *arguments], os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
+            )
 
-                async def copied(least: int) -> bool:
+            async def copied(least: int, job: Running = job) -> None:
+                async def are() -> bool:
                     return len(await asyncio.to_thread(stored, kafka, "sink")) >= least
 
-                await _until(lambda run=run: copied(500 + 800 * run), lambda job=job: (job.lines, job.errors))
+                await _until(are, lambda: (job.lines, job.errors), wait_s=SPARK_WAIT_S)
+
+            try:
+                await copied(500 + 800 * run)
                 executors = _executors(job)
                 assert len(executors) == 2
                 executors[run].kill()
                 await kafka.server.kill()
                 await kafka.server.start()
-                await _until(lambda run=run: copied(1_000 + 1_000 * run), lambda job=job: (job.lines, job.errors))
+                await copied(1_000 + 1_000 * run)
             finally:
                 await job.kill()
             assert job.lines[0] == "batch read 2000"

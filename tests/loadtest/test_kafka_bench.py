@@ -29,20 +29,21 @@ def test_a_row_says_who_is_faster_what_it_costs_and_what_limits_it() -> None:
     row: dict[str, object] = {
         "work": "produce 100 B", "client": "c", "unit": "records/s", "produces": True, "ours": [200_000, 220_000],
         "theirs": [100_000, 100_000], "ours_cpu_s": [0.5, 0.5], "theirs_cpu_s": [1.0, 1.0],
-        "ours_cores": [0.2, 0.2], "ours_client_cores": [1.6, 1.6],
+        "ours_cores": [0.2, 0.2], "ours_client_cores": [1.6, 1.6], "ours_idle_cores": [0.1, 0.1],
     }  # fmt: skip
     late = row | {"work": "p99", "unit": "ms", "produces": False, "ours": [4.0], "theirs": [2.0]}
     page = as_markdown({"durable": Part({"rounds": 2, "cores": 2}, [row, late])})
     assert (
         "| produce 100 B | c | 210 k/s | 100 k/s | 2.1x (2 - 2.2) | 0.50 | 1.00 | 0.5x | 0.20 + 1.60 "
-        "| the cores, mostly the client's | >= 1.5x | yes |"
+        "| the cores, taken mostly by the client | >= 1.5x | yes |"
     ) in page
     assert "| p99 | c | 4 ms | 2 ms | 0.5x | 0.50 | 1.00 | 0.5x | 0.20 + 1.60 | - | >= 1x | **no** |" in page
     assert "- durable, p99, c: 0.5x of Kafka's speed, the goal is 1x; 0.5x of its CPU time. Limit: -." in page
 
 
 def test_what_limits_a_rate() -> None:
-    assert limit("records/s", 0.9, 0.5, 2) == "mq's thread"
-    assert limit("records/s", 0.3, 0.9, 4) == "the client's thread"
-    assert limit("records/s", 0.3, 0.4, 2) == "waiting: the disk, or the next answer"
-    assert limit("ms", 0.9, 0.9, 2) == "-"
+    assert limit("records/s", 0.9, 0.5, 0.1, 2) == "mq's thread"
+    assert limit("records/s", 0.3, 0.9, 2.0, 4) == "the client's thread"
+    assert limit("records/s", 0.3, 0.4, 1.2, 2) == "waiting: the disk, or the next answer"
+    assert limit("records/s", 0.3, 0.4, 0.1, 2) == "the cores, taken mostly by other programs"
+    assert limit("ms", 0.9, 0.9, 0.0, 2) == "-"

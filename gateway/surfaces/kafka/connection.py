@@ -104,7 +104,6 @@ class KafkaConnection(asyncio.Protocol):
         self._connections = connections
         self._read_turns = read_turns
         self._frames = Frames(UNKNOWN_FRAME_BYTES_MAX)
-        self._queue: deque[memoryview] = deque()  # whole requests that wait for their turn
         self._answers: deque[Answer] = deque()  # of requests that are begun, in order
         self._held_bytes = 0  # of requests, counted in `receiving_bytes`
         self._held_until_taken: list[Allowance] = []
@@ -173,7 +172,6 @@ class KafkaConnection(asyncio.Protocol):
                 answer.allowance.release()
         # What it holds goes now, and not when the collector comes by: a connection and its session know each other.
         self._frames.clear()
-        self._queue.clear()
         self._answers.clear()
         self._transport = None
         if self._session is not None:
@@ -248,15 +246,10 @@ class KafkaConnection(asyncio.Protocol):
             stats.body_refused_count += 1
             self._refuse("too many bytes are being received")
             return
-        try:
-            frames = list(self._frames.feed(data))
-        except Malformed as error:
-            self._refuse(str(error))
-            return
-        if frames:
+        self._frames.feed(data)
+        if self._frames.has_one:
             if self._session is not None and self._session.is_known:
                 self._began_s = now_s  # of the next request, if some of it is here
-            self._queue.extend(frames)
             self._pump()
         if not self._read_turns.has_room_after(len(data)) and not self._is_resting and not self._is_closing:
             self._is_resting = True
@@ -284,14 +277,18 @@ class KafkaConnection(asyncio.Protocol):
 
     def _pump(self) -> None:
         """Begin what may be begun now."""
-        while (
-            self._queue
-            and self._task is None
-            and self._write_watchdog is None
-            and len(self._answers) < PIPELINE_MAX
-            and not self._is_closing
-        ):
-            self._begin(self._queue.popleft())
+        try:
+            while (
+                self._task is None
+                and self._write_watchdog is None
+                and len(self._answers) < PIPELINE_MAX
+                and not self._is_closing
+                and (frame := self._frames.take()) is not None
+            ):
+                self._begin(frame)
+        except Malformed as error:
+            self._refuse(str(error))
+            return
         self._read_or_wait()
 
     def _rested(self) -> None:
@@ -300,7 +297,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def _read_or_wait(self) -> None:
         """Read as long as no whole request waits, and it is not others' turn."""
-        wants_more = not self._queue and not self._is_resting
+        wants_more = not self._frames.has_one and not self._is_resting
         if wants_more is not self._is_reading and self._transport is not None and not self._is_closing:
             self._is_reading = wants_more
             if wants_more:
@@ -310,13 +307,10 @@ class KafkaConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
+        """Raises Malformed."""
         session = self._session
         assert session is not None
-        try:
-            header = read_header(frame)
-        except Malformed as error:
-            self._refuse(str(error))
-            return
+        header = read_header(frame)
         session.client_id = header.client_id
         if not session.is_known and header.key not in _BEFORE_ACCESS:
             self._refuse(f"{APIS[header.key].name} before authentication")
@@ -330,13 +324,9 @@ class KafkaConnection(asyncio.Protocol):
         def done(buffers: Iterable[Buffer] | None) -> None:
             self._made(header, answer, buffers)
 
-        if header.key == PRODUCE and self._gateway.rates is None:
-            try:
-                if self._served.begin_produce(session, header, frame, done):
-                    return
-            except Malformed as error:
-                self._refuse(str(error))
-                return
+        is_free = header.key == PRODUCE and self._gateway.rates is None
+        if is_free and self._served.begin_produce(session, header, frame, done):
+            return
         self._task = asyncio.get_running_loop().create_task(self._serve(session, header, frame, answer, done))
 
     async def _serve(self, session: Session, header: Header, frame: memoryview, answer: Answer, done: Done) -> None:

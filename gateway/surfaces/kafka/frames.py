@@ -12,11 +12,11 @@ A size is believed only up to a bound, and memory is taken only for bytes that h
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.schema import Malformed, Reader
+from store.limits import KiB
 
 _SIZE = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
@@ -26,48 +26,98 @@ _RESPONSE = struct.Struct(">ii")
 REQUEST_BYTES_MIN = _REQUEST.size + _SHORT.size
 
 
-class Frames:
-    """Cuts what arrives into frames of at most `bytes_max`, which may change."""
+SMALL_BYTES = 1 * KiB
+"""Pieces of a frame below this size are put together as they come: each by itself would take many times its bytes."""
 
-    __slots__ = ("_have", "_need", "_parts", "bytes_max")
+
+class Frames:
+    """Cuts what arrives into frames of at most `bytes_max`, which may change. What waits is kept as it came, and cut
+    frame by frame: a view of a small frame takes ten times its bytes.
+
+    Either `_data` has at `_at` a whole frame, or a size that is none; or it is empty, and `_parts` has what there is.
+    """
+
+    __slots__ = ("_at", "_data", "_have", "_need", "_parts", "_view", "bytes_max")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._parts: list[bytes] = []  # of a frame that is not whole, its size first
+        self._data = b""
+        self._view = memoryview(b"")
+        self._at = 0
+        self._parts: list[bytes | bytearray] = []  # of a frame that is not whole, its size first
         self._have = 0
-        self._need = 0  # bytes of that frame, its size included; 0: not known yet
+        self._need = 0  # bytes of that frame, its size included
 
     @property
     def is_between(self) -> bool:
         """Whether nothing of a frame is waiting for the rest of it."""
         return self._have == 0
 
-    def clear(self) -> None:
-        """Forget what has come of a frame: nobody waits for the rest."""
-        self._parts, self._have, self._need = [], 0, 0
+    @property
+    def has_one(self) -> bool:
+        """Whether a frame can be taken, or refused."""
+        return self._at < len(self._data)
 
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The frames that are whole now, without their sizes: views of bytes that nobody changes. Raises Malformed."""
+    def clear(self) -> None:
+        """Forget what has come: nobody waits for it."""
+        self._set(b"")
+        self._parts, self._have = [], 0
+
+    def feed(self, data: bytes) -> None:
+        """What has arrived."""
         if self._have:
-            self._parts.append(data)
-            self._have += len(data)
+            self._add(data)
             if self._have < self._need:
                 return
             data = b"".join(self._parts)
-            self._parts, self._have, self._need = [], 0, 0
-        view, at, end = memoryview(data), 0, len(data)
-        while end - at >= _SIZE.size:
+            self._parts, self._have = [], 0
+        elif self.has_one:  # it came though nothing was asked for
+            data = self._data[self._at :] + data
+        self._set(data)
+        self._keep_what_is_not_whole()
+
+    def take(self) -> memoryview | None:
+        """The next frame, without its size; None when there is none. Raises Malformed."""
+        at, data = self._at, self._data
+        if at == len(data):
+            return None
+        (size,) = _SIZE.unpack_from(data, at)
+        if not REQUEST_BYTES_MIN <= size <= self.bytes_max:
+            raise Malformed(f"a request of {size} bytes; {REQUEST_BYTES_MIN} to {self.bytes_max} are accepted")
+        at += _SIZE.size
+        if at + size > len(data):  # too large when it came: `bytes_max` has grown
+            self._keep_what_is_not_whole()
+            return None
+        frame = self._view[at : at + size]
+        self._at = at + size
+        self._keep_what_is_not_whole()
+        return frame
+
+    def _set(self, data: bytes) -> None:
+        self._data, self._view, self._at = data, memoryview(data), 0
+
+    def _keep_what_is_not_whole(self) -> None:
+        at, data = self._at, self._data
+        left = len(data) - at
+        self._need = _SIZE.size
+        if left >= _SIZE.size:
             (size,) = _SIZE.unpack_from(data, at)
-            if not REQUEST_BYTES_MIN <= size <= self.bytes_max:
-                raise Malformed(f"a request of {size} bytes; {REQUEST_BYTES_MIN} to {self.bytes_max} are accepted")
-            if size > end - at - _SIZE.size:
-                self._need = size + _SIZE.size
-                break
-            at += _SIZE.size + size
-            yield view[at - size : at]
-        if at < end:
-            self._parts, self._have = [data[at:] if at else data], end - at
-            self._need = self._need or _SIZE.size
+            self._need += size
+            if size + _SIZE.size <= left or not REQUEST_BYTES_MIN <= size <= self.bytes_max:
+                return
+        if left:
+            self._add(data[at:] if at else data)
+        self._set(b"")
+
+    def _add(self, data: bytes) -> None:
+        parts = self._parts
+        self._have += len(data)
+        if len(data) >= SMALL_BYTES:
+            parts.append(data)
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += data
+        else:
+            parts.append(bytearray(data))
 
 
 class Header(NamedTuple):

@@ -43,6 +43,9 @@ COMMITTED_PER_TURN = 1_000
 ANSWERED_PER_TURN = 2_000
 """Partitions of an answer that are written down in one turn."""
 
+GROUPS_PER_TURN = 200
+"""Groups of a list that are looked at in one turn."""
+
 _NO_GENERATION = -1
 _STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "PreparingRebalance"}
 _NOT_ASKED = -(2**31)
@@ -386,7 +389,7 @@ async def list_groups(session: Session, version: int, request: Message) -> Messa
     """The groups that the client may describe."""
     states = request.get("states_filter") or ()
     groups = []
-    for view in session.gateway.groups.groups():
+    async for view in few_a_turn(session.gateway.groups.groups(), per_turn=GROUPS_PER_TURN):
         state = _STATES[view.state]
         if session.may(Permission.DESCRIBE, group=view.group) and (not states or state in states):
             groups.append({"group_id": view.group, "protocol_type": CONSUMER, "group_state": state})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -30,21 +32,56 @@ def test_frames_are_the_same_wherever_the_stream_is_cut(contents: list[bytes], c
     stream = b"".join(map(_frame, contents))
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
     frames = Frames(BYTES_MAX)
-    found = [bytes(one) for low, high in pairwise(places) for one in frames.feed(stream[low:high])]
+    found = [bytes(one) for low, high in pairwise(places) for one in _taken(frames, stream[low:high])]
     assert found == contents
     assert frames.is_between
+    later = Frames(BYTES_MAX)
+    for low, high in pairwise(places):  # what comes while frames wait is kept
+        later.feed(stream[low:high])
+    assert [bytes(one) for one in _taken(later, b"")] == contents
+
+
+def _taken(frames: Frames, data: bytes) -> Iterator[memoryview]:
+    if data:
+        frames.feed(data)
+    while (one := frames.take()) is not None:
+        yield one
 
 
 def test_a_size_is_accepted_at_the_bound_and_not_beyond() -> None:
-    assert [len(one) for one in Frames(BYTES_MAX).feed(_frame(bytes(BYTES_MAX)))] == [BYTES_MAX]
+    assert [len(one) for one in _taken(Frames(BYTES_MAX), _frame(bytes(BYTES_MAX)))] == [BYTES_MAX]
     for size in (BYTES_MAX + 1, REQUEST_BYTES_MIN - 1, -1, 2**31 - 1):
         with pytest.raises(Malformed):
-            list(Frames(BYTES_MAX).feed(struct.pack(">i", size)))
+            list(_taken(Frames(BYTES_MAX), struct.pack(">i", size)))
+
+
+def test_a_frame_that_waits_while_the_bound_is_raised_is_accepted() -> None:
+    frames, content = Frames(BYTES_MAX), bytes(2 * BYTES_MAX)
+    frames.feed(_frame(bytes(20)) + _frame(content)[:100])
+    assert frames.take() is not None
+    frames.bytes_max = len(content)  # as a client is known now
+    assert frames.take() is None
+    assert not frames.has_one
+    assert [bytes(one) for one in _taken(frames, _frame(content)[100:])] == [content]
+
+
+def test_what_waits_takes_little_more_memory_than_its_bytes() -> None:
+    tracemalloc.start()
+    try:
+        small, slow = Frames(BYTES_MAX), Frames(20_000)
+        small.feed(_frame(bytes(REQUEST_BYTES_MIN)) * 2_000)
+        assert small.take() is not None
+        slow.feed(_frame(bytes(20_000))[:50])
+        for piece in (b"\0", b"\0\0", b"\0\0\0\0\0\0\0") * 500:
+            slow.feed(piece)
+        assert tracemalloc.get_traced_memory()[0] < 2 * (28_000 + 5_000)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_request_of_http_is_refused_by_its_first_bytes() -> None:
     with pytest.raises(Malformed):
-        list(Frames(16 * 1024 * 1024).feed(b"GET / HTTP/1.1\r\n\r\n"))
+        list(_taken(Frames(16 * 1024 * 1024), b"GET / HTTP/1.1\r\n\r\n"))
 
 
 def test_headers_have_tagged_fields_from_the_flexible_version_on() -> None:
