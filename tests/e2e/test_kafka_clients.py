@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -367,9 +368,12 @@ async def test_java_produces_consumes_and_administers(version: str, tmp_path: Pa
 
 def _executors(job: Running) -> list[psutil.Process]:
     """The executors of a Spark job, in the order of their start."""
-    below = psutil.Process(job.process.pid).children(recursive=True)
-    found = [one for one in below if any("CoarseGrainedExecutorBackend" in part for part in one.cmdline())]
-    return sorted(found, key=lambda one: one.create_time())
+    found = []
+    for one in psutil.Process(job.process.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if any("CoarseGrainedExecutorBackend" in part for part in one.cmdline()):
+                found.append((one.create_time(), one.pid, one))
+    return [one for _, _, one in sorted(found)]
 
 
 @pytest.mark.matrix
