@@ -389,7 +389,11 @@ def cells(level: str, row: Mapping[str, Any], core_count: int) -> tuple[str, ...
     """A row as HEADINGS has it."""
     speed = _speed(row)
     cpu = paired_ratio(row["ours_cpu_s"], row["theirs_cpu_s"])
-    own_cores, client_cores = median(row["ours_cores"]), median(row["ours_client_cores"])
+    cores = limited = "-"  # of a row that was measured before they were noted
+    if "ours_cores" in row:
+        own_cores, client_cores = median(row["ours_cores"]), median(row["ours_client_cores"])
+        cores = f"{own_cores:.2f} + {client_cores:.2f}"
+        limited = limit(row["unit"], own_cores, client_cores, median(row["ours_idle_cores"]), core_count)
     return (
         row["work"],
         row["client"],
@@ -399,8 +403,8 @@ def cells(level: str, row: Mapping[str, Any], core_count: int) -> tuple[str, ...
         f"{median(row['ours_cpu_s']):.2f}",
         f"{median(row['theirs_cpu_s']):.2f}",
         shown_times(cpu),
-        f"{own_cores:.2f} + {client_cores:.2f}",
-        limit(row["unit"], own_cores, client_cores, median(row["ours_idle_cores"]), core_count),
+        cores,
+        limited,
         f">= {_goal(level, row):g}x",
         pages.met(speed.median >= _goal(level, row)),
     )
@@ -441,7 +445,7 @@ def losses(parts: Mapping[str, Part]) -> list[str]:
                 shown = cells(level, row, _cores(part))
                 lines.append(
                     f"- {level}, {shown[0]}, {shown[1]}: {shown[4]} of Kafka's speed, the goal is {goal:g}x; "
-                    f"{shown[7]} of its CPU time. Limit: {shown[9]}."
+                    f"{shown[7]} of its CPU time." + (f" Limit: {shown[9]}." if shown[9] != "-" else "")
                 )
     return lines
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -112,8 +113,15 @@ def _pure_consume(address: str, topic: str, group: str) -> None:
         topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=HEARTBEAT_MS, auto_commit_interval_ms=COMMIT_MS,
     )  # fmt: skip
-    for message in consumer:
-        print(message.value.decode(), flush=True)
+    while True:
+        try:
+            found = consumer.poll(500)
+        except kafka.errors.KafkaError:  # this client passes on that no server is there now
+            time.sleep(0.1)
+            continue
+        for messages in found.values():
+            for message in messages:
+                print(message.value.decode(), flush=True)
 
 
 def main(library: str, way: str, *args: str) -> None:
