@@ -143,9 +143,7 @@ class Queue:
         """What a client must know to go on."""
         return {
             "partitions": partitions_of(
-                (topic.name, number)
-                for topic in self._wanted_topics()
-                for number in range(topic.partitions)
+                (topic.name, number) for topic in self._wanted_topics() for number in range(topic.partitions)
             )
         }
 

@@ -125,14 +125,7 @@ class Reader:
 
     async def refresh(self) -> None:
         """Topics may have grown, come or gone. Raises RequestError when there are too many."""
-        topics = (
-            {
-                topic.name: topic
-                for topic in self._wanted_topics()
-            }
-            if self._pattern
-            else self._named_topics()
-        )
+        topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
         if self._pattern is not None:
             gone = [
                 fed
