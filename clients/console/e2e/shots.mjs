@@ -130,8 +130,10 @@ async function shootBrokers() {
       await move(topic, partition, to);
     }
     await load(10);
+    const { partitions } = await api.call("GET", "/mq/v1/routes?topic=orders");
+    const { partition } = partitions.find(({ owner }) => owner === "n1");
     cluster.nodes.n3.signal("SIGSTOP");
-    const stuck = move("orders", 4, "n3").catch(() => {}); // answered when it goes on
+    const stuck = move("orders", partition, "n3").catch(() => {}); // answered when it goes on
     try {
       for (const colorScheme of THEMES) {
         for (const [suffix, viewport] of VIEWS) {

@@ -91,8 +91,8 @@ class _Page:
                 for method, path, _, one in operations
             )
             parts.append(
-                f"<details><summary>{escape(tag)}</summary>"
-                f'<ul><li data-find="{_attribute(tag)}"><a href="#{_slug(tag)}">All of it</a></li>{links}</ul></details>'
+                f'<details><summary>{escape(tag)}</summary><ul><li data-find="{_attribute(tag)}">'
+                f'<a href="#{_slug(tag)}">All of it</a></li>{links}</ul></details>'
             )
         more = "".join(
             f'<p><a href="#{anchor}">{text}</a></p>'

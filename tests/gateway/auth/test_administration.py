@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.auth.access import ON_RESOURCES, Permission
 from gateway.auth.acl import Rule, parse_acl, parse_rules
-from gateway.auth.rules_text import rewrite_rules
 from gateway.auth.administration import AccessFiles, Changed, TooMuch, UnknownToken, check_grant, check_rules
 from gateway.auth.config import AuthConfig
+from gateway.auth.rules_text import rewrite_rules
 from gateway.auth.scopes import Rights, parse_scopes
 from gateway.auth.tokens import TokenFileError, find, read_tokens
 from tests.clock import FakeClock

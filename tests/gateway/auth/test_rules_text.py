@@ -42,7 +42,8 @@ def test_a_changed_rule_keeps_its_comments_and_the_text_of_its_other_fields() ->
     text = rewrite_rules(TEXT, changed)
     assert parse_rules(text) == changed
     for kept in (
-        "# billing: asked for by Ann\n[[acl]]  # since 2026\n", "# to bill them\n", '# soon: "reader:topic:returns"\n', "deny = []\n",
+        "# billing: asked for by Ann\n[[acl]]  # since 2026\n", "# to bill them\n", '# soon: "reader:topic:returns"\n',
+        "deny = []\n",
         TEXT[TEXT.index("# ---- workers") : TEXT.index("\n# the end")], "# the end\n", "# Rules of the shop.\n",
     ):  # fmt: skip
         assert kept in text
