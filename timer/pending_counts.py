@@ -109,10 +109,10 @@ class TimeCounts:
         while heap:
             number, at = heapq.heappop(heap)
             page, first_ms = pages[at][1], number * self.page_bins * self.bin_ms
-            for place in range(max(0, from_ms - first_ms) // self.bin_ms, self.page_bins):
-                if page[place]:
-                    start_ms = first_ms + place * self.bin_ms
-                    yield start_ms, start_ms + self.bin_ms, page[place]
+            for bin_ in range(max(0, from_ms - first_ms) // self.bin_ms, self.page_bins):
+                if page[bin_]:
+                    start_ms = first_ms + bin_ * self.bin_ms
+                    yield start_ms, start_ms + self.bin_ms, page[bin_]
 
 
 class Times(tuple[TimeCounts, TimeCounts]):

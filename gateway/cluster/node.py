@@ -21,6 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Unpack
 
 import orjson
 
@@ -68,7 +69,7 @@ from gateway.routing.table import RouteTable, Segment
 from store import Store
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, check_config
+from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
@@ -317,18 +318,10 @@ class ClusterNode:
         async with self._turn:
             await self._put_topic(name, seen.values.get(key), seen.revision)
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> Topic:
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> Topic:
         """As `LocalBroker.create_topic`, for all nodes. Partitions begin on the brokers that are there, in turn; a
         topic of the server's own on this node."""
-        if config is not None:
+        if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self._store.config.retention_ms)
 
         async def create() -> Topic:
@@ -337,14 +330,12 @@ class ClusterNode:
                 counted = await self._metadata.get(COUNTERS)
                 counters = Counters(self._store.next_topic_id) if counted is None else decode_counters(counted.data)
                 table = table_of(record, counters.topic_id)
-                decided = table.decide_create(
-                    name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own
-                )
+                decided = table.decide_create(name, partitions, self._clock.now_ms(), **choices)
                 if isinstance(decided, Topic):
                     assert found is not None
                     return await self._applied(name, found)
                 topic = table.apply(decided)
-                homes = (self.name,) if is_own else in_turn(self._takers(), topic.topic_id)
+                homes = (self.name,) if choices.get("is_own") else in_turn(self._takers(), topic.topic_id)
                 made = TopicRecord(topic, ((0, homes),))
                 numbers = encode_counters(Counters(table.next_id, counters.broker))
                 expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}

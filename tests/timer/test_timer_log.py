@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,8 @@ import pytest
 from crc32c import crc32c
 
 from store.errors import Corrupt
+from store.files import File
+from store.types import Buffer
 from tests.simdisk import SimDisk
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit
 
@@ -213,3 +216,60 @@ def test_units_are_found_by_their_record_and_by_their_due_time(start: int) -> No
     assert [match for match in log.search_due(1) if match is not None] == []
     read = b"".join(chunk for _, chunk in log.chunks(6 * UNIT_BYTES))
     assert len(read) == 7 * UNIT_BYTES
+
+
+class CountingDisk(SimDisk):
+    """Counts what is read and written of timer-log files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.writes = 0
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """See Files."""
+        file = super().open(path, create=create)
+        read, write = file.pread, file.pwritev
+
+        def pread(size: int, position: int) -> bytes:
+            self.reads += 1
+            return read(size, position)
+
+        def pwritev(buffers: Sequence[Buffer], position: int) -> int:
+            self.writes += 1
+            return write(buffers, position)
+
+        file.pread, file.pwritev = pread, pwritev  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
+def test_who_reads_on_and_on_reads_files_in_blocks(order: int) -> None:
+    disk = CountingDisk()
+    log = opened(disk, file_units=600)
+    fill(log, range(1_000))
+    save(log)
+    fill(log, range(1_000, 1_010))
+    for number in range(1_010)[::order]:
+        assert log.read(number * UNIT_BYTES) == unit(number)
+    assert disk.reads <= 1_000 // 78 + 3
+
+
+def test_marks_side_by_side_are_written_together() -> None:
+    disk = CountingDisk()
+    log = opened(disk, file_units=600)
+    fill(log, range(1_000))
+    save(log)
+    disk.writes = 0
+    marked = [*range(100, 300), 302, *range(598, 602), 999]
+    for number in [*marked, 1_003]:
+        if number == 1_003:
+            fill(log, range(1_000, 1_010))
+        log.mark(number * UNIT_BYTES, MAGIC_DELETE)
+    save(log)
+    assert disk.writes == 1 + 5, "what is new; and five runs, as one lies in two files"
+    again = opened(disk, 1_010 * UNIT_BYTES, file_units=600)
+    for number in range(1_010):
+        is_marked = number in marked or number == 1_003
+        assert again.read(number * UNIT_BYTES) == unit(number)._replace(
+            magic=MAGIC_DELETE if is_marked else MAGIC_DEFAULT
+        )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from aiohttp import web
 
 from gateway.api.cluster import MoveView
-from gateway.api.pages import read_place, write_place
+from gateway.api.pages import read_cursor, write_cursor
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import (
     PAGE_ROWS_DEFAULT,
@@ -137,7 +137,7 @@ async def list_moves(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     """A page of the moves that are under way, by topic and partition. One that was left half way is finished by the
     nodes, as soon as both brokers are there; to call it off is to move the partition back."""
     query = read_query(MovesQuery, request, gateway)
-    place = read_place(query.cursor, (str, int))
+    place = read_cursor(query.cursor, (str, int))
     limit = query.limit or PAGE_ROWS_DEFAULT
     found = []
     for (topic_id, partition), move in _moves(gateway).items():
@@ -147,7 +147,7 @@ async def list_moves(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     found.sort(key=_place_of)
     first = 0 if place is None else bisect_right(found, (str(place[0]), int(place[1])), key=_place_of)
     rows = found[first : first + limit]
-    next_cursor = write_place(_place_of(rows[-1])) if first + limit < len(found) else None
+    next_cursor = write_cursor(_place_of(rows[-1])) if first + limit < len(found) else None
     return await packed(
         request, json_answer(request, server.MovePage(next_cursor=next_cursor, total=len(found), moves=rows))
     )
@@ -189,7 +189,7 @@ async def _routes(
     gateway: Gateway, request: web.Request, topic: str | None, rows_max: int | None, cursor: str | None
 ) -> web.StreamResponse:
     routes = gateway.routes_table
-    place = read_place(cursor, (str, int))
+    after_key = read_cursor(cursor, (str, int))
     views = routes.topics() if topic is None else [routes.topic(topic)]
     total = sum(view.partitions for view in views)
     limit = rows_max or PAGE_ROWS_DEFAULT
@@ -197,9 +197,9 @@ async def _routes(
     rows: list[server.ShownRoute] = []
     is_last = True
     for view in views:
-        if place is not None and view.name < str(place[0]):
+        if after_key is not None and view.name < str(after_key[0]):
             continue
-        first = int(place[1]) + 1 if place is not None and view.name == place[0] else 0
+        first = int(after_key[1]) + 1 if after_key is not None and view.name == after_key[0] else 0
         for partition in range(first, view.partitions):
             if len(rows) == limit:
                 is_last = False
@@ -207,7 +207,7 @@ async def _routes(
             rows.append(_route(gateway, view, partition, moves))
         if not is_last:
             break
-    next_cursor = None if is_last else write_place((rows[-1].topic, rows[-1].partition))
+    next_cursor = None if is_last else write_cursor((rows[-1].topic, rows[-1].partition))
     return await packed(
         request, json_answer(request, server.RoutePage(next_cursor=next_cursor, total=total, partitions=rows))
     )
