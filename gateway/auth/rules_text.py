@@ -131,7 +131,7 @@ def _changed(written: _Written, rule: Rule) -> list[str]:
         if not name or fields.get(name) == old.get(name):
             lines += part
         else:
-            lines += [found for line in part if (found := _comment_of(line))]
+            lines += [comment for line in part if (comment := _comment_of(line))]
             lines += [fields[name]] if name in fields else []
         fields.pop(name, None)
     return [*lines, *fields.values()]

@@ -157,7 +157,7 @@ function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | 
                   <td class="tight">{row.source} → {row.to}</td>
                   <td><Steps step={row.step} /></td>
                   <td class="tight">{relative(row.since_ms, Math.max(now.value, row.since_ms))}</td>
-                  <td><Button reason={denied("operate")} busy={doing.isBusy} onClick={() => void doing.run(() => back(row))}>Back to {row.source}</Button></td>
+                  <td><Button reason={firstDenied(denied("operate"), row.step === "warm" || row.step === "intent" ? `Nothing has changed yet. It ends by itself if ${row.to} does not answer.` : null)} busy={doing.isBusy} onClick={() => void doing.run(() => back(row))}>Back to {row.source}</Button></td>
                 </tr>
               ))}
             </tbody>
