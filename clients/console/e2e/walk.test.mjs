@@ -318,8 +318,13 @@ test("delays: the picture by keyboard, its table twin, move, fire, cancel; one t
   await page.getByText(/: \d+ due/).waitFor();
   await tab.axe("the heat map");
   await tab.button("table").click();
-  await page.getByRole("table", { name: "Delayed records by time" }).locator(".list-body .row").first().waitFor();
-  await tab.button("picture").click();
+  const slot = page.getByRole("table", { name: "Delayed records by time" }).locator(".list-body .row").last();
+  const held = Number(await slot.getByRole("cell").last().textContent());
+  await slot.getByRole("button").click();
+  await page.getByRole("heading", { name: /^Due / }).waitFor();
+  await until(async () => (await page.locator(".list-body").last().locator(".row").count()) === held, `the ${held} that a slot holds`);
+  await tab.go("delays?topic=events");
+  await page.getByText(/\d+ records due in this day/).waitFor();
   await until(async () => (await page.getByText("12 records").count()) > 0, "the soon one is delivered", 30_000);
   assert.ok((await api.call("POST", "/mq/v1/topics/events/messages:search", { key: "soon" })).messages.length === 1);
 
