@@ -133,12 +133,13 @@ async function shootBrokers() {
     const { partitions } = await api.call("GET", "/mq/v1/routes?topic=orders");
     const { partition } = partitions.find(({ owner }) => owner === "n1");
     cluster.nodes.n3.signal("SIGSTOP");
-    const stuck = move("orders", partition, "n3").catch(() => {}); // answered when it goes on
+    const stuck = [];
     try {
       for (const colorScheme of THEMES) {
         for (const [suffix, viewport] of VIEWS) {
           const tab = await Tab.at(cluster.nodes.n1.url, { colorScheme, viewport, timezoneId: "UTC" });
           await tab.context.clock.install({ time: (await api.call("GET", "/mq/v1/stats")).time_ms });
+          stuck.push(move("orders", partition, "n3").catch(() => {})); // each waits for some seconds
           await tab.open("brokers");
           await sleep(1500);
           await tab.page.screenshot({ path: `${OUT}/brokers${suffix}-${colorScheme}.png` });
@@ -148,7 +149,7 @@ async function shootBrokers() {
     } finally {
       cluster.nodes.n3.signal("SIGCONT");
     }
-    await stuck;
+    await Promise.all(stuck);
   } finally {
     await cluster.end();
   }

@@ -110,6 +110,13 @@ for (const role of Object.keys(ROLES)) {
     await tab.go("overview");
     if (isAdmin || role === "operator") await page.locator(".tile").first().waitFor();
     else await page.getByText("the right operate").waitFor();
+    await tab.go("brokers");
+    if (isAdmin || role === "operator") {
+      const drain = tab.button("Drain local");
+      await drain.waitFor();
+      assert.equal(await drain.getAttribute("aria-disabled"), "true");
+      await page.getByRole("tooltip", { name: /This server is alone/, includeHidden: true }).first().waitFor({ state: "attached" });
+    } else await page.getByText("the right operate").waitFor();
     await tab.go("access?tab=tokens");
     if (isAdmin) await page.locator(".list-body .row").first().waitFor();
     else await page.getByText("the right access").waitFor();
