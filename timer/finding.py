@@ -55,22 +55,19 @@ class DueUnits:
         self._ends_ms = [span.to_ms for span in spans]
         self._topic_ids = topic_ids
         self._masks: list[tuple[int, bytes]] = []
-        share = 1.0
         for byte in _DUE_BYTES:
-            share *= self._mask(DUE_AT + byte, _values_of(spans, 8 * (7 - byte)))
+            self._mask(DUE_AT + byte, _values_of(spans, 8 * (7 - byte)))
         if topic_ids is not None:
             for byte in _TOPIC_BYTES:
-                share *= self._mask(TOPIC_ID_AT + byte, {topic_id >> 8 * (3 - byte) & 255 for topic_id in topic_ids})
-        self.are_few = share <= _FEW_SHARE
-        """Whether nearly all units are ruled out by their bytes, so that looking through many takes no time."""
+                self._mask(TOPIC_ID_AT + byte, {topic_id >> 8 * (3 - byte) & 255 for topic_id in topic_ids})
+        self.are_few = False
+        """Whether of the units that were last looked through nearly all were ruled out by their bytes, which takes next
+        to no time."""
 
-    def _mask(self, at: int, wanted: Collection[int]) -> float:
-        """Rule out units whose byte at a place is none of these. Which share of all bytes these are; 1: nothing is
-        ruled out."""
-        if len(wanted) > _WANTED_MAX:
-            return 1.0
-        self._masks.append((at, bytes(value in wanted for value in range(_BYTE_VALUES))))
-        return len(wanted) / _BYTE_VALUES
+    def _mask(self, at: int, wanted: Collection[int]) -> None:
+        """Rule out units whose byte at a place is none of these, unless they are too many."""
+        if len(wanted) <= _WANTED_MAX:
+            self._masks.append((at, bytes(value in wanted for value in range(_BYTE_VALUES))))
 
     def places(self, units: bytes) -> list[int]:
         """The places of those among units that are laid end to end. Nothing is checked."""
@@ -81,7 +78,9 @@ class DueUnits:
             mask = int.from_bytes(masks[0])
             for other in masks[1:]:
                 mask &= int.from_bytes(other)
-            places = _set_in(mask.to_bytes(count)) if self.are_few else compress(places, mask.to_bytes(count))
+            left = mask.to_bytes(count)
+            self.are_few = left.count(1) <= count * _FEW_SHARE
+            places = _set_in(left) if self.are_few else compress(places, left)
         starts_ms, ends_ms, topic_ids = self._starts_ms, self._ends_ms, self._topic_ids
         due_at, topic_at = _DUE.unpack_from, _TOPIC_ID.unpack_from
         if topic_ids is not None:

@@ -478,9 +478,10 @@ class Schedules:
         if spans is None and query.is_narrow:
             spans = [Span(query.from_ms, _NEVER_MS if query.to_ms is None else query.to_ms)]
         finder = None if spans is None else DueUnits(spans, query.topic_ids)
-        turn_units = _TURN_UNITS if finder is None else _TURN_SKIPPED if finder.are_few else _TURN_DUES
         for start, chunk in self._state.timer_log.chunks(cursor - cursor % UNIT_BYTES):
-            for at in range(0, len(chunk), turn_units * UNIT_BYTES):
+            at = 0
+            while at < len(chunk):
+                turn_units = _TURN_UNITS if finder is None else _TURN_SKIPPED if finder.are_few else _TURN_DUES
                 units = chunk[at : at + turn_units * UNIT_BYTES]
                 first, end = start + at, start + at + len(units)
                 if finder is None:
@@ -494,6 +495,7 @@ class Schedules:
                         some = [place * UNIT_BYTES for place in places[number : number + _TURN_UNITS]]
                         found = b"".join([units[place : place + UNIT_BYTES] for place in some])
                         pending += self._pending([first + place for place in some], found)
+                at += len(units)
                 yield end, pending
                 await self._state.log.yield_to_loop()
 

@@ -10,7 +10,6 @@ Several rules for one principal add up. Unknown keys are refused, so a misspelt 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -90,25 +89,6 @@ def parse_rules(text: str) -> list[Rule]:
             raise ValueError(f"rule {number}: {error}") from error
         found.append(Rule(principal, tuple(map(str, allow)), tuple(map(str, deny))))
     return found
-
-
-def write_rules(rules: Iterable[Rule]) -> str:
-    """A file's text with these rules. A text in JSON is one in TOML, but for the character DEL."""
-    head = "# Rules of this server. It writes this file anew when they are changed over HTTP: comments are lost then.\n"
-    parts = [head]
-    for rule in rules:
-        lines = [f"\n[[acl]]\nprincipal = {_text(rule.principal)}\n"]
-        lines += [
-            f"{name} = [{', '.join(map(_text, scopes))}]\n"
-            for name, scopes in (("allow", rule.allow), ("deny", rule.deny))
-            if scopes
-        ]
-        parts += lines
-    return "".join(parts)
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _list(value: object) -> list[object]:

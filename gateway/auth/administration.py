@@ -1,7 +1,7 @@
 """Tokens and rules changed while the server runs: the files stay the only truth, and hold from the answer on.
 
     tokens   one is made, shown once, or revoked; each change is as `mq token` makes it, under the same lock
-    rules    the file is replaced as a whole, by whoever has seen it as it is (its tag); comments in it are lost
+    rules    the file is replaced as a whole, by whoever has seen it as it is (its tag); its comments stay
 
 Nobody grants more than they have: what a new token or a changed rule allows, its maker must be allowed, by one scope of
 their own that covers it, and what they are denied it must deny. To take a denial out of a rule is to grant it.
@@ -18,9 +18,10 @@ from typing import NamedTuple
 import orjson
 
 from gateway.auth.access import ON_RESOURCES, Kind, Permission, Scope
-from gateway.auth.acl import Acl, Rule, parse_acl, parse_rules, write_rules
+from gateway.auth.acl import Acl, Rule, parse_acl, parse_rules
 from gateway.auth.config import AuthConfig
 from gateway.auth.operator_files import RULES_BYTES_MAX, locked, read_file, replace_file
+from gateway.auth.rules_text import rewrite_rules
 from gateway.auth.scopes import Rights
 from gateway.auth.tokens import TokenRecord, change_tokens, mint, read_tokens
 from store.clock import Clock
@@ -102,15 +103,15 @@ class AccessFiles:
         """Replace the rules, if they are still those of this tag; durable on return. Raises TooMuch, Changed."""
 
         def put() -> Tagged:
-            text = write_rules(rules)
-            if len(text.encode()) > RULES_BYTES_MAX:
-                raise ValueError(f"the rules have more than {RULES_BYTES_MAX} bytes")
-            after = parse_acl(text)
             self._config.acl_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with locked(self._config.acl_path):
                 if self._rules().tag != tag:
                     raise Changed
-                check_rules(parse_acl(self._rules_text()), after, maker)
+                before = self._rules_text()
+                text = rewrite_rules(before, rules)
+                if len(text.encode()) > RULES_BYTES_MAX:
+                    raise ValueError(f"the rules have more than {RULES_BYTES_MAX} bytes")
+                check_rules(parse_acl(before), parse_acl(text), maker)
                 replace_file(self._config.acl_path, text.encode())
             return self._rules()
 

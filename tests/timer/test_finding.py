@@ -35,8 +35,11 @@ def test_units_are_found_by_the_time_they_are_due_and_by_topic() -> None:
                 if of_topics[place] and any(start <= due_ms < start + span_ms for start in starts)
             ], (topic_ids, spans)
     assert DueUnits([Span(0, 1 << 62)], None).places(chunk) == list(range(500))
-    assert DueUnits([Span(0, 1 << 62)], {7}).are_few
-    assert not DueUnits([Span(0, 1 << 62)], None).are_few
+    for topic_id, are_few in ((70_000, True), (8, False)):
+        finder = DueUnits([Span(0, 1 << 62)], {topic_id})
+        assert not finder.are_few, "nothing is known yet"
+        finder.places(chunk)
+        assert finder.are_few == are_few
 
 
 def test_spans_that_touch_are_one() -> None:

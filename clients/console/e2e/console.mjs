@@ -1,6 +1,6 @@
 /** A browser at the console of a real server, and everything that must not happen there: errors, violations of the policy, axe's findings. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { launched } from "../../js/e2e/browser.mjs";
 
@@ -13,6 +13,9 @@ const NETWORK = /Failed to load resource|WebSocket connection to|net::ERR_/;
 
 export const browser = await launched();
 export const skip = browser === null ? "there is no Chromium here (Debian: apt-get install chromium)" : false;
+
+/** To preload for a clock of one's own; undefined: it is not installed. */
+export const libfaketime = readdirSync("/usr/lib").map((name) => `/usr/lib/${name}/faketime/libfaketime.so.1`).find((path) => existsSync(path));
 
 export class Tab {
   errors = [];
@@ -74,8 +77,9 @@ export class Tab {
     return this.page.locator("dialog[open]");
   }
 
-  async axe(what) {
-    const { violations } = await this.page.evaluate(`${AXE}; axe.run({ runOnly: ${JSON.stringify(WCAG)} })`);
+  /** `within`: the parts of a large page, as selectors. */
+  async axe(what, within = ["html"]) {
+    const { violations } = await this.page.evaluate(`${AXE}; axe.run({ include: ${JSON.stringify(within)} }, { runOnly: ${JSON.stringify(WCAG)} })`);
     const told = violations.map(({ id, help, nodes }) => `${id}: ${help}\n${nodes.slice(0, 5).map(({ html, failureSummary }) => `  ${html}\n  ${failureSummary}`).join("\n")}`);
     assert.deepEqual(told, [], `axe on ${what}`);
   }

@@ -1,14 +1,17 @@
 /** Every page in both themes to docs/console/: at a fixed clock, with the same records each time. `make shots`. */
-import { existsSync, mkdirSync, readdirSync } from "node:fs";
+import { mkdirSync } from "node:fs";
 import { resolve } from "node:path";
 import { fileURLToPath } from "node:url";
-import { Api, Server, Tab, browser, sleep } from "./console.mjs";
+import { Cluster } from "./cluster.mjs";
+import { Api, Server, Tab, browser, libfaketime, sleep } from "./console.mjs";
 
 const OUT = resolve(fileURLToPath(import.meta.url), "../../../../docs/console");
 const CLOCK = "2026-11-24 09:00:00";
 /** So long there are sends: the charts have something to show. */
 const LOAD_MS = Number(process.env["SHOTS_LOAD_MS"] ?? 125_000);
 const only = process.argv[2];
+const THEMES = ["light", "dark"];
+const VIEWS = [["", { width: 1280, height: 800 }], ["-phone", { width: 360, height: 740 }]];
 
 /** The same numbers each time. */
 let seed = 27;
@@ -19,9 +22,9 @@ function random() {
 const pick = (list) => list[Math.floor(random() * list.length)];
 
 if (browser === null) throw new Error("there is no Chromium here (Debian: apt-get install chromium)");
-const library = readdirSync("/usr/lib").map((name) => `/usr/lib/${name}/faketime/libfaketime.so.1`).find((path) => existsSync(path));
-if (library === undefined) throw new Error("needs libfaketime (Debian: apt-get install faketime)");
-const server = new Server(["--auth"], { LD_PRELOAD: library, FAKETIME: `@${CLOCK}`, FAKETIME_DONT_FAKE_MONOTONIC: "1", TZ: "UTC" });
+if (libfaketime === undefined) throw new Error("needs libfaketime (Debian: apt-get install faketime)");
+const clock = { LD_PRELOAD: libfaketime, FAKETIME: `@${CLOCK}`, FAKETIME_DONT_FAKE_MONOTONIC: "1", TZ: "UTC" };
+const server = new Server(["--auth"], clock);
 const token = server.mq("token", "create", "ann", "--allow", "admin");
 await server.start();
 try {
@@ -57,7 +60,7 @@ try {
       await sleep(100);
     }
   })();
-  await sleep(LOAD_MS);
+  await sleep(only === "brokers" ? 0 : LOAD_MS);
 
   mkdirSync(OUT, { recursive: true });
   const first = (page) => page.locator(".list-body .row").first().click();
@@ -77,13 +80,12 @@ try {
     ["delays", "delays"],
     ["delays-month", "delays?span=month"],
     ["recurring", "delays?tab=recurring", first],
-    ["brokers", "brokers"],
     ["access", "access"],
     ["settings", "access?tab=settings"],
   ];
-  for (const colorScheme of ["light", "dark"]) {
+  for (const colorScheme of THEMES) {
     const { time_ms: now } = await api.call("GET", "/mq/v1/stats");
-    for (const [suffix, viewport] of [["", { width: 1280, height: 800 }], ["-phone", { width: 360, height: 740 }]]) {
+    for (const [suffix, viewport] of VIEWS) {
       const tab = await Tab.at(server.url, { colorScheme, viewport, timezoneId: "UTC" });
       await tab.context.clock.install({ time: now });
       await tab.page.goto(server.url);
@@ -107,6 +109,48 @@ try {
   isSending = false;
   await sending;
 } finally {
-  await browser.close();
   await server.end();
+}
+if (only === undefined || only === "brokers") await shootBrokers();
+await browser.close();
+
+/** Three nodes, one of which stands still while a partition is moved to it. */
+async function shootBrokers() {
+  const cluster = await (await Cluster.of(["n1", "n2", "n3"], [], { ...clock, MQ_ROOM: "east" })).start();
+  try {
+    const api = new Api(cluster.nodes.n1.url);
+    for (const [name, partitions] of [["orders", 6], ["payments", 4], ["stock", 3]]) await api.topic(name, { partitions });
+    const load = async (count) => {
+      for (let turn = 0; turn < count; turn++) await api.send(pick(["orders", "payments", "stock"]), Array.from({ length: 200 }, (_, n) => ({ value: n })));
+    };
+    const move = (topic, partition, to) => api.call("POST", `/mq/v1/topics/${topic}/partitions/${partition}/move`, { to });
+    await load(20);
+    for (const [topic, partition, to] of [["orders", 0, "n2"], ["orders", 0, "n1"], ["orders", 3, "n2"], ["payments", 1, "n3"], ["payments", 1, "n1"], ["stock", 2, "n1"]]) {
+      await load(4);
+      await move(topic, partition, to);
+    }
+    await load(10);
+    const { partitions } = await api.call("GET", "/mq/v1/routes?topic=orders");
+    const { partition } = partitions.find(({ owner }) => owner === "n1");
+    cluster.nodes.n3.signal("SIGSTOP");
+    const stuck = [];
+    try {
+      for (const colorScheme of THEMES) {
+        for (const [suffix, viewport] of VIEWS) {
+          const tab = await Tab.at(cluster.nodes.n1.url, { colorScheme, viewport, timezoneId: "UTC" });
+          await tab.context.clock.install({ time: (await api.call("GET", "/mq/v1/stats")).time_ms });
+          stuck.push(move("orders", partition, "n3").catch(() => {})); // each waits for some seconds
+          await tab.open("brokers");
+          await sleep(1500);
+          await tab.page.screenshot({ path: `${OUT}/brokers${suffix}-${colorScheme}.png` });
+          await tab.end(/./);
+        }
+      }
+    } finally {
+      cluster.nodes.n3.signal("SIGCONT");
+    }
+    await Promise.all(stuck);
+  } finally {
+    await cluster.end();
+  }
 }

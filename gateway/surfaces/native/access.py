@@ -92,7 +92,7 @@ async def get_rules(gateway: Gateway, request: web.Request, _: bytes) -> web.Str
 
 async def put_rules(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
     """Replace all rules, if `If-Match` has the ETag of those there are. Durable, and in force, when answered. Comments
-    in their file are lost."""
+    in their file stay."""
     check_accept(request)
     asked = read_shape(RulesBody, body, gateway)
     tag = _condition(request)

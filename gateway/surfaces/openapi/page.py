@@ -91,7 +91,8 @@ class _Page:
                 for method, path, _, one in operations
             )
             parts.append(
-                f'<details><summary><a href="#{_slug(tag)}">{escape(tag)}</a></summary><ul>{links}</ul></details>'
+                f'<details><summary>{escape(tag)}</summary><ul><li data-find="{_attribute(tag)}">'
+                f'<a href="#{_slug(tag)}">All of it</a></li>{links}</ul></details>'
             )
         more = "".join(
             f'<p><a href="#{anchor}">{text}</a></p>'

@@ -198,7 +198,7 @@ function Rules(): JSX.Element {
   return (
     <>
       <div class="bar">
-        <p class="muted">Rules of the file <code>acl.toml</code>, beside the scopes that tokens have themselves. Saving here drops comments in the file.</p>
+        <p class="muted">Rules of the file <code>acl.toml</code>, beside the scopes that tokens have themselves. Its comments stay.</p>
         <span class="push"><Button kind="main" onClick={() => setEditing({ index: null, rule: { principal: "", allow: [], deny: [] } })}>Add rule</Button></span>
       </div>
       {rules.length === 0 ? <Empty>There are no rules: what tokens may do is what their scopes say.</Empty> : (

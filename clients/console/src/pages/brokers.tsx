@@ -112,10 +112,10 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
             {brokers.map((broker) => (
               <tr key={broker.broker}>
                 <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> asked here</span>}</th>
-                <td title={broker.url ?? undefined}>{broker.kind}</td>
-                {rooms && <td>{broker.room ?? "–"}</td>}
-                <td class="wrap"><State tone={TONES[broker.state]}>{broker.state}</State> {broker.reasons.join("; ")}</td>
-                <td class="end">{duration(broker.latency_ms)}</td>
+                <td class="tight" title={broker.url ?? undefined}>{broker.kind}</td>
+                {rooms && <td class="tight">{broker.room ?? "–"}</td>}
+                <td class={broker.reasons.length === 0 ? "tight" : "wrap"}><State tone={TONES[broker.state]}>{broker.state}</State> {broker.reasons.join("; ")}</td>
+                <td class="end tight">{duration(broker.latency_ms)}</td>
                 <td class="tight">{broker.excluded_until_ms === null ? "–" : time(broker.excluded_until_ms)}</td>
                 <td class="end">{count(broker.partitions)}</td>
                 <td class="row-actions">
@@ -143,7 +143,7 @@ function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | 
   };
   const moves = found.data?.moves ?? [];
   return (
-    <section aria-label="Moves">
+    <section class="form" aria-label="Moves">
       <h2>Moves in progress {found.data !== null && <span class="muted small" role="status">{found.data.total === 0 ? "none" : count(found.data.total)}</span>}</h2>
       <ErrorNote error={doing.error} />
       {moves.length > 0 && (
@@ -157,7 +157,7 @@ function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | 
                   <td class="tight">{row.source} → {row.to}</td>
                   <td><Steps step={row.step} /></td>
                   <td class="tight">{relative(row.since_ms, Math.max(now.value, row.since_ms))}</td>
-                  <td><Button reason={denied("operate")} busy={doing.isBusy} onClick={() => void doing.run(() => back(row))}>Back to {row.source}</Button></td>
+                  <td><Button reason={firstDenied(denied("operate"), row.step === "warm" || row.step === "intent" ? `Nothing has changed yet. It ends by itself if ${row.to} does not answer.` : null)} busy={doing.isBusy} onClick={() => void doing.run(() => back(row))}>Back to {row.source}</Button></td>
                 </tr>
               ))}
             </tbody>
@@ -198,10 +198,10 @@ function Bar(props: { segments: Segment[] }): JSX.Element {
 }
 
 const COLUMNS: Column<Route>[] = [
-  { name: "Partition", width: "1fr", cell: (row) => `${row.topic}/${row.partition}` },
+  { name: "Partition", width: "1.3fr", cell: (row) => `${row.topic}/${row.partition}` },
   { name: "Owner", width: "100px", wide: true, cell: (row) => row.owner },
   {
-    name: "Segments: logical offsets by broker", width: "3fr",
+    name: "Segments: offsets by broker", width: "2.4fr",
     cell: (row) => <span class="route"><Bar segments={row.segments} />{row.moves_to !== null && <State tone="accent">to {row.moves_to}</State>}</span>,
   },
 ];
@@ -215,7 +215,7 @@ function Routes(props: { topic: string; pages: Pages<Route>; brokers: Broker[]; 
     name: "Move", width: "84px", cell: (row) => <Button kind="quiet" reason={reason} label={`Move ${row.topic}/${row.partition}`} onClick={() => setMoving(row)}>Move…</Button>,
   }];
   return (
-    <section aria-label="Partitions">
+    <section class="form" aria-label="Partitions">
       <h2>Partitions</h2>
       <form class="bar" onSubmit={(event) => {
         event.preventDefault();

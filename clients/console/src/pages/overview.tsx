@@ -17,7 +17,9 @@ const DO: Record<string, (alarm: Alarm) => [text: string, to: string]> = {
   disk_floor: () => ["See the largest topics", "#/topics?sort=appended_bytes"],
   timer_behind: () => ["See what is due", "#/delays?span=hour"],
   timer_stopped: () => ["See what is due", "#/delays?span=hour"],
-  memory_high: () => ["See the connections", "#/access?tab=connections"],
+  store_stopped: () => ["See the broker", "#/brokers"],
+  clock_step: () => ["See what is due", "#/delays?span=hour"],
+  trail_failing: () => ["See the trail", "#/access?tab=audit"],
 };
 
 export function OverviewPage(): JSX.Element {

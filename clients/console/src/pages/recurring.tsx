@@ -3,11 +3,12 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
 import { count, duration, relative, time } from "../format.js";
-import { denied } from "../rights.js";
+import { denied, deniedEverywhere } from "../rights.js";
 import { usePages } from "../resource.js";
 import { href } from "../router.js";
 import { Button, Confirm, Empty, ErrorNote, Fact, State, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
+import { RecurringDialog } from "./recurring_form.js";
 
 const REFRESH_MS = 5000;
 const PAGE_ROWS = 200;
@@ -43,23 +44,29 @@ const COLUMNS: Column<Recurring>[] = [
 
 export function RecurringList(): JSX.Element {
   const [opened, setOpened] = useState<string | null>(null);
+  const [isCreating, setCreating] = useState(false);
   const pages = usePages<Recurring>("recurring", async (cursor, signal) => {
     const answer = await get<{ recurring: Recurring[]; next_cursor: string | null }>("mq/v1/recurring" + query({ cursor, limit: PAGE_ROWS }), signal);
     return { rows: answer.recurring, next: answer.next_cursor, total: null };
   }, REFRESH_MS);
   const shown = pages.rows.find(({ name }) => name === opened) ?? null;
   if (pages.at === 0) return <Waiting error={pages.error} retry={pages.reload} />;
-  if (pages.rows.length === 0) return <Empty>Nothing recurs. <code>mq recurring put NAME TOPIC VALUE --every 5m</code> makes a record that is sent every so long; with <code>--cron</code>, by a cron expression.</Empty>;
+  const reason = deniedEverywhere("send");
   return (
     <>
+      <div class="bar"><Button kind="main" reason={reason} onClick={() => setCreating(true)}>Create recurring</Button></div>
+      {isCreating && <RecurringDialog taken={pages.rows.map(({ name }) => name)} onClose={() => setCreating(false)} onDone={(name) => {
+        setOpened(name);
+        pages.reload();
+      }} />}
       {pages.error !== null && !pages.error.isUnreachable && <ErrorNote error={pages.error} retry={pages.reload} />}
-      <div class={shown === null ? "" : "split"}>
+      {pages.rows.length === 0 ? <Empty>Nothing recurs. A recurring schedule sends the same record every so long, or by a cron expression.</Empty> : <div class={shown === null ? "" : "split"}>
         <List
           label="Recurring schedules" columns={COLUMNS} rows={pages.rows} id={(row) => row.name} onEnd={pages.more} open={(row) => setOpened(row.name)} opened={opened}
           isStale={pages.error?.isUnreachable === true}
         />
         {shown !== null && <One row={shown} onClose={() => setOpened(null)} onChanged={pages.reload} />}
-      </div>
+      </div>}
     </>
   );
 }

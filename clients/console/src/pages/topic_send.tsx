@@ -22,7 +22,7 @@ export interface Draft {
   scheduleKey: string;
 }
 
-const EMPTY: Draft = { value: '{"sku": 9, "qty": 2}', kind: "json", key: "", tag: "", partition: "", headers: "", scheduleKey: "" };
+export const EMPTY: Draft = { value: '{"sku": 9, "qty": 2}', kind: "json", key: "", tag: "", partition: "", headers: "", scheduleKey: "" };
 
 /** What the form begins with: a copy of a record that was looked at. By topic. */
 const drafts = signal<Record<string, Draft>>({});
