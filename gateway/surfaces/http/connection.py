@@ -34,16 +34,13 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.http.heads import END, HeadMemo
-from gateway.surfaces.http.read_turns import ReadTurns
+from gateway.surfaces.http.read_turns import LARGE_READ_BYTES, ReadTurns
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 
 RETRY_AFTER_S = 1
 BODY_WAIT_S = 1.0
 """How long the rest of a body is waited for, before aiohttp gets what there is, with its own limits of time."""
-
-LARGE_READ_BYTES = 64 * KiB
-"""What has arrived at once counts among what a turn of the event loop reads from here on."""
 
 LINES_BYTES = 16 * KiB
 LINES_MAX = 1_000
@@ -317,16 +314,21 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         if len(data) >= LARGE_READ_BYTES:
-            self._rest_if_others_wait(len(data))
+            self._limiter.read_turns.took(self, len(data))
         self._take_in(data)
 
-    def _rest_if_others_wait(self, size: int) -> None:
-        if not self._limiter.read_turns.has_room_after(size) and not self._is_resting:
-            self._is_resting = True
-            self._pause_transport_reading()
-            self._limiter.read_turns.rest(self._rested)
+    def rest(self) -> None:
+        """See Reader."""
+        self._is_resting = True
+        self._pause_transport_reading()
 
-    def _rested(self) -> None:
+    def _resume_transport_reading(self) -> None:
+        """See aiohttp's: it reads on whenever somebody has taken what there was. Not while this rests."""
+        if not self._is_resting:
+            super()._resume_transport_reading()
+
+    def read_on(self) -> None:
+        """See Reader."""
         self._is_resting = False
         if not self._reading_paused and not self._buffer_paused:
             self._resume_transport_reading()

@@ -258,10 +258,7 @@ class KafkaConnection(asyncio.Protocol):
                 self._began_s = now_s  # of the next request, if some of it is here
             self._queue.extend(frames)
             self._pump()
-        if not self._read_turns.has_room_after(len(data)) and not self._is_resting and not self._is_closing:
-            self._is_resting = True
-            self._read_turns.rest(self._rested)
-            self._read_or_wait()
+        self._read_turns.took(self, len(data))
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
@@ -294,7 +291,13 @@ class KafkaConnection(asyncio.Protocol):
             self._begin(self._queue.popleft())
         self._read_or_wait()
 
-    def _rested(self) -> None:
+    def rest(self) -> None:
+        """See Reader."""
+        self._is_resting = True
+        self._read_or_wait()
+
+    def read_on(self) -> None:
+        """See Reader."""
         self._is_resting = False
         self._read_or_wait()
 

@@ -49,11 +49,13 @@ def test_connections_are_counted_in_all_and_by_address() -> None:
     assert not limiter._by_address
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
 async def test_what_a_turn_reads_of_large_bodies_is_bounded_over_all_connections(
-    monkeypatch: pytest.MonkeyPatch,
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of those who are refused and go on sending, too: what they send is taken, and dropped, at once."""
     gateway, broker = fake_gateway(FakeClock())
-    await broker.create_topic("orders", 1)
+    await broker.create_topic("other" if is_refused else "orders", 1)
     turns: list[int] = []  # bytes read in each
     begin_next = ReadTurns._next
 
@@ -62,14 +64,15 @@ async def test_what_a_turn_reads_of_large_bodies_is_bounded_over_all_connections
         begin_next(self)
 
     monkeypatch.setattr(ReadTurns, "_next", next_turn)
-    body = orjson.dumps({"records": [{"value": "x" * MiB}]})
+    body = b"x" * (4 * MiB) if is_refused else orjson.dumps({"records": [{"value": "x" * MiB}]})
+    kind = b"text/plain" if is_refused else b"application/vnd.kafka.json.v2+json"
     head = (
-        b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/vnd.kafka.json.v2+json\r\n"
-        b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body)
+        b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\n"
+        b"Content-Length: %d\r\nConnection: close\r\n\r\n" % (kind, len(body))
     )
     async with served(gateway) as port, asyncio.timeout(PATIENCE_S):
-        answers = await asyncio.gather(*(talk(port, head + body) for _ in range(UPLOADS)))
-    assert {answer[:13] for answer in answers} == {b"HTTP/1.1 200 "}
+        answers = await asyncio.gather(*(talk(port, head + body, timeout_s=PATIENCE_S) for _ in range(UPLOADS)))
+    assert {answer[9:12] for answer in answers} == ({b"415"} if is_refused else {b"200"})
     assert sum(turns) > UPLOADS * MiB // 2, "small pieces are not counted"
     # One that comes beyond the bound is read once more, a piece, before it rests.
     assert max(turns) <= READ_PER_TURN + (UPLOADS + WOKEN_PER_TURN) * PIECE_BYTES_MAX

@@ -134,10 +134,11 @@ def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
     made = [node.connect() for _ in range(count)]
     for connection, _ in made:
         connection.data_received(_produce(READ_PER_TURN)[: READ_PER_TURN // count + 1])
-    assert [transport.is_reading for _, transport in made] == [True] * (count - 1) + [False]
-    for connection, _ in made[:-1]:
-        connection.data_received(b"x")
-    assert not any(transport.is_reading for _, transport in made), "each is read once more"
+        still = [transport.is_reading for _, transport in made]
+        assert still == [connection is not made[-1][0]] * count, "all that read large pieces rest when it is too much"
+    quiet = node.connect()
+    quiet[0].data_received(b"x")
+    assert not quiet[1].is_reading, "who comes in a turn that has read too much"
 
     def turn() -> list[int]:
         waiting, node.next_turn[:] = node.next_turn[:], []
@@ -145,7 +146,8 @@ def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
             call()
         return [number for number, (_, transport) in enumerate(made) if transport.is_reading]
 
-    in_order = [count - 1, *range(count - 1)]
+    made.append(quiet)
+    in_order = [*range(count + 1)]
     assert turn() == sorted(in_order[:WOKEN_PER_TURN])
     made[in_order[-1]][0].connection_lost(None)
     assert turn() == sorted(in_order[: 2 * WOKEN_PER_TURN])
