@@ -23,6 +23,8 @@ COMMITS = {
     "2554d93": "killed",  # the first one of format 2
     "9279cd7": "stopped",  # 0.2.0
     "9a5804f": "killed",  # recurring schedules
+    "47bc342": "stopped",  # after 0.2.0
+    "0c74b7b": "killed",  # leases by run, sealed queues
 }
 """And how the server ended."""
 
