@@ -25,9 +25,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -43,6 +43,7 @@ from store.limits import (
     HEADERS_BYTES_MAX,
     KEY_BYTES_MAX,
     RECORD_BYTES_MAX,
+    KiB,
 )
 from store.types import Buffer
 
@@ -81,6 +82,12 @@ _STARTS_PIECE = 256
 """Records walked over one by one before it is looked again whether those that follow have one size."""
 
 _ONE_SIZE_MIN = 16
+
+STEP_ITEMS = 10_000
+"""Records and headers that are checked in one step: some milliseconds."""
+
+LONG_BYTES = 256 * KiB
+"""Of a batch that is not compressed and may take several steps."""
 
 ALIKE_COUNT_MIN = 128
 """Batches with fewer records are decoded at once: to compare them first gains little, and costs a fifth when they are
@@ -128,6 +135,9 @@ class DecodedRecord(Protocol):
     def headers(self) -> Headers:
         """In the order of their sender."""
         ...
+
+
+Result = TypeVar("Result")
 
 
 class BatchHeader(NamedTuple):
@@ -301,11 +311,29 @@ def decode_some(batch: Buffer, starts: Sequence[int], indexes: Sequence[int]) ->
 def check(
     batch: Buffer, *, limited: bool = False, on_headers: Callable[[int, Headers], None] | None = None
 ) -> BatchHeader:
+    """As `check_in_steps`, at once."""
+    return at_once(check_in_steps(batch, limited=limited, on_headers=on_headers))
+
+
+def at_once(steps: Generator[None, None, Result]) -> Result:
+    """What a generator returns, its steps behind each other. Raises what it raises."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def check_in_steps(
+    batch: Buffer, *, limited: bool = False, on_headers: Callable[[int, Headers], None] | None = None
+) -> Generator[None, None, BatchHeader]:
     """Check one whole batch from outside: lengths, CRC, and that every record decodes (B1, B2).
 
     With `limited` every record is held to the limits of single ones (store/limits.py). `on_headers` is called with the
     index and the headers of each record that has any, so that who needs them need not decode again; it must not raise.
-    Raises MalformedBatch, RecordTooLarge when it breaks a size limit, or IllegalRecord.
+    It yields after each STEP_ITEMS records and headers: a batch may have half a million. The generator raises
+    MalformedBatch, RecordTooLarge when the batch breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
     if size < HEADER_BYTES:
@@ -333,8 +361,14 @@ def check(
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
     if count < ALIKE_COUNT_MIN or not are_alike(plain, count):
-        _check_records(plain, base_offset, count, limited, on_headers)
+        yield from _check_records(plain, base_offset, count, limited, on_headers)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
+
+
+def may_be_long(batch: Buffer) -> bool:
+    """Whether to check a batch may take several steps."""
+    items_max = record_count(batch) * (1 + HEADER_COUNT_MAX) if len(batch) >= HEADER_BYTES else 0
+    return items_max > 2 * STEP_ITEMS and (bool(_compression(batch)) or len(batch) > LONG_BYTES)
 
 
 def split(body: Buffer) -> Iterator[memoryview]:
@@ -408,17 +442,22 @@ def _check_records(
     count: int,
     limited: bool,
     on_headers: Callable[[int, Headers], None] | None,
-) -> None:
+) -> Generator[None, None, None]:
     """Decode every record once: bytes that pass here can be read by anyone, for ever."""
     expected = base_offset - 1
     may_be_large = len(plain) > RECORD_BYTES_MAX
     key_bytes_max = KEY_BYTES_MAX
+    left = STEP_ITEMS
     try:
         # The codec comes first: it must be asked once more behind the last record, to look for bytes that are left.
         for record, expected in zip(DefaultRecordBatch(plain), range(base_offset, base_offset + count), strict=False):
             if record.offset != expected:
                 raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
             key, headers = record.key, record.headers
+            left -= 1 + len(headers)
+            if left <= 0:
+                left = STEP_ITEMS
+                yield
             if headers or may_be_large or (key is not None and len(key) > key_bytes_max):
                 if headers and on_headers is not None:
                     on_headers(expected - base_offset, headers)

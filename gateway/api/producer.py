@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from gateway.api.errors import error_of
+from gateway.api.turns import in_turns
 from gateway.brokers.base import ALONE, Broker
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
@@ -38,7 +39,7 @@ from gateway.codec.tags import (
     MESSAGE_GROUP_HEADER,
     SCHEDULE_KEY_HEADER,
     TAG_HEADER,
-    check_sent_batch,
+    check_sent_in_steps,
     tag_hash,
 )
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
@@ -50,7 +51,7 @@ from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
 from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
-from store.limits import MiB
+from store.limits import KiB, MiB
 from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
 from store.turns import others_turn
@@ -72,6 +73,7 @@ from timer.errors import ScheduleKeyTaken
 from timer.schedule import ScheduleId, encode_schedule_id, encode_schedule_ids
 
 _SEQUENCE_MAX = 2**31 - 1  # after it, an idempotent producer's numbers begin again
+_BATCH_BYTES = 2 * KiB  # what a batch takes to check, however small it is
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
 
 
@@ -156,6 +158,10 @@ class KeysTaken(RequestError):
             f"{first.message}. Nothing was stored.",
             validation_errors=[f"records[{index}].{one.message}" for index, one in self.refusals.items()],
         )
+
+
+class TooLong(Exception):
+    """To check a batch takes longer than one turn of the event loop should. Nothing was stored."""
 
 
 class _Lane(NamedTuple):
@@ -751,11 +757,13 @@ class Producer:
         for batch in record_batch.split(body):
             if sequence is not None and (partition is None or parts):
                 raise _not_one_batch()
-            unseen_bytes += len(batch)
+            if len(parts) == self._limits.records_per_request_max:
+                raise RequestError(BATCH_REFUSED, f"More than {len(parts)} batches in one request.")
+            unseen_bytes += max(len(batch), _BATCH_BYTES)
             if unseen_bytes > _TURN_BYTES:
                 unseen_bytes = 0
                 await others_turn()
-            count, tag_hashes = _checked_batch(view, batch)
+            count, tag_hashes = await self.checked(topic, batch)
             target = self._next(view, selector) if partition is None else partition
             route = self._routes.writable(topic, target)
             request_indexes = range(record_count, record_count + count)
@@ -787,6 +795,13 @@ class Producer:
             self._count(topic, append.record_count)
         return [receipts[part.lane.request_indexes[0]] for part in parts]
 
+    async def checked(self, topic: str, batch: Buffer) -> tuple[int, Sequence[int]]:
+        """The number of records of a raw batch, and their tag hashes; of a large one with others' turns in between.
+        Raises MalformedBatch, RecordTooLarge, IllegalRecord, UnknownQueue, RequestError."""
+        header, tag_hashes = await in_turns(check_sent_in_steps(batch))
+        _check_sizes_of(self._routes.topic(topic), batch)
+        return header.record_count, tag_hashes
+
     def begin_batch(
         self,
         topic: str,
@@ -795,14 +810,19 @@ class Producer:
         *,
         acks: Acks | None,
         is_numbered: bool,
+        checked: tuple[int, Sequence[int]] | None = None,
+        is_short: bool = False,
     ) -> Begun:
         """Begin to send one raw batch to a partition, or to the topic's next; `finish_batch` takes the broker's answer.
-        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. Raises as
-        `produce_batches`, SequenceGone; nothing was stored then."""
+        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. `checked`:
+        what `checked` gave for the batch, which else is checked here and now; with `is_short` only if that takes one
+        step. Raises as `produce_batches`, SequenceGone, TooLong; nothing was stored then."""
         view = self._routes.topic(topic)
         if partition is not None:
             _check_partition(view, partition)
-        count, tag_hashes = _checked_batch(view, batch)
+        if checked is None:
+            checked = _checked_batch(view, batch, is_short=is_short)
+        count, tag_hashes = checked
         if partition is None:
             partition = self._next(view, self.selector_of(view, None))
         route = self._routes.writable(topic, partition)
@@ -1135,13 +1155,24 @@ def _identity_of_numbered(batch: Buffer, count: int) -> Identity | None:
     return Identity(numbers=RecordNumbers(_PRODUCER_ID.pack(KAFKA_PRODUCER, producer_id), epoch, first, count))
 
 
-def _checked_batch(view: TopicView, batch: Buffer) -> tuple[int, Sequence[int]]:
-    """The number of records of a raw batch, and their tag hashes. Raises MalformedBatch, RecordTooLarge, IllegalRecord,
-    RequestError."""
-    header, tag_hashes = check_sent_batch(batch)
+def _checked_batch(view: TopicView, batch: Buffer, *, is_short: bool) -> tuple[int, Sequence[int]]:
+    """As `Producer.checked`, at once. Raises TooLong, when it is to be short and is not, too."""
+    steps = check_sent_in_steps(batch)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            header, tag_hashes = end.value
+            break
+        if is_short:
+            raise TooLong
+    _check_sizes_of(view, batch)
+    return header.record_count, tag_hashes
+
+
+def _check_sizes_of(view: TopicView, batch: Buffer) -> None:
     if view.config.max_message_bytes is not None:
         _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
-    return header.record_count, tag_hashes
 
 
 def _check_partition(view: TopicView, partition: int) -> None:

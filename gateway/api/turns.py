@@ -3,17 +3,29 @@ through a few a turn of the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from operator import length_hint
 from typing import TypeVar
 
 from store.turns import others_turn
 
 T = TypeVar("T")
+Result = TypeVar("Result")
 
 ITEMS_PER_TURN = 64
 ACTS_PER_TURN = 8
 """Of what is tried on disk or leaves a line somewhere, also when it is refused."""
+
+
+async def in_turns(steps: Generator[None, None, Result]) -> Result:
+    """What a generator returns, with others' turns between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        await others_turn()
 
 
 async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:

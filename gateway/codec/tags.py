@@ -7,7 +7,7 @@ The hash decides cheaply that a record can *not* have a tag; equal hashes are ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -62,13 +62,16 @@ def batch_tag_hashes(batch: Buffer) -> Sequence[int]:
     return hashes if any(hashes) else ()
 
 
-def check_sent_batch(
-    batch: Buffer, *, allowed: frozenset[str] = SENT_HEADERS
-) -> tuple[record_batch.BatchHeader, Sequence[int]]:
-    """As `record_batch.check` for a raw batch from a client, each record held to the limits of single ones and its
-    headers to `allowed`; with it the batch's tag hashes, empty when no record has a tag. Decodes once.
+Sent = tuple[record_batch.BatchHeader, Sequence[int]]
+"""A checked batch from a client: its header, and the tag hashes of its records, empty when none has a tag."""
 
-    Raises MalformedBatch, RecordTooLarge, IllegalRecord, or RequestError for a header that only the server may set.
+
+def check_sent_in_steps(batch: Buffer, *, allowed: frozenset[str] = SENT_HEADERS) -> Generator[None, None, Sent]:
+    """As `record_batch.check_in_steps` for a raw batch from a client, each record held to the limits of single ones and
+    its headers to `allowed`; with it the batch's tag hashes. Decodes once.
+
+    The generator raises MalformedBatch, RecordTooLarge, IllegalRecord, or RequestError for a header that only the
+    server may set.
     """
     hashes: dict[int, int] = {}
     refusals: list[RequestError] = []
@@ -82,7 +85,7 @@ def check_sent_batch(
         if hash_ := _record_tag_hash(headers):
             hashes[index] = hash_
 
-    header = record_batch.check(batch, limited=True, on_headers=look_at)
+    header = yield from record_batch.check_in_steps(batch, limited=True, on_headers=look_at)
     if refusals:
         raise refusals[0]
     return header, [hashes.get(index, 0) for index in range(header.record_count)] if hashes else ()

@@ -31,7 +31,7 @@ from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
 from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.protocol import binary_frame
-from loadtest.turns.kafka import requests
+from loadtest.turns.kafka import create_topics, in_crowd, requests
 from store import record_batch
 from store.limits import BATCH_RECORDS_MAX, HEADER_COUNT_MAX, PARTITIONS_MAX, MiB
 from store.record_batch import Record
@@ -45,6 +45,9 @@ V2 = "application/vnd.kafka.v2+json"
 GROUPS = 100
 TOPICS = 10
 """Of RECORDS_MAX partitions together."""
+
+CROWD = 9_900
+"""Topics of one partition, beside the others: with these nearly as many as a server may have."""
 
 WIDEST = "widest"
 """A group that consumes PARTITIONS_MAX + RECORDS_MAX partitions."""
@@ -165,6 +168,8 @@ class Case:
     name: str
     run: Run
     held_ms_max: float = HELD_MS_MAX
+    is_in_crowd: bool = False
+    """Whether CROWD topics are there. They take half a minute to make, and are there for all later cases."""
 
 
 BOMBS: dict[str, Callable[[int], bytes]] = {
@@ -225,8 +230,10 @@ def cases(size: Size) -> Iterator[Case]:
     yield from _queues()
     yield from _instances()
     yield from _sockets(size.value)
-    for name, what, request in requests(bytes(_tiny())):
+    headed = {name: make for name, make in BATCHES.items() if name.endswith("of many headers")}
+    for name, what, request in requests(bytes(_tiny()), headed):
         yield Case(f"kafka {name}", what, partial(_as_kafka, request=request))
+    yield from _crowd()
     for row in deleting:  # last: nothing is there any more for the others
         yield _plain(row)
 
@@ -265,6 +272,59 @@ async def prepare(client: Client, size: Size) -> None:
         "POST", f"/mq/v1/groups/{WIDEST}/messages:receive", orjson.dumps({"topics": topics}), kind="application/json"
     )
     await client.send("POST", "/consumers/g", b'{"name":"i","format":"json","auto.offset.reset":"earliest"}', kind=V2)
+
+
+async def prepare_crowd(client: Client) -> None:
+    """CROWD topics, some of them with a record, and GROUPS groups."""
+    for first in range(0, CROWD, RECORDS_MAX // 10):
+        names = [f"crowd-{number}" for number in range(first, min(first + RECORDS_MAX // 10, CROWD))]
+        await client.asked_as_kafka(create_topics(names))
+        sent = _lines(lambda names=names: [{"value": 1}] * len(names))  # type: ignore[misc]
+        await client.send("POST", f"/mq/v1/topics/{names[-1]}/messages:batch", sent, kind=LINES_TYPE)
+    for number in range(GROUPS):
+        wanted = orjson.dumps({"topics": [f"crowd-{CROWD - 1}"]})
+        await client.send("POST", f"/mq/v1/groups/crowd-{number}/messages:receive", wanted, kind="application/json")
+
+
+def _crowd() -> Iterator[Case]:
+    """What goes through all topics or groups when there are as many as may be; none of it may hold others up."""
+    asked: tuple[tuple[str, str, str, str, bytes], ...] = (
+        ("list_topics", "all", "GET", "/mq/v1/topics", b""),
+        ("list_topics", "a page by size", "GET", "/mq/v1/topics?sort=records&limit=200", b""),
+        ("topic_names", "all", "GET", "/topics", b""),
+        ("v3_topics", "all", "GET", "/v3/clusters/CLUSTER/topics", b""),
+        ("list_groups", "all", "GET", "/mq/v1/groups", b""),
+        ("list_groups", "a page by lag", "GET", "/mq/v1/groups?sort=lag&limit=200", b""),
+        ("list_schedules", "a page", "GET", "/mq/v1/schedules?limit=200", b""),
+        ("metrics", "all", "GET", "/metrics", b""),
+        ("create_topic", "one more", "PUT", "/mq/v1/topics/one-more", b'{"partitions":1}'),
+        ("change_topic", "one", "PATCH", "/mq/v1/topics/one-more", b'{"retention_ms":3600000}'),
+        ("delete_topic", "one", "DELETE", "/mq/v1/topics/one-more", b""),
+    )
+    for route, name, method, path, body in asked:
+        run = partial(_asked, method=method, path=path, body=body)
+        yield Case(route, f"{name}, of 10,000 topics", run, held_ms_max=LOOKED_MS_MAX, is_in_crowd=True)
+    names = [f"crowd-{number}" for number in range(97)]
+    receive = orjson.dumps({"topics": names, "max_messages": 1, "start": "earliest"})
+    yield Case(
+        "receive", "from 97 of 10,000 topics",
+        partial(_asked, method="POST", path="/mq/v1/groups/of-97/messages:receive", body=receive),
+        held_ms_max=LOOKED_MS_MAX, is_in_crowd=True,
+    )  # fmt: skip
+    hello = '{"op":"hello","id":0}'
+    for mode in ("stream", "queue"):
+        join = {"op": "subscribe", "id": 1, "sub": "s", "topics": names, "mode": mode, "group": f"joins-{mode}"}
+        yield Case(
+            "socket subscribe", f"{mode}, to 97 of 10,000 topics", _talker([hello, orjson.dumps(join).decode()]),
+            held_ms_max=LOOKED_MS_MAX, is_in_crowd=True,
+        )  # fmt: skip
+    for name, what, request in in_crowd([f"crowd-{number}" for number in range(CROWD)]):
+        run = partial(_as_kafka, request=request)
+        yield Case(f"kafka {name}", f"{what} 10,000 topics", run, held_ms_max=LOOKED_MS_MAX, is_in_crowd=True)
+
+
+async def _asked(client: Client, *, method: str, path: str, body: bytes) -> str:
+    return await client.outcome(method, path, body, kind="application/json")
 
 
 def path_of(row: Row, client: Client) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.surfaces.kafka import apis
@@ -56,12 +56,35 @@ def fetch(topic: str, count: int) -> bytes:
     return framed(apis.FETCH, bytes(body), version)
 
 
+def create_topics(names: Sequence[str]) -> bytes:
+    """A request for topics of one partition."""
+    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in names]
+    return asked(apis.CREATE_TOPICS, {"topics": topics, "timeout_ms": 30_000})
+
+
+def in_crowd(names: Sequence[str]) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    """API, name and bytes of the requests that go through all topics. `names`: those that one may describe at once."""
+    described = [
+        {"resource_type": 2, "resource_name": name, "configuration_keys": None} for name in names[: ELEMENTS_MAX // 2]
+    ]
+    cases: tuple[tuple[int, str, Message], ...] = (
+        (apis.METADATA, "all of", {"topics": None, "allow_auto_topic_creation": False}),
+        (apis.METADATA, "by name,", {"topics": [{"name": name} for name in names], "allow_auto_topic_creation": False}),
+        (apis.DESCRIBE_CONFIGS, "of all of", {"resources": described}),
+        (apis.LIST_GROUPS, "all, with", {}),
+    )
+    for key, name, message in cases:
+        yield APIS[key].name, name, lambda key=key, message=message: asked(key, message)  # type: ignore[misc]
+
+
 def _elements(of: Callable[[int], object], count: int = ELEMENTS_MAX - 100) -> list[Any]:
     return [of(number) for number in range(count)]
 
 
-def requests(batch: bytes) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    """API, name and bytes of each. `batch`: the one with the most records."""
+def requests(
+    batch: bytes, headed: Mapping[str, Callable[[], bytes]] | None = None
+) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
+    """API, name and bytes of each. `batch`: the one with the most records; `headed`: those with many headers."""
     names = {"topics": _elements(lambda number: {"name": f"none{number}"}), "allow_auto_topic_creation": False}
     wide = {"topics": _elements(lambda number: {"name": TOPIC}), "allow_auto_topic_creation": False}
 
@@ -123,6 +146,8 @@ def requests(batch: bytes) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     yield "Produce", "the most partitions, without records", lambda: produce(TOPIC, b"", most)
     yield "Produce", "the most partitions of no topic", lambda: produce("none", b"", most)
     yield "Produce", "batch of tiny records", lambda: produce("orders", batch, 1)
+    for name, make in (headed or {}).items():
+        yield "Produce", name, lambda make=make: produce("orders", make(), 1)  # type: ignore[misc]
     yield "Fetch", "the most partitions", lambda: fetch(TOPIC, most)
     yield "Fetch", "the most partitions of no topic", lambda: fetch("none", most)
     yield "Fetch", "the largest batches", lambda: fetch("large", 1) + fetch("tiny", 1)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.turns.cases import Case, Client, Size, cases, prepare
+from loadtest.turns.cases import Case, Client, Size, cases, prepare, prepare_crowd
 
-TRIES = 3
-"""A case over the limit is run again: the clock of a thread runs on while a busy machine slows it down."""
+TRIES, LATE_MAX = 5, 1
+"""A case over its limit is run again, to so many times in all, and may be over it in LATE_MAX of them: what shares the
+cores lengthens a turn's CPU time now and then. What is over the limit by itself is so again."""
 
 _SETTLING_S = 0.03  # what follows an answer is of the same turn
 _START_TIMEOUT_S = 60.0
@@ -25,7 +26,7 @@ _CASE_TIMEOUT_S = 120.0
 
 class Turn(NamedTuple):
     """The longest turn of one case: CPU milliseconds, what the loop was at (as far as it was seen), and what became of
-    the request."""
+    the request. Of a case that was run TRIES times, the longest one but LATE_MAX."""
 
     route: str
     case: str
@@ -55,8 +56,12 @@ async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell:
     async with _server(data) as (url, kafka_port, longest), aiohttp.ClientSession() as session:
         client = Client(url, kafka_port, session)
         await prepare(client, size)
+        is_crowded = False
         for case in cases(size):
             if wanted(case):
+                if case.is_in_crowd and not is_crowded:
+                    is_crowded = True
+                    await prepare_crowd(client)
                 turns.append(turn := await _run(client, case, longest))
                 tell(turn)
         await client.close()
@@ -64,8 +69,8 @@ async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell:
 
 
 async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[tuple[float, str]]]) -> Turn:
-    least = Turn(case.route, case.name, float("inf"), "", "", case.held_ms_max)
-    for _ in range(TRIES):
+    turns: list[Turn] = []
+    while not turns or (len(turns) < TRIES and turns[0].ms > case.held_ms_max):
         await longest()
         try:
             async with asyncio.timeout(_CASE_TIMEOUT_S):
@@ -76,11 +81,8 @@ async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[
             outcome = type(error).__name__
         await asyncio.sleep(_SETTLING_S)
         ms, by = await longest()
-        if ms < least.ms:
-            least = Turn(case.route, case.name, ms, by, outcome, case.held_ms_max)
-        if least.ms <= case.held_ms_max:
-            break
-    return least
+        turns.append(Turn(case.route, case.name, ms, by, outcome, case.held_ms_max))
+    return sorted(turns, key=lambda turn: -turn.ms)[LATE_MAX if len(turns) == TRIES else 0]
 
 
 @asynccontextmanager

@@ -497,3 +497,32 @@ def test_where_records_start_is_not_looked_for_behind_the_batch() -> None:
 
 def _plain(record: DecodedRecord) -> tuple[object, ...]:
     return record.offset, record.timestamp, record.key, record.value, list(record.headers)
+
+
+@pytest.mark.parametrize(("headers_each", "steps"), [(0, 1), (9, 19)])
+def test_a_batch_of_many_headers_is_checked_in_steps(headers_each: int, steps: int) -> None:
+    headers = [(f"h{number}", b"1") for number in range(headers_each)]
+    records = [Record(None, b"%d" % number, 0, headers) for number in range(2 * record_batch.STEP_ITEMS - 1)]
+    batch = record_batch.encode(records)
+    assert sum(1 for _ in record_batch.check_in_steps(batch)) == steps
+    assert record_batch.check(batch).record_count == len(records)
+
+
+@pytest.mark.parametrize(
+    ("count", "value", "is_packed", "is_long"),
+    [
+        (307, b"x" * 1000, False, False),
+        (308, b"x" * 1000, False, True),
+        (308, b"x" * 100, False, False),
+        (308, b"x" * 100, True, True),
+        (307, b"x" * 100, True, False),
+    ],
+)
+def test_what_may_take_several_steps_is_known_beforehand(
+    count: int, value: bytes, is_packed: bool, is_long: bool
+) -> None:
+    batch = record_batch.encode([Record(None, value, 0, ())] * count)
+    if is_packed:
+        batch = bytearray(record_batch.zstd_packed(batch, level=1))
+    assert record_batch.may_be_long(batch) is is_long
+    assert not record_batch.may_be_long(b"too short")

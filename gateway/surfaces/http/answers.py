@@ -31,7 +31,7 @@ _ANYTHING = "*/*"
 PACK_BYTES_MIN = 16 * KiB
 """Answers below this size are never compressed: it would cost more than it saves."""
 
-ROWS_A_TURN = 250
+ROWS_A_TURN = 150
 """Rows of a long list that are rendered between two turns of the event loop: up to 30 us each."""
 
 _GZIP = 31

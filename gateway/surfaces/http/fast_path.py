@@ -291,7 +291,7 @@ class FastPath:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
-        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
+        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False, is_short=True)
         begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
 
     def _answer_batch(

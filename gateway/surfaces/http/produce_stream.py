@@ -23,6 +23,7 @@ from aiohttp import web
 
 from gateway.api.errors import error_of
 from gateway.api.producer import KeysTaken, Receipt, RequestIdentity
+from gateway.api.turns import in_turns
 from gateway.auth.access import Access, Permission
 from gateway.codec.documents import TOO_DEAR, Document, Splitter
 from gateway.codec.json_steps import STEP_BYTES, check_cost
@@ -31,7 +32,6 @@ from gateway.codec.records import ProduceRecord, render_lines
 from gateway.errors import RequestError, draining
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import in_turns
 from gateway.surfaces.http.rights import ended, left_s
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import Headers, traced

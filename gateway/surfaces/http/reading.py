@@ -7,7 +7,7 @@ every body is read and inflated here, within the budget of `gateway/codec/inflat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import TypeVar
@@ -219,17 +219,6 @@ def partition_in(request: web.Request) -> int | None:
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise RequestError(404, "HTTP 404 Not Found")
     return int(text)
-
-
-async def in_turns(steps: Generator[None, None, Result]) -> Result:
-    """What a generator returns, with others' turns between its steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        await others_turn()
 
 
 async def let_go(items: list[object], size_bytes: int) -> None:

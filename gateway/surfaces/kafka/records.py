@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from secrets import randbits
 from time import monotonic
 
@@ -13,6 +14,8 @@ from gateway.api.tasks import is_set_within, when_set
 from gateway.api.topics import delete_before
 from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
+from gateway.errors import RequestError
+from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
@@ -22,7 +25,8 @@ from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_prod
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
-from store.errors import UnknownQueue
+from store import record_batch
+from store.errors import StoreError, UnknownQueue
 from store.limits import MiB
 from store.turns import others_turn
 from store.types import Acks, Appended, Buffer, ReadStatus
@@ -49,6 +53,10 @@ _ACKS: dict[int, Acks | None] = {_ALL: None, _NONE: Acks.WRITTEN, 1: Acks.WRITTE
 # ------------------------------------------------------------------------------------------------------ Produce
 
 
+def _may_be_long(one: PartitionRecords) -> bool:
+    return one.records is not None and record_batch.may_be_long(one.records)
+
+
 class Producing:
     """One Produce request under way. `done` gets the response's buffers, or None where the client wants no response."""
 
@@ -69,8 +77,12 @@ class Producing:
         self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
         self._open_count = 1  # the one is for having begun all
         self._opened: list[asyncio.Task[Sequence[Receipt]]] = []
+        self._checked: dict[int, tuple[int, Sequence[int]]] = {}  # by the id of its place in the request
         size = sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in request.topics for one in parts)
-        self.takes_turns = size > TURN_BYTES or any(self._is_opened(topic) for topic, _ in request.topics)
+        self._has_long = any(_may_be_long(one) for _, parts in request.topics for one in parts)
+        self.takes_turns = (
+            size > TURN_BYTES or self._has_long or any(self._is_opened(topic) for topic, _ in request.topics)
+        )
 
     def _is_opened(self, topic: str) -> bool:
         try:
@@ -86,6 +98,9 @@ class Producing:
     async def begin_in_turns(self) -> None:
         """As `begin`, with others' turns in between. Batches that are opened are stored on return: they have no other
         way to keep their order."""
+        for topic, partitions in self._request.topics if self._has_long else ():
+            for one in partitions:
+                await self._check_long(topic, one)
         unseen_bytes = 0
         for size in self._steps():
             unseen_bytes += size
@@ -94,6 +109,14 @@ class Producing:
                 await others_turn()
         if self._opened:
             await asyncio.wait(self._opened)
+
+    async def _check_long(self, topic: str, one: PartitionRecords) -> None:
+        """Check a batch in turns that may have half a million headers. What is wrong with it shows again when it is
+        begun."""
+        if _may_be_long(one) and self._session.may(Permission.SEND, topic=topic):
+            with suppress(StoreError, RequestError, UnknownPartition):
+                producer = self._session.gateway.producer
+                self._checked[id(one)] = await producer.checked(topic, one.records or b"")
 
     def _steps(self) -> Iterator[int]:
         request = self._request
@@ -121,7 +144,10 @@ class Producing:
             self._begin_opened(topic, one, answers, number, acks)
             return
         try:
-            begun = producer.begin_batch(topic, one.partition, one.records or b"", acks=acks, is_numbered=True)
+            begun = producer.begin_batch(
+                topic, one.partition, one.records or b"", acks=acks, is_numbered=True,
+                checked=self._checked.pop(id(one), None),
+            )  # fmt: skip
         except Exception as error:
             answers.append(_refused(one.partition, error))
             return

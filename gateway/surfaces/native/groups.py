@@ -245,13 +245,9 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Str
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
     lags = few_a_turn(await gateway.groups.lag(group, asked), per_turn=RENDERED_A_TURN)
     rows = [row async for row in lags if is_visible(request, row.topic)]
-    shown = few_a_turn(rows, per_turn=RENDERED_A_TURN)
-    body = answers.GroupLag(
-        group=group,
-        total_lag=sum(row.lag for row in rows),
-        in_flight=sum(row.in_flight for row in rows),
-        partitions=[convert(row, answers.PartitionLag, from_attributes=True) async for row in shown],
-    )
+    shown = await array_in_turns(convert(row, answers.PartitionLag, from_attributes=True) for row in rows)
+    total_lag, in_flight = sum(row.lag for row in rows), sum(row.in_flight for row in rows)
+    body = {"group": group, "total_lag": total_lag, "in_flight": in_flight, "partitions": shown}
     return await packed(request, json_answer(request, body))
 
 

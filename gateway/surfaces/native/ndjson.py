@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 from gateway.api.producer import Receipt
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.queries import SendLinesQuery
+from gateway.api.turns import in_turns
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, Unreadable, single_line
 from gateway.codec.json_steps import parse_in_steps
@@ -36,7 +37,7 @@ from gateway.surfaces.http.media import JSON_TYPE, LINES_TYPE, LINES_TYPES
 from gateway.surfaces.http.plain import ACKS, TOPIC
 from gateway.surfaces.http.plain_stream import PlainStream
 from gateway.surfaces.http.produce_stream import ProduceStream
-from gateway.surfaces.http.reading import BodyStream, give_back, in_turns, let_go, read_body, read_query
+from gateway.surfaces.http.reading import BodyStream, give_back, let_go, read_body, read_query
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers

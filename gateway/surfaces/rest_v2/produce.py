@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
 from gateway.api.shapes.queries import SendQuery
+from gateway.api.turns import in_turns
 from gateway.codec.columns import Columns, columns_in_steps, columns_of
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
@@ -44,7 +45,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
 from gateway.surfaces.http.media import format_named, sent_format
 from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
-from gateway.surfaces.http.reading import in_turns, let_go, partition_in, read_query
+from gateway.surfaces.http.reading import let_go, partition_in, read_query
 from gateway.surfaces.http.send_options import (
     DELAY_HEADERS,
     MQ_ACKS,
@@ -191,10 +192,16 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
     """The records of raw batches laid end to end. Raises RequestError, MalformedBatch, IllegalRecord."""
     records: list[ProduceRecord] = []
     for batch in record_batch.split(body):
-        header = record_batch.check(batch, limited=True)
+        header = await in_turns(record_batch.check_in_steps(batch, limited=True))
         if len(records) + header.record_count > records_max:
             raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
-        records += opened(batch, allowed=DELAYED_HEADERS)
+        left = record_batch.STEP_ITEMS
+        for record in opened(batch, allowed=DELAYED_HEADERS):
+            records.append(record)
+            left -= 2 + 4 * len(record.headers)  # which are looked at several times
+            if left <= 0:
+                left = record_batch.STEP_ITEMS
+                await others_turn()
         await others_turn()
     if not records:
         raise invalid("records must not be empty")

@@ -21,6 +21,7 @@ from gateway.api.render import add_fate
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import NoQuery
 from gateway.api.shapes.v3 import ENTRIES_MAX, V3BatchBody
+from gateway.api.turns import in_turns
 from gateway.codec.documents import Document, Values, single_object
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
 from gateway.codec.json_text import parse_json
@@ -39,7 +40,7 @@ from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.plain import TOPIC
 from gateway.surfaces.http.plain_stream import PlainStream
 from gateway.surfaces.http.produce_stream import ProduceStream, Sending, send_each
-from gateway.surfaces.http.reading import BodyStream, in_turns, read_query
+from gateway.surfaces.http.reading import BodyStream, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of

@@ -16,6 +16,7 @@ from typing import NoReturn, assert_never
 
 from gateway.api.errors import error_of
 from gateway.api.shapes import commands as plain
+from gateway.api.turns import in_turns
 from gateway.auth.access import NOBODY, Access
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
@@ -23,7 +24,7 @@ from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import command_identity
-from gateway.surfaces.http.reading import in_turns, let_go
+from gateway.surfaces.http.reading import let_go
 from gateway.surfaces.ws import commands, parse, protocol
 from gateway.surfaces.ws.commands import PERMISSIONS, Command
 from gateway.surfaces.ws.credit import CreditRefused

@@ -8,7 +8,14 @@ import zlib
 import pytest
 from crc32c import crc32c
 
-from gateway.codec.tags import DELAYED_HEADERS, SENT_HEADERS, TAG_HEADER, batch_tag_hashes, check_sent_batch, tag_hash
+from gateway.codec.tags import (
+    DELAYED_HEADERS,
+    SENT_HEADERS,
+    TAG_HEADER,
+    batch_tag_hashes,
+    check_sent_in_steps,
+    tag_hash,
+)
 from gateway.errors import RequestError
 from store import record_batch
 from store.errors import MalformedBatch
@@ -70,12 +77,12 @@ def test_headers_of_ours_are_not_for_senders(
     if is_packed:
         batch = bytearray(record_batch.compressed(batch))
     if refused is None:
-        header, hashes = check_sent_batch(batch, allowed=allowed)
+        header, hashes = record_batch.at_once(check_sent_in_steps(batch, allowed=allowed))
         assert header == record_batch.check(batch)
         assert hashes == batch_tag_hashes(batch) == ([0, tag_hash("v")] if "mq-tag" in names else ())
     else:
         with pytest.raises(RequestError, match=f'"{refused}" is reserved'):
-            check_sent_batch(batch, allowed=allowed)
+            record_batch.at_once(check_sent_in_steps(batch, allowed=allowed))
     batch_tag_hashes(batch)  # the server's own
 
 
@@ -84,7 +91,7 @@ def test_a_malformed_batch_is_told_before_a_header_of_ours() -> None:
     _put(batch, 57, ">i", 3)
     _put(batch, 23, ">i", 2)
     with pytest.raises(MalformedBatch):
-        check_sent_batch(batch)
+        record_batch.at_once(check_sent_in_steps(batch))
 
 
 def _put(batch: bytearray, at: int, form: str, value: int) -> None:

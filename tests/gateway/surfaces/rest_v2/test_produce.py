@@ -459,3 +459,16 @@ async def test_batches_go_by_the_topics_selector_too(client: Client, broker: Fak
     many = body(*({"key": "a", "value": number} for number in range(3)))
     assert (await client.post("/topics/chosen", data=many, headers=JSON)).status == 200
     assert [append.queue.queue_id for append in broker.appends] == [0, 1, 2, 3, 0], "a request's records stay one batch"
+
+
+async def test_a_request_has_so_many_raw_batches_and_no_more(
+    client: Client, gateway: Gateway, broker: FakeBroker
+) -> None:
+    count = gateway.limits.records_per_request_max
+    batch = bytes(record_batch.encode([Record(None, b"1", 0)]))
+    response = await client.post("/topics/orders/partitions/0", data=batch * (count + 1), headers=BATCH)
+    assert (response.status, (await response.json())["error_code"]) == (422, 42208)
+    assert not broker.appends
+    response = await client.post("/topics/orders/partitions/0", data=batch * count, headers=BATCH)
+    assert response.status == 200
+    assert sum(append.record_count for append in broker.appends) == count
