@@ -1,5 +1,5 @@
-"""A million record keys, and a million schedule keys, on a server at default settings: memory, answers, a restart, and all
-of them cancelled by one request. Ids of sends and of requests by the million: tests/store/dedup/test_ids.py."""
+"""A million record keys, and a million schedule keys, on a server at default settings: memory, answers, a restart, and
+all of them cancelled by one request. Ids of sends and of requests by the million: tests/store/dedup/test_ids.py."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ AT_A_TIME = 4
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 DELAY_MS = 4 * 3_600_000
 ANSWERED_S = 240
-"""By when one request that cancels a million has its answer, whatever else runs on the machine. Alone it takes some 30 s;
-clients that wait a minute are answered then."""
+"""By when one request that cancels a million has its answer, whatever else runs on the machine. What it took is
+printed."""
 
 GROWTH_BYTES_MAX = 128 * MiB
 KEY_TAKEN = 40954
