@@ -1,9 +1,11 @@
 """A million record keys, and a million schedule keys, on a server at default settings: memory, answers, a restart, and
-all of them cancelled by one request. Ids of sends and of requests by the million: tests/store/dedup/test_ids.py."""
+all of them cancelled by one request. Ids of sends and of requests by the million: tests/store/dedup/test_ids.py.
+MQ_KEYS: how many."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from loadtest.attack.watch import memory
 from store.limits import MiB
 from tests.e2e.server import Server
 
-MILLION = 1_000_000
+MILLION = int(os.environ.get("MQ_KEYS", "1000000"))
 A_REQUEST = 5_000
 AT_A_TIME = 4
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -51,7 +53,7 @@ async def test_a_million_keys_of_records_and_of_schedules(tmp_path: Path) -> Non
             began_s = time.monotonic()
             async with http.delete(f"{server.url}/mq/v1/schedules?topic=schedules") as answer:
                 assert (answer.status, await answer.json()) == (200, {"cancelled": MILLION})
-            print(f"a million schedules cancelled in {time.monotonic() - began_s:.0f} s")
+            print(f"{MILLION} schedules cancelled in {time.monotonic() - began_s:.0f} s")
             assert await _sent_again(server, http, 0, MILLION // 2, MILLION - 1) == [None] * 3, "their keys are free"
             assert memory(server.pid).rss_bytes < before + 2 * GROWTH_BYTES_MAX
     finally:
