@@ -1117,18 +1117,15 @@ class Store:
             if has_grown or has_changed or self._meta_snapshots.is_torn or self._idempotency.is_damaged:
                 saving = self._idempotency.saving(until, self._clock.now_ms())
             meta_offset = self._meta_offset
-            fields = {
-                "log_start": log_start,
-                "store_time_ms": self._writer.last_store_time_ms,
-                **self._topics.snapshot(),
-                "ahead": self._ahead.rows(),
-            }
+            topics = self._topics.captured()
+            before = {"log_start": log_start, "store_time_ms": self._writer.last_store_time_ms}
+            ahead = self._ahead.rows()
 
             def save() -> None:
                 nonlocal is_saved
                 if saving is not None:
                     saving.run()
-                    content = orjson.dumps({**fields, "repeats": saving.marks})
+                    content = orjson.dumps({**before, **topics(), "ahead": ahead, "repeats": saving.marks})
                     self._meta_snapshots.save(Snapshot(meta_offset, content))
                     is_saved = True
                 flush.run()

@@ -89,7 +89,10 @@ class Changing:
         cancelled_count = 0
         cursor: int | None = 0
         while cursor is not None:
-            positions, cursor = await self._schedules.positions(query, cursor=cursor, limit=_CHANGES_PER_GO)
+            # What was there at the call is in the wheel after the first go; later ones need not wait for tombstones.
+            positions, cursor = await self._schedules.positions(
+                query, cursor=cursor, limit=_CHANGES_PER_GO, waits=cursor == 0
+            )
             changes = [Change(position, Reason.CANCELLED) for position in positions]
             await self._decide(changes)
             cancelled_count += sum(change.is_done for change in changes)

@@ -257,9 +257,13 @@ class Schedules:
             left_bytes -= schedules[-1].size_bytes
         return Page(schedules, next_cursor)
 
-    async def positions(self, query: Query, *, cursor: int = 0, limit: int) -> tuple[list[int], int | None]:
-        """As `page`, but where the units are. Records are read only when a key is asked for."""
-        await self._state.caught_up()
+    async def positions(
+        self, query: Query, *, cursor: int = 0, limit: int, waits: bool = True
+    ) -> tuple[list[int], int | None]:
+        """As `page`, but where the units are. Records are read only when a key is asked for. `waits`: for what was
+        accepted before the call to be in the wheel."""
+        if waits:
+            await self._state.caught_up()
         positions: list[int] = []
         body_bytes = 0
         first = max(cursor, self._state.timer_log.start)

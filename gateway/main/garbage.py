@@ -19,10 +19,10 @@ from __future__ import annotations
 import gc
 
 ALLOCATIONS = 10_000
-"""Tracked objects that may come into being before the collector looks at them: 7 ms of the event loop on a quiet
-machine. A batch of 1,000 records is some 5,000 that die by reference count; with Python's defaults the collector walked
-them again and again: half of the CPU time of such a request (8.7 ms; 4.3 ms with 50,000 here). Looking three times
-before freezing took 35 to 56 ms in `make attack`, with 15,000 and 25,000 here."""
+"""Tracked objects that may come into being before the collector looks at them. A batch of 1,000 records is some 5,000
+that die by reference count; with Python's defaults the collector walked them again and again: half of the CPU time of
+such a request (8.7 ms; 4.3 ms with 50,000 here). Looking three times before freezing, the last time at 75,000, took 56
+ms of the event loop in `make attack`."""
 
 _NEVER = 1 << 30
 GROWN_IDLE = 50_000

@@ -297,13 +297,13 @@ def _crowd() -> Iterator[Case]:
         ("list_groups", "a page by lag", "GET", "/mq/v1/groups?sort=lag&limit=200", b""),
         ("list_schedules", "a page", "GET", "/mq/v1/schedules?limit=200", b""),
         ("metrics", "all", "GET", "/metrics", b""),
-        ("create_topic", "one more", "PUT", "/mq/v1/topics/one-more", b'{"partitions":1}'),
-        ("change_topic", "one", "PATCH", "/mq/v1/topics/one-more", b'{"retention_ms":3600000}'),
-        ("delete_topic", "one", "DELETE", "/mq/v1/topics/one-more", b""),
     )
     for route, name, method, path, body in asked:
         run = partial(_asked, method=method, path=path, body=body)
         yield Case(route, f"{name}, of 10,000 topics", run, held_ms_max=LOOKED_MS_MAX, is_in_crowd=True)
+    for route in ("create_topic", "change_topic", "delete_topic"):
+        run = partial(_administered, last=route)
+        yield Case(route, "one, of 10,000 topics", run, held_ms_max=LOOKED_MS_MAX, is_in_crowd=True)
     names = [f"crowd-{number}" for number in range(97)]
     receive = orjson.dumps({"topics": names, "max_messages": 1, "start": "earliest"})
     yield Case(
@@ -321,6 +321,20 @@ def _crowd() -> Iterator[Case]:
     for name, what, request in in_crowd([f"crowd-{number}" for number in range(CROWD)]):
         run = partial(_as_kafka, request=request)
         yield Case(f"kafka {name}", f"{what} 10,000 topics", run, held_ms_max=LOOKED_MS_MAX, is_in_crowd=True)
+
+
+async def _administered(client: Client, last: str) -> str:
+    """A topic is made, changed and deleted, up to this one."""
+    outcome = ""
+    for route, method, body in (
+        ("create_topic", "PUT", b'{"partitions":1}'),
+        ("change_topic", "PATCH", b'{"retention_ms":3600000}'),
+        ("delete_topic", "DELETE", b""),
+    ):
+        outcome += await client.outcome(method, "/mq/v1/topics/one-more", body, kind="application/json") + "; "
+        if route == last:
+            break
+    return outcome
 
 
 async def _asked(client: Client, *, method: str, path: str, body: bytes) -> str:

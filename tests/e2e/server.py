@@ -69,6 +69,12 @@ class Server:
         self._process.terminate()
         return await asyncio.wait_for(self._process.wait(), START_TIMEOUT_S)
 
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         assert self._process is not None

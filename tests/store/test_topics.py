@@ -46,6 +46,17 @@ def test_a_new_table_has_the_system_topics_only() -> None:
     assert all(topic.is_system for topic in TopicTable().all())
 
 
+def test_a_snapshot_is_made_later_of_what_was_there_when_it_was_asked_for() -> None:
+    table = TopicTable()
+    topic = created(table, "a", 2)
+    table.apply(table.decide_seal(QueueKey(topic.topic_id, 0), 7))
+    before, later = table.snapshot(), table.captured()
+    created(table, "b", 2)
+    table.apply(table.decide_seal(QueueKey(topic.topic_id, 1), 9))
+    table.apply(table.decide_delete("a"))
+    assert later() == before != table.snapshot()
+
+
 def test_deciding_changes_nothing() -> None:
     table = TopicTable()
     assert table.decide_create("a", 2, 5) == TopicCreated(FIRST_USER_TOPIC_ID, "a", 2, 5, {}, KeyForm.RAW)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gateway.api.turns import ITEMS_PER_TURN
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
+from gateway.surfaces.http.reading import let_go
 from gateway.surfaces.kafka import acls, group_requests, metadata, offsets, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
 from gateway.surfaces.kafka.apis import APIS
@@ -18,7 +19,7 @@ from gateway.surfaces.kafka.produce import TooMany
 from gateway.surfaces.kafka.records import Producing
 from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.session import Session
-from store.limits import KiB
+from store.limits import KiB, MiB
 from store.turns import others_turn
 
 T = TypeVar("T")
@@ -119,6 +120,10 @@ class Service:
             partial(encode, f"{APIS[header.key].name}Response", version, message),
             is_large=len(frame) > IN_LOOP_BYTES or header.key in _LISTS,
         )
+        if len(encoded) > LARGE_BYTES:
+            for rows in message.values():
+                if isinstance(rows, list):
+                    await let_go(rows, OBJECTS_FACTOR * len(encoded))
         if len(encoded) > SMALL_BYTES:
             gateway = session.gateway
             answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
@@ -127,6 +132,12 @@ class Service:
                 return
         answer.buffers = (encoded,)
 
+
+LARGE_BYTES = 1 * MiB
+"""What a response of this size was made of is freed in turns: settings of 10,000 topics are 100,000 dicts."""
+
+OBJECTS_FACTOR = 4
+"""How much dearer to free what a response is made of is than parsed JSON of its size."""
 
 _WAITING = frozenset((api.FETCH, api.JOIN_GROUP, api.SYNC_GROUP))
 _LISTS = frozenset((api.METADATA, api.OFFSET_FETCH, api.DESCRIBE_GROUPS, api.LIST_GROUPS, api.DESCRIBE_CONFIGS))

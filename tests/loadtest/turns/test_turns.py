@@ -19,8 +19,6 @@ from loadtest.turns.cases import LOOKED_MS_MAX, Case, Client, Size, cases
 
 SHORT = {
     "produce": (
-        "zstd batch of many headers",
-        "batch of many headers",
         "empty objects in %s",
         'objects in {"records":[{"v',
         'strings in {"records":%s}',
