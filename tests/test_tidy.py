@@ -51,6 +51,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
     "gateway.surfaces.kafka.group_requests": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.metadata": "e2e/test_kafka.py",
+    "gateway.surfaces.kafka.offsets": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.records": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.sasl": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.trail": "gateway/surfaces/kafka/test_rights.py",

@@ -30,8 +30,7 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import compress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,11 +55,9 @@ assert _FACTS.size + _CRC.size == UNIT_BYTES
 _BLOCK_UNITS = 78  # read at once when walking backwards: what fits a 4 KiB page
 _SCAN_UNITS = 16_384  # read at once when scanning: 0.8 MiB
 _DUE = struct.Struct(">q")
-_DUE_AT = 16
-_TOPIC_ID = struct.Struct(">i")
-_TOPIC_ID_AT = 40
-_DUE_BYTE = 4  # of a due time's eight; behind it are so many bits:
-_BYTE_BITS = 24
+DUE_AT, TOPIC_ID_AT = 16, 40
+"""Where the fields begin in a unit."""
+
 _SEED_MASK = 0xFFFF_FFFF
 _NAME_DIGITS = 20
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
@@ -82,26 +79,6 @@ class Unit(NamedTuple):
 def unpack_units(chunk: bytes) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
     """The raw fields of units laid end to end, size and CRC included; nothing is checked."""
     return _UNIT.iter_unpack(chunk)
-
-
-def due_between(chunk: bytes, from_ms: int, to_ms: int, topic_ids: Container[int] | None) -> list[int]:
-    """Which of the units laid end to end are due in [from_ms, to_ms) for some topics (None: any), by their places;
-    nothing is checked.
-
-    First one byte of each due time is looked at, at the speed of C: it is the same for 4.7 hours.
-    """
-    first, last = from_ms >> _BYTE_BITS, to_ms - 1 >> _BYTE_BITS
-    places: Iterable[int] = range(len(chunk) // UNIT_BYTES)
-    if last - first < 255:
-        wanted = bytearray(256)
-        for number in range(first, last + 1):
-            wanted[number & 255] = True
-        places = compress(places, chunk[_DUE_AT + _DUE_BYTE :: UNIT_BYTES].translate(wanted))
-    due_at, topic_at = _DUE.unpack_from, _TOPIC_ID.unpack_from
-    places = [place for place in places if from_ms <= due_at(chunk, place * UNIT_BYTES + _DUE_AT)[0] < to_ms]
-    if topic_ids is None:
-        return places
-    return [place for place in places if topic_at(chunk, place * UNIT_BYTES + _TOPIC_ID_AT)[0] in topic_ids]
 
 
 class Unwritten(NamedTuple):
@@ -281,8 +258,8 @@ class TimerLog:
         for position, chunk in self.chunks(self.start, backwards=True):
             at = chunk.rfind(wanted)
             while at >= 0:
-                if at % UNIT_BYTES == _DUE_AT:
-                    yield position + at - _DUE_AT, self.read(position + at - _DUE_AT)
+                if at % UNIT_BYTES == DUE_AT:
+                    yield position + at - DUE_AT, self.read(position + at - DUE_AT)
                 at = chunk.rfind(wanted, 0, at + len(wanted) - 1)
             yield None
 

@@ -75,7 +75,7 @@ class GatewayConfig:
     this one. For machines with cores to spare. 0: this process does all."""
 
     insecure_no_auth: bool = False
-    """Listen beyond this machine although anybody who reaches the port may do anything."""
+    """Listen beyond this machine although any client that reaches the port may do anything."""
 
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use this server, besides its own; "*": any."""

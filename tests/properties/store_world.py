@@ -10,6 +10,7 @@ After a power cut, a kill or a clean restart `World.start` opens the store again
     P6  after a kill -9 every acked record is there, whatever its level
     P7  retention takes whole files of the log and only from its beginning; offsets are never used again
     P8  what was acked WRITTEN is there after a power cut if anything was acked a flush interval later
+    P9  a search by record time passes over no record
 
 and while it runs, that nothing is shown before it was acked.
 """
@@ -21,11 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from store.ahead import AHEAD_MS
 from store.errors import StoreError
 from store.limits import KiB
+from store.record_batch import max_timestamp_ms
 from store.store import Store
 from store.topics import Topic
-from store.types import Acks, Buffer, QueueKey
+from store.types import Acks, Buffer, Entry, QueueKey
+from tests.clock import START_MS
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, age_unsynced, append_of, entries_of, open_store, with_settings
 
@@ -256,7 +260,8 @@ class World:
             batches, appends = [], []
             for number, sizes in call.batches:
                 queue = queues[number % len(queues)]
-                append = append_of(queue, [model.value(size) for size in sizes])
+                values = [model.value(size) for size in sizes]
+                append = append_of(queue, values, dated_ms=START_MS + _ahead_ms(model.sent_count))
                 base_offset = model.next_offsets.get(queue, 0)
                 model.next_offsets[queue] = base_offset + len(sizes)
                 batches.append(Sent(queue, base_offset, len(sizes), _as_read(append.batch, base_offset)))
@@ -325,6 +330,24 @@ class World:
             assert bounds.min_offset == model.floors.get(queue, 0), f"P7: {queue} begins elsewhere"
             assert bounds.max_offset == bounds.min_offset + sum(entry.record_count for entry in found[queue])
             model.next_offsets[queue] = bounds.max_offset
+            _check_dates(store, found[queue])
+
+
+def _ahead_ms(number: int) -> int:
+    """Some batches are dated ahead: by a second, a day, years."""
+    return 1 << number % 40 if number % 5 == 0 else 0
+
+
+def _check_dates(store: Store, entries: Sequence[Entry]) -> None:
+    """P9: a search by record time knows of each entry that is dated ahead (A1 of store/ahead.py)."""
+    for entry in entries:
+        dated_ms = max_timestamp_ms(entry.batch)
+        lead_ms = dated_ms - entry.store_time_ms
+        assert lead_ms <= AHEAD_MS or any(
+            one.first <= entry.base_offset and entry.next_offset <= one.end
+            and lead_ms <= one.lead_ms and dated_ms <= one.max_ms
+            for one in store._ahead.of(entry.queue)
+        ), f"P9: {entry.queue} has at {entry.base_offset} what no search by record time would find"  # fmt: skip
 
 
 def _as_read(batch: Buffer, base_offset: int) -> bytes:

@@ -14,7 +14,7 @@ from store.errors import Corrupt
 from store.files import File
 from store.types import Buffer
 from tests.simdisk import SimDisk
-from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit, due_between
+from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit
 
 DIRECTORY = Path("/data/timerlog")
 
@@ -216,22 +216,6 @@ def test_units_are_found_by_their_record_and_by_their_due_time(start: int) -> No
     assert [match for match in log.search_due(1) if match is not None] == []
     read = b"".join(chunk for _, chunk in log.chunks(6 * UNIT_BYTES))
     assert len(read) == 7 * UNIT_BYTES
-
-
-def test_units_due_in_a_range_are_found_whatever_their_other_bytes_are() -> None:
-    log = opened(SimDisk(), file_units=1000)
-    rng = Random(27)
-    begin_ms = 1_800_000_000_000
-    dues = [(begin_ms + rng.randrange(400 * 86_400_000), rng.choice((7, 8))) for _ in range(500)]
-    for due_ms, topic_id in dues:
-        log.append(-1, MAGIC_DEFAULT, due_ms, 0, 64, 0, topic_id, due_ms // 1000)
-    [(_, chunk)] = log.chunks(0)
-    for span_ms in (1, 60_000, 86_400_000, 49 * 86_400_000, 50 * 86_400_000, 1000 * 86_400_000):
-        from_ms = dues[0][0] - rng.randrange(span_ms)
-        meant = [place for place, (due_ms, _) in enumerate(dues) if from_ms <= due_ms < from_ms + span_ms]
-        assert due_between(chunk, from_ms, from_ms + span_ms, None) == meant
-        of_topic = [place for place in meant if dues[place][1] == 7]
-        assert due_between(chunk, from_ms, from_ms + span_ms, {7}) == of_topic
 
 
 class CountingDisk(SimDisk):
