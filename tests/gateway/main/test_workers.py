@@ -148,7 +148,10 @@ async def _the_rest_is_passed_on(client: Client) -> None:
         assert (await client.done("GET", f"/mq/v1/schedules/{schedule}"))["schedule_id"] == schedule
     for _ in range(4):
         url = f"{client.server.url}/ws/v1/consume?topic=tasks&from=earliest"
-        async with client._http.ws_connect(url, autoping=False) as socket:
+        lie = {"Mq-Client": "192.0.2.1"}
+        async with client._http.ws_connect(url, autoping=False, headers=lie) as socket:
+            sessions = (await client.done("GET", "/mq/v1/sessions", headers=lie))["sessions"]
+            assert {row["address"] for row in sessions} == {"127.0.0.1"}, "a worker is believed, and no client"
             seen = 0
             while seen < TRIES:
                 message = await socket.receive(timeout=PATIENCE_S)
