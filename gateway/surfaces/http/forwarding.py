@@ -28,6 +28,7 @@ from gateway.surfaces.http.relaying import (
     HOP_BY_HOP,
     NOT_ADDED,
     READ_BYTES,
+    asks_for_socket,
     passed_back,
     spliced,
     while_there,
@@ -74,7 +75,7 @@ class Forwarder:
         if member is None:
             raise RequestError(404, f"There is no node {node} in this cluster.")
         url = URL(member.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
-        if hdrs.UPGRADE in request.headers:
+        if asks_for_socket(request):
             return await self._spliced(request, url, node)
         headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _NOT_ON)
         if body:

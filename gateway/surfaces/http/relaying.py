@@ -86,7 +86,7 @@ class Relay:
     async def answer(self, gateway: Gateway, request: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """What the other process answers. `body`: the request's, when it was read (and inflated). Raises RequestError
         503 when it does not answer; ConnectionError when the client is gone."""
-        if hdrs.UPGRADE in request.headers:
+        if asks_for_socket(request):
             said = [(name, value) for name, value in request.raw_headers if name.lower() != CLIENT.lower().encode()]
             said.append((CLIENT.encode(), (request.remote or "").encode()))
             opening = asyncio.open_unix_connection(self._path, limit=READ_BYTES)
@@ -163,6 +163,11 @@ async def _read(read: Callable[[], Awaitable[bytes]], lost: Lost) -> bytes:
         return await read()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise lost(error) from error
+
+
+def asks_for_socket(request: web.Request) -> bool:
+    """Whether a request is the beginning of a WebSocket."""
+    return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
 
 
 async def spliced(
