@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic_ns
 
 from gateway.api.trail import SERVER, Trail
@@ -25,6 +25,10 @@ IDS_MAX = 10
 """Of tokens that a line of the trail names."""
 
 
+async def _at_once() -> None:
+    """There are no others."""
+
+
 class AuthReloader:
     """Who may come in, from files that are read again when they change."""
 
@@ -34,6 +38,9 @@ class AuthReloader:
         self._policy = policy = self._files.load()
         self.on_change: Callable[[], None] = lambda: None
         """Called when what the files say has begun to hold."""
+
+        self.held_by_all: Callable[[], Awaitable[None]] = _at_once
+        """Returns when it holds in the other processes of the server, too."""
 
         if not policy.tokens and policy.jwt is None:
             log.warning("no credentials exist yet: make a token with 'mq token create', or set auth.jwt_issuer")
@@ -51,9 +58,10 @@ class AuthReloader:
         origins.on_change = self.authenticator.origins_changed
 
     async def reload_told(self, trail: Trail) -> None:
-        """As `reload`, and the trail is told."""
+        """As `reload`, in all processes of the server, and the trail is told."""
         if (act := await self.reload()) is not None:
             trail.record(act)
+            await self.held_by_all()
 
     async def reload(self) -> Act | None:
         """Let what the files say now hold. Returns what the trail is to say of it, if anything changed."""

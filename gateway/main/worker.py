@@ -102,7 +102,8 @@ STORE_SOCKET, HTTP_SOCKET = "store", "http"
 class Topics:
     """Keeps a route table as the store's process has it."""
 
-    def __init__(self, broker: PeerBroker, routes: RouteTable, auth: AuthReloader | None) -> None:
+    def __init__(self, number: int, broker: PeerBroker, routes: RouteTable, auth: AuthReloader | None) -> None:
+        self._worker = number
         self._broker = broker
         self._routes = routes
         self._auth = auth
@@ -110,7 +111,10 @@ class Topics:
 
     async def step(self, wait_ms: int) -> None:
         """Apply what has changed; wait for it, if nothing has. Raises StoreError."""
-        head = {"token": self._token, "number": self._number, "wait_ms": wait_ms}
+        head = {
+            "worker": self._worker, "token": self._token, "number": self._number, "access": self._access,
+            "wait_ms": wait_ms,
+        }  # fmt: skip
         answer = await self._broker.ask("topics", head, wait_ms=wait_ms)
         known = {view.name: view for view in self._routes.topics()}
         for row in answer["topics"]:
@@ -188,7 +192,7 @@ async def run(start: Start, stopping: asyncio.Event) -> None:
         broker = await parts.enter_async_context(PeerBroker(ALONE, address, Secret(start.secret), clock))
         relay = Relay(start.directory / HTTP_SOCKET)
         parts.push_async_callback(relay.close)
-        topics = Topics(broker, routes, auth)
+        topics = Topics(start.number, broker, routes, auth)
         await topics.step(0)
         stats = GatewayStats()
         producer = Producer(

@@ -55,6 +55,9 @@ STEADY_S = 30.0
 STOP_EXTRA_S = 5.0
 """How long a worker may take to end beyond the time its requests have; then it is killed."""
 
+ACCESS_TIMEOUT_S = 1.0
+"""How long a change of rights waits for workers to know of it."""
+
 TOPICS_PAUSE_S = 0.02
 """At most so often workers are told of topics: changes in between go together."""
 
@@ -74,21 +77,42 @@ class TopicFeed:
         admin.on_change = changed
         if auth is not None:
             auth.on_change = self._access_changed
+            auth.held_by_all = self._access_told
         self._token = secrets.token_hex(4)
         self._number = 0
         self._rows: dict[str, tuple[int, object]] = {}  # by name: the number of its last change, the topic
         self._gone = 0  # the number at which one was last deleted
         self._access = 0
         self._changed = asyncio.Event()
+        self._held: dict[int, int] = {}  # by worker: the number of the rights that it goes by
+        self._asked = asyncio.Event()
 
     def _access_changed(self) -> None:
         self._access += 1
         self._number += 1
         self._changed.set()
 
+    async def _access_told(self) -> None:
+        """Return when every worker goes by who may do what now; one that hangs is not waited for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACCESS_TIMEOUT_S):
+                while any(held < self._access for held in self._held.values()):
+                    await self._asked.wait()
+
+    def forget(self, worker: int) -> None:
+        """It has ended, and will know what there is when it is started again."""
+        self._held.pop(worker, None)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked.set()
+        self._asked = asyncio.Event()
+
     async def answer(self, head: Head) -> Head:
         """See `gateway.main.worker.Topics`."""
         is_known = head["token"] == self._token
+        self._held[int(head["worker"])] = int(head["access"]) if is_known else 0
+        self._ask()
         since = int(head["number"]) if is_known else -1
         self._look()
         if is_known and self._number <= since:
@@ -181,6 +205,7 @@ class Workers:
             self._told.pop(number, None)
             process = self._processes[number] = await self._spawn(number)
             status = await process.wait()
+            self._feed.forget(number)
             if self._is_stopping:
                 return
             if not self._steady.is_set():

@@ -171,6 +171,7 @@ class Connection(web.RequestHandler):
         "_is_between_requests",
         "_is_resting",
         "_limiter",
+        "_lost",
         "_meaning",
         "_peer",
         "_receiving_bytes",
@@ -210,6 +211,7 @@ class Connection(web.RequestHandler):
         self._remote: str | None = None
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
+        self._lost: asyncio.Future[None] | None = None
 
     def let_in(self, address: str) -> None:
         """It is counted already; `connection_lost` or `give_up` takes it off."""
@@ -246,10 +248,20 @@ class Connection(web.RequestHandler):
             self._limiter.closed(self)
             self._address = None
         self._end_watch()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
         if self._coming is not None:
             self._joined()
             self._count_received(0)
         super().connection_lost(exc)
+
+    def lost(self) -> asyncio.Future[None]:
+        """Done when the connection has ended."""
+        if self._lost is None:
+            self._lost = self._loop.create_future()
+            if self.transport is None:
+                self._lost.set_result(None)
+        return self._lost
 
     # ------------------------------------------------------------------------------------- for people who look
 

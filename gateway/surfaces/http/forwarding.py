@@ -2,17 +2,16 @@
 
 A consumer group, a recurring schedule and a schedule belong to one node: groups and recurring schedules to the one that
 was first asked for them, schedules to the one whose timer holds them, which their ids name. Another node sends the
-request on as it came, with the caller's credentials, and passes the answer back: a small one whole, a large one as it
-comes, so that a client which reads slowly slows the other node. What waits here meanwhile counts among the memory of
-all answers (`answer_memory.py`); where there is no room, an answer that has begun ends short. A request is sent on once
-at most.
+request on as it came, with the caller's credentials, and passes the answer back as it comes (relaying.py); likewise an
+event stream, or a socket that subscribes by its URL, of a consumer of a group. A request is sent on once at most.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -20,38 +19,31 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.api.cluster import GROUPS, RECURRING, Cluster
+from gateway.auth.credentials import TICKET_PARAMETER, TICKET_SUBPROTOCOL
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import OVERLOADED, RequestError
-from gateway.surfaces.http.answer_memory import SMALL_BYTES
-from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.context import Forwards, Gateway
+from gateway.surfaces.http.relaying import (
+    CONNECT_TIMEOUT_S,
+    HOP_BY_HOP,
+    NOT_ADDED,
+    READ_BYTES,
+    asks_for_socket,
+    passed_back,
+    spliced,
+    while_there,
+)
 from gateway.surfaces.http.routes import Handler
-from gateway.surfaces.http.streaming import StreamedAnswer
-from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
 FORWARDED = "Mq-Forwarded-By"
 """Names the node that has sent a request on."""
 
-CONNECT_TIMEOUT_S = 2.0
-READ_BYTES = 64 * KiB
-"""Reading of a node's answer pauses beyond twice this."""
+_NOT_ON = HOP_BY_HOP | {name.lower() for name in (hdrs.HOST, hdrs.CONTENT_LENGTH, hdrs.ORIGIN, FORWARDED)}
+"""The host and the origin were checked here."""
 
-AHEAD_BYTES_MAX = 2 * READ_BYTES + 256 * KiB
-"""What is read of an answer while its client takes what came before: uvloop reads up to 256 KiB at once."""
-
-_HOP_BY_HOP = frozenset(
-    name.lower()
-    for name in (
-        hdrs.CONNECTION, hdrs.KEEP_ALIVE, hdrs.PROXY_AUTHENTICATE, hdrs.PROXY_AUTHORIZATION, hdrs.TE, hdrs.TRAILER,
-        hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.HOST, hdrs.CONTENT_LENGTH, hdrs.EXPECT, hdrs.ORIGIN, FORWARDED,
-    )
-)  # fmt: skip
-"""Of one connection; and what this node has answered by itself: the host and the origin were checked here."""
-
-_NOT_BACK = _HOP_BY_HOP | {hdrs.DATE.lower(), hdrs.SERVER.lower(), "x-request-id"}
-_NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGENT)
-"""What the client of here would say of itself, where the caller has not: the answer is for the caller."""
+_NOT_OF_SOCKETS = {name.lower().encode() for name in (hdrs.HOST, hdrs.ORIGIN, FORWARDED)}
 
 
 class Forwarder:
@@ -59,6 +51,7 @@ class Forwarder:
 
     def __init__(self, cluster: Cluster, tls: ssl.SSLContext | None) -> None:
         self._cluster = cluster
+        self._tls = tls
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -66,7 +59,7 @@ class Forwarder:
             trust_env=False,
             auto_decompress=False,
             read_bufsize=READ_BYTES,
-            skip_auto_headers=_NOT_ADDED,
+            skip_auto_headers=NOT_ADDED,
         )
 
     async def close(self) -> None:
@@ -81,49 +74,27 @@ class Forwarder:
         member = self._cluster.members.get(node)
         if member is None:
             raise RequestError(404, f"There is no node {node} in this cluster.")
-        headers = CIMultiDict(
-            (name, value) for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP
-        )
+        url = URL(member.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
+        if asks_for_socket(request):
+            return await self._spliced(request, url, node)
+        headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _NOT_ON)
         if body:
             headers.popall(hdrs.CONTENT_ENCODING, None)  # it was inflated when it was read
         headers[FORWARDED] = self._cluster.name
-        url = URL(member.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
         try:
-            response = await self._http.request(
-                request.method, url, data=body or None, headers=headers, allow_redirects=False
-            )
+            asking = self._http.request(request.method, url, data=body or None, headers=headers, allow_redirects=False)
+            response = await while_there(request, asking)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _not_reached(node, error) from error
         async with response:
-            return await self._passed_on(gateway, request, response, node)
+            return await while_there(request, passed_back(gateway, request, response, partial(_not_reached, node)))
 
-    async def _passed_on(
-        self, gateway: Gateway, request: web.Request, response: aiohttp.ClientResponse, node: str
-    ) -> web.StreamResponse:
-        size, headers = response.content_length, _passed_back(response.headers)
-        if size is not None and size <= SMALL_BYTES and request.method != hdrs.METH_HEAD:
-            return web.Response(status=response.status, body=await _read(response.read, node), headers=headers)
-        answer = StreamedAnswer(gateway, request, status=response.status, headers=headers)
-        answer.response.content_length = size
-        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
-            answer.allowance.must_send = True
-        if size is None:
-            await answer.begin()  # the first bytes of a stream may be long in coming
-        try:
-            while piece := await _read(response.content.readany, node):
-                await answer.write(piece, ahead_bytes=min(AHEAD_BYTES_MAX, size or AHEAD_BYTES_MAX))
-            return await answer.end()
-        except RequestError:
-            if not answer.has_begun:
-                raise
-            return answer.gone()  # it ends short, which its client sees
-
-
-async def _read(read: Callable[[], Awaitable[bytes]], node: str) -> bytes:
-    try:
-        return await read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise _not_reached(node, error) from error
+    async def _spliced(self, request: web.Request, url: URL, node: str) -> web.StreamResponse:
+        headers = [each for each in request.raw_headers if each[0].lower() not in _NOT_OF_SOCKETS]
+        headers += [(b"Host", url.authority.encode()), (FORWARDED.encode(), self._cluster.name.encode())]
+        tls = (self._tls or True) if url.scheme == "https" else None
+        opening = asyncio.open_connection(url.host, url.port, ssl=tls, limit=READ_BYTES)
+        return await spliced(request, opening, url.raw_path_qs, headers, partial(_not_reached, node))
 
 
 def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
@@ -131,6 +102,8 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
     cluster, forwarder = gateway.cluster, gateway.forwarder
     if cluster is None or forwarder is None:
         return handler
+    if path in _GROUP_IN_QUERY:
+        return _forwarding_by_query(cluster, forwarder, handler)
     kind = GROUPS if "{group}" in path else RECURRING if "{recurring}" in path else None
     if kind is None and "{schedule}" not in path:
         return handler
@@ -152,12 +125,27 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
     return forwarded
 
 
+_GROUP_IN_QUERY = ("/mq/v1/topics/{topic}/sse", "/ws/v1/consume")
+"""Routes of streams that may be those of one consumer of a group."""
+
+
+def _forwarding_by_query(cluster: Cluster, forwarder: Forwards, handler: Handler) -> Handler:
+    async def forwarded(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
+        group = request.query.get("group")
+        owner = None if group is None else cluster.owner(GROUPS, group)
+        # A ticket is of this node, and means nothing to another one: its holder is told whom to ask.
+        has_ticket = TICKET_PARAMETER in request.query or TICKET_SUBPROTOCOL in request.headers.get(
+            hdrs.SEC_WEBSOCKET_PROTOCOL, ""
+        )
+        if owner is None or owner == cluster.name or has_ticket:
+            return await handler(gateway, request, body)
+        return await forwarder.answer(gateway, request, body, owner)
+
+    return forwarded
+
+
 _CREATING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH))
 """Methods by which a group or a recurring schedule may come into being."""
-
-
-def _passed_back(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _NOT_BACK)
 
 
 def _not_reached(node: str, error: Exception) -> RequestError:

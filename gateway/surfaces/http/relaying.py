@@ -1,22 +1,24 @@
 """Passing whole requests on to another process, and its answers back: bodies as they come, and sockets byte by byte.
 
-A gateway process beside the store's (`mq serve --workers`) answers by itself what many ask for: sends and reads. All
-else goes on from here as it came, over a Unix socket, with the client's address: the store's process decides about it,
-and its answer is passed back as it is.
+To the node that has a group (forwarding.py), over TCP; and from a gateway process beside the store's (`mq serve
+--workers`), which answers sends and reads by itself, over a Unix socket (`Relay`). There all else goes on as it came,
+with the client's address: the store's process decides about it.
 
-    bodies     at most AHEAD_BYTES of one wait in memory, either way: who reads slowly slows whoever writes
+    answers    a small one whole, a large one as it comes, so that a client which reads slowly slows the other process.
+               What waits here meanwhile counts among the memory of all answers (`answer_memory.py`); where there is no
+               room, an answer that has begun ends short
     upgrades   the request's head is sent on, and from then on bytes are: what is said on a socket is looked at by one
-               process only. Reading pauses beyond AHEAD_BYTES that the other side has not taken
+               process only. Reading pauses when more than READ_BYTES wait for the other side
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -28,30 +30,37 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.errors import OVERLOADED, RequestError
+from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.answers import REQUEST_ID, take_id
+from gateway.surfaces.http.connection import Connection
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.streaming import StreamedAnswer
 from store.limits import KiB
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CLIENT = "Mq-Client"
 """Names the address of the client to the process that a request is passed on to. Believed on its Unix socket alone."""
 
-AHEAD_BYTES = 64 * KiB
-HEAD_BYTES_MAX = 64 * KiB
-"""Of the answer to an upgrade."""
+READ_BYTES = 64 * KiB
+"""Reading of an answer pauses beyond twice this."""
+
+AHEAD_BYTES_MAX = 2 * READ_BYTES + 256 * KiB
+"""What is read of an answer while its client takes what came before: uvloop reads up to 256 KiB at once."""
 
 CONNECT_TIMEOUT_S = 2.0
-_PER_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     name.lower()
     for name in (
         hdrs.CONNECTION, hdrs.KEEP_ALIVE, hdrs.PROXY_AUTHENTICATE, hdrs.PROXY_AUTHORIZATION, hdrs.TE, hdrs.TRAILER,
         hdrs.TRANSFER_ENCODING, hdrs.UPGRADE, hdrs.EXPECT, CLIENT,
     )
 )  # fmt: skip
-_NOT_BACK = _PER_HOP | {hdrs.DATE.lower(), hdrs.SERVER.lower(), "x-request-id", hdrs.CONTENT_LENGTH.lower()}
-_NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGENT)
+"""Headers of one connection."""
+
+_NOT_BACK = HOP_BY_HOP | {hdrs.DATE.lower(), hdrs.SERVER.lower(), hdrs.CONTENT_LENGTH.lower()}
+NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGENT)
 """What aiohttp's client would say of itself where the caller has not."""
 
 
@@ -66,8 +75,8 @@ class Relay:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
-            read_bufsize=AHEAD_BYTES,
-            skip_auto_headers=_NOT_ADDED,
+            read_bufsize=READ_BYTES,
+            skip_auto_headers=NOT_ADDED,
         )
 
     async def close(self) -> None:
@@ -77,9 +86,14 @@ class Relay:
     async def answer(self, gateway: Gateway, request: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """What the other process answers. `body`: the request's, when it was read (and inflated). Raises RequestError
         503 when it does not answer; ConnectionError when the client is gone."""
-        if hdrs.UPGRADE in request.headers:
-            return await self._spliced(request)
-        headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _PER_HOP)
+        if asks_for_socket(request):
+            said = [(name, value) for name, value in request.raw_headers if name.lower() != CLIENT.lower().encode()]
+            said.append((CLIENT.encode(), (request.remote or "").encode()))
+            opening = asyncio.open_unix_connection(self._path, limit=READ_BYTES)
+            return await spliced(request, opening, request.rel_url.raw_path_qs, said, _not_reached)
+        headers = CIMultiDict(
+            (name, value) for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP
+        )
         data: bytes | StreamReader | None = body
         if body is not None:
             headers.popall(hdrs.CONTENT_ENCODING, None)
@@ -89,54 +103,95 @@ class Relay:
         headers[CLIENT] = request.remote or ""
         url = URL("http://store" + request.rel_url.raw_path_qs, encoded=True)
         try:
-            response = await self._http.request(request.method, url, data=data, headers=headers, allow_redirects=False)
+            asking = self._http.request(request.method, url, data=data, headers=headers, allow_redirects=False)
+            response = await while_there(request, asking)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _not_reached(error) from error
         async with response:
-            return await _passed_back(gateway, request, response)
-
-    async def _spliced(self, request: web.Request) -> web.StreamResponse:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(self._path, limit=AHEAD_BYTES)
-        except (OSError, TimeoutError) as error:
-            raise _not_reached(error) from error
-        head = [f"{request.method} {request.rel_url.raw_path_qs} HTTP/1.1", f"{CLIENT}: {request.remote or ''}"]
-        said = [(name, value) for name, value in request.raw_headers if name.lower() != CLIENT.lower().encode()]
-        writer.write("\r\n".join(head).encode() + b"\r\n" + b"".join(b"%b: %b\r\n" % each for each in said) + b"\r\n")
-        try:
-            return await _Splice(request, reader, writer).run()
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+            return await while_there(request, passed_back(gateway, request, response, _not_reached))
 
 
-async def _passed_back(gateway: Gateway, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
-    headers = {name: value for name, value in response.headers.items() if name.lower() not in _NOT_BACK}
-    if (request_id := response.headers.get(REQUEST_ID)) is not None:
+Lost = Callable[[Exception], RequestError]
+"""What the client is told when the other process does not answer, or not to the end."""
+
+
+async def while_there(request: web.Request, work: Awaitable[T]) -> T:
+    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as what
+    it hands out to nobody may count as taken. Raises ConnectionError then."""
+    working = asyncio.ensure_future(work)
+    leaving = cast(Connection, request.protocol).lost()
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ConnectionResetError("the client is gone")
+        return working.result()
+    finally:
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+
+
+async def passed_back(
+    gateway: Gateway, request: web.Request, response: aiohttp.ClientResponse, lost: Lost
+) -> web.StreamResponse:
+    """The answer of another process as that to a request here. Raises RequestError; ConnectionError when the client is
+    gone."""
+    headers = CIMultiDict((name, value) for name, value in response.headers.items() if name.lower() not in _NOT_BACK)
+    if (request_id := headers.popall(REQUEST_ID, [None])[0]) is not None:
         take_id(request, request_id)  # errors name it in their body, too
     size = response.content_length
-    if request.method != hdrs.METH_HEAD and size is not None and size <= AHEAD_BYTES:
-        return web.Response(status=response.status, body=await _read(response.read), headers=headers)
+    if size is not None and size <= SMALL_BYTES and request.method != hdrs.METH_HEAD:
+        return web.Response(status=response.status, body=await _read(response.read, lost), headers=headers)
     answer = StreamedAnswer(gateway, request, status=response.status, headers=headers)
     answer.response.content_length = size
     if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
         answer.allowance.must_send = True
-    await answer.begin()  # the first bytes of a stream may be long in coming
+    if size is None:
+        await answer.begin()  # the first bytes of a stream may be long in coming
     try:
-        while piece := await _read(response.content.readany):
-            await answer.write(piece)
+        while piece := await _read(response.content.readany, lost):
+            await answer.write(piece, ahead_bytes=min(AHEAD_BYTES_MAX, size or AHEAD_BYTES_MAX))
         return await answer.end()
     except RequestError:
+        if not answer.has_begun:
+            raise
         return answer.gone()  # it ends short, which its client sees
 
 
-async def _read(read: Callable[[], object]) -> bytes:
+async def _read(read: Callable[[], Awaitable[bytes]], lost: Lost) -> bytes:
     try:
-        return cast(bytes, await read())  # type: ignore[misc]
+        return await read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise _not_reached(error) from error
+        raise lost(error) from error
+
+
+def asks_for_socket(request: web.Request) -> bool:
+    """Whether a request is the beginning of a WebSocket."""
+    return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+
+
+async def spliced(
+    request: web.Request,
+    opening: Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    target: str,
+    headers: Sequence[tuple[bytes, bytes]],
+    lost: Lost,
+) -> web.StreamResponse:
+    """Send an upgrade on over a connection that is being opened, and join both until one ends. Raises RequestError when
+    there is no answer."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await opening
+    except (OSError, TimeoutError) as error:
+        raise lost(error) from error
+    lines = b"".join(b"%b: %b\r\n" % each for each in headers)
+    writer.write(f"{request.method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n")
+    try:
+        return await _Splice(request, reader, writer, lost).run()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 def _not_reached(error: Exception) -> RequestError:
@@ -149,8 +204,11 @@ class _Splice:
     """Two connections joined until either ends. It stands in aiohttp's protocol where a WebSocket's parser does, and so
     gets what the client sends behind its request."""
 
-    def __init__(self, request: web.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, request: web.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: Lost
+    ) -> None:
         self._request = request
+        self._lost = lost
         self._reader, self._writer = reader, writer
         self._taking: asyncio.Task[None] | None = None  # the other side takes what was written
 
@@ -162,7 +220,7 @@ class _Splice:
         protocol.keep_alive(False)
         status = await self._pass_head()
         if status == 101:
-            while data := await self._reader.read(AHEAD_BYTES):
+            while data := await self._reader.read(READ_BYTES):
                 await self._write(data)
         if (transport := request.transport) is not None:
             transport.close()
@@ -173,13 +231,13 @@ class _Splice:
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
-            raise _not_reached(error) from error
+            raise self._lost(error) from error
         lines = head.split(b"\r\n")
         status = int(lines[0].split(b" ")[1])
         await self._write(head)
         if status != 101:
             left = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)
-            while left and (data := await self._reader.read(min(left, AHEAD_BYTES))):
+            while left and (data := await self._reader.read(min(left, READ_BYTES))):
                 left -= len(data)
                 await self._write(data)
         return status
@@ -196,7 +254,7 @@ class _Splice:
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Pass on what the client has sent."""
         self._writer.write(data)
-        if self._taking is None and self._writer.transport.get_write_buffer_size() > AHEAD_BYTES:
+        if self._taking is None and self._writer.transport.get_write_buffer_size() > READ_BYTES:
             if (transport := self._request.transport) is not None:
                 transport.pause_reading()
             self._taking = asyncio.create_task(self._take())

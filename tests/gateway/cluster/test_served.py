@@ -202,6 +202,7 @@ async def test_two_nodes_answer_as_one_while_partitions_move(tmp_path: Path, etc
                 count = nodes.history.count(Outcome.OK)
                 await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 5, pause_s=0.005)  # type: ignore[misc]
         await _owns_as_it_says(nodes)
+        await _streams_of_a_group_are_of_its_node(nodes)
         await _belongs_to_one_node(nodes)
         await _knows_the_rooms_of_others(nodes)
 
@@ -262,6 +263,29 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     ran = await asyncio.to_thread(mq, "broker", "add", "n1", "--json", url=url)
     assert [orjson.loads(line)["owner"] for line in ran.stdout.splitlines()] == ["n1", "n1"], ran.stderr
     assert (await asyncio.to_thread(mq, "broker", "drain", "n9", url=url)).returncode == 1
+
+
+async def _streams_of_a_group_are_of_its_node(nodes: Nodes) -> None:
+    """An event stream and a socket of a consumer of a group, by the node that does not have it."""
+    topic, count = "streamed", 4
+    await nodes.done("n1", "PUT", f"/mq/v1/topics/{topic}", json={"partitions": 2})
+    await nodes.done("n1", "POST", "/mq/v1/groups/streams/messages:receive", json={"topics": [topic]})
+    records = {"records": [{"value": number, "partition": number % 2} for number in range(count)]}
+    await nodes.done("n2", "POST", f"/topics/{topic}", json=records, headers=JSON)
+    url = f"{nodes.servers['n2'].url}/mq/v1/topics/{topic}/sse?group=streams&ack=auto"
+    async with asyncio.timeout(PATIENCE_S), nodes._http.get(url) as stream:
+        assert stream.status == 200, await stream.text()
+        read = b""
+        while read.count(b'"value"') < count:
+            read += await stream.content.readany()
+    await nodes.done("n2", "POST", f"/topics/{topic}", json=records, headers=JSON)
+    url = f"{nodes.servers['n2'].url}/ws/v1/consume?topic={topic}&group=streams&mode=queue&auto_ack=true"
+    async with asyncio.timeout(PATIENCE_S), nodes._http.ws_connect(url) as socket:
+        seen = 0
+        while seen < count:
+            message = await socket.receive()
+            assert message.type is aiohttp.WSMsgType.TEXT, message
+            seen += str(message.data).count('"value"')
 
 
 async def _belongs_to_one_node(nodes: Nodes) -> None:
